@@ -1,7 +1,8 @@
-"""The launcher: all that runs may ask for beyond the core, and what looks at them from outside. It imports only `core`.
+"""The launcher: run options beyond the core, and commands that watch runs. It imports only `core`.
 
-`engines` hosts of ssh, Slurm, PBS; `jobs` runs that are jobs of a scheduler; `views` runs from outside; `cli` commands;
-`api` Python; `spec` sites, torchrun's options; `head` preflight, survey, hang watch, exec, metrics; `facts` what a node
-knows of itself; `node` facts, stacks and commands on nodes, far ends of ssh; `net` streams beside the channel; `files`
-what travels to nodes; `owner`, `programs`, `ui`, `model`.
+`engines` ssh, Slurm and PBS; `jobs` runs in jobs of a scheduler; `views` runs seen from outside;
+`cli` commands; `api` Python; `spec` sites and torchrun's options; `head` preflight, network survey,
+hang watch, exec, metrics; `facts` a node's properties; `node` facts, stacks and commands on nodes,
+remotes; `net` streams alongside the channel; `files` what is sent to nodes; `owner`, `programs`,
+`ui`, `model`.
 """

@@ -1,4 +1,4 @@
-"""What the launcher adds."""
+"""The launcher's entries at the plug points."""
 
 PLUGS = {
     "commands": {

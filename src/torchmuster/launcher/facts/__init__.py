@@ -1,1 +1,1 @@
-"""Collects facts about a node; runs on nodes. Standard library only."""
+"""Facts about a node, collected on the node: system, network, GPUs, files, stacks."""

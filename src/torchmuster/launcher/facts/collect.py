@@ -1,7 +1,7 @@
-"""Collects the facts about a node before its workers start, as plain values.
+"""Collect the facts about a node before its workers start, as plain values.
 
-Each part is collected in a thread of its own with a time limit: a file system that hangs, or a name server that
-does not answer, affects its own part only. For a missing part the reason is given.
+A separate thread with a time limit collects each part: a file system that hangs, or a name server
+that does not answer, affects only its own part. For a missing part the reason is given.
 """
 
 import errno
@@ -28,12 +28,12 @@ from torchmuster.core.node.kernel import list_folder, read_text
 from torchmuster.launcher.facts.gpu import Ask, GpuFacts, collect_gpus
 from torchmuster.launcher.facts.system import SystemFacts, collect_system
 
-# Names, addresses and interfaces as a node sees them. Only looking up names sends packets.
+# Names, addresses and interfaces as the node sees them. Only name look-ups send packets.
 
 
 # linux/sockios.h
 _SIOCGIFMTU = 0x8921
-# An address of the documentation's network: a route to it is a default route. No packet is sent.
+# An address reserved for documentation: only the default route leads there. No packet is sent.
 _OUTSIDE = "198.51.100.1"
 _MAX_NAMES = 64
 _MAX_ADDRESSES = 16
@@ -47,7 +47,7 @@ class RdmaPort:
     Attributes:
         kind: `InfiniBand` or `Ethernet` (RoCE).
         state: `ACTIVE`, `DOWN`, ...
-        num_gids: How many of its global ids are set; RoCE needs at least one.
+        num_gids: Number of its global ids that are set; RoCE needs at least one.
     """
 
     name: str
@@ -62,14 +62,14 @@ class InterfaceFacts:
     """Names, addresses and devices of one node.
 
     Attributes:
-        own_name: The result of gethostname(); `own_addresses` its addresses here.
+        own_name: The result of gethostname(); `own_addresses` are its addresses here.
         names: Other nodes' names with their addresses here.
-        unresolved: Names without an answer, and why.
-        mtu: By interface.
-        links: All interfaces, with an address or without.
+        unresolved: Names that were not resolved, and why.
+        mtu: MTU by interface.
+        links: All interfaces, with or without an address.
         outside: The source address of packets to the outside; None without a default route.
         name_s: How long the slowest look-up took.
-        cxi: Devices of Slingshot; `efa` those of AWS.
+        cxi: Slingshot devices; `efa` has those of AWS.
     """
 
     own_name: str
@@ -88,7 +88,7 @@ class InterfaceFacts:
 
 
 def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> InterfaceFacts:
-    """Return the facts; names that take longer than `limit_s` count as unresolved."""
+    """Return the network facts; a name that takes longer than `limit_s` counts as unresolved."""
     own = socket.gethostname()
     wanted = list(dict.fromkeys([own, *names]))[:_MAX_NAMES]
     began = time.monotonic()
@@ -117,7 +117,7 @@ def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> In
 def resolve(
     names: Sequence[str], limit_s: float
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Return the addresses of names, and why others have none; looked up in parallel."""
+    """Resolve names in parallel; return the addresses, and why other names have none."""
     found: dict[str, tuple[str, ...]] = {}
     failed: dict[str, str] = {}
 
@@ -147,7 +147,7 @@ def resolve(
 
 
 def source_for(address: str) -> str | None:
-    """Return the own address that packets to `address` would have; no packet is sent."""
+    """Return the source address that packets to `address` would have; send none."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:
@@ -208,9 +208,10 @@ class FolderFacts:
 
     Attributes:
         role: `run`, `snapshots` or `temp`.
-        identity: Seconds and nanoseconds of the last change of a file in it that is written once; equal on two
-            nodes that see the same file. Empty when there is no such file.
-        why: Why it can't be written, or a file in it not renamed.
+        identity: The ctime, in seconds and nanoseconds, of a file in it that is written once; equal
+            on two
+            nodes that see the same file. Empty without such a file.
+        why: Why it can't be written, or why a file in it can't be renamed.
         free_files: How many more files it can have; -1 if the file system doesn't count them.
     """
 
@@ -250,14 +251,14 @@ def collect_files(
     environment: Mapping[str, str],
     more: Sequence[tuple[str, str]] = (),
 ) -> FileFacts:
-    """Return the facts; test files are removed.
+    """Return the facts about a run's folders and script; test files are removed.
 
     Args:
-        run_dir: The run's folder; None where there is no run.
-        once_written: A file in it that nobody changes after the start.
-        script: The program's path, absolute.
-        environment: The job's variables: TMPDIR is among them.
-        more: Other folders by role.
+        run_dir: The run's folder; None without a run.
+        once_written: A file in it that does not change after the start.
+        script: The program's absolute path.
+        environment: The job's variables, such as TMPDIR.
+        more: (role, path) of other folders.
     """
     folders = []
     if run_dir is not None:
@@ -272,7 +273,7 @@ def collect_files(
 
 
 def look_at(role: str, path: str, once_written: str | None) -> FolderFacts:
-    """Return the facts about a folder; a test file is created in it, renamed and removed."""
+    """Return the facts about a folder; create, rename and remove a test file in it."""
     try:
         disk = os.statvfs(path)
     except OSError as error:
@@ -292,7 +293,7 @@ def look_at(role: str, path: str, once_written: str | None) -> FolderFacts:
 
 
 def _identity(path: str | None) -> tuple[int, ...]:
-    """Return the ctime of a file: a copy can have every other attribute of it."""
+    """Return the ctime of a file: a copy may equal it in every other attribute."""
     if path is None:
         return ()
     try:
@@ -323,7 +324,7 @@ def _try_to_write(folder: str) -> tuple[bool, bool, str]:
 
 
 def look_at_script(path: str) -> ScriptFacts:
-    """Return size and checksum of the program."""
+    """Return whether the script is there, and its checksum."""
     digest = hashlib.sha256()
     try:
         size = os.stat(path).st_size
@@ -343,7 +344,7 @@ def _why(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-# The variables that a user, a site and a scheduler have set on a node, and the plugins that NCCL would find there.
+# The variables of user, site and scheduler, and the plugins that NCCL would find.
 
 
 PREFIXES = ("NCCL_", "GLOO_", "FI_", "TORCH_", "OMP_", "PYTORCH_", "TP_", "RCCL_", "HSA_", "UCX_")
@@ -361,7 +362,7 @@ _ALSO = (
 )
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$", re.IGNORECASE)
-# What the head has asked a scheduler whose jobs have no such variable, seconds since 1970.
+# The job's end in seconds since 1970, set by the head for jobs without such a variable.
 ALLOCATION_ENDS_AT = "MUSTER_ALLOCATION_ENDS_AT"
 _SCHEDULER = (
     contract.MACHINE_VARIABLE,  # of a pod
@@ -398,13 +399,12 @@ class EnvironmentFacts:
 
     Attributes:
         variables: Those that torch, NCCL, Gloo and libfabric read; values cut to 200 characters.
-        scheduler: The scheduler's own.
-        nodefile: Lines and different hosts in PBS's list of nodes; empty without one.
+        scheduler: The scheduler's own variables.
+        nodefile: Numbers of lines and of distinct hosts in PBS's list of nodes; empty without one.
         left_s: Seconds to the end of the job's time limit; None if unknown.
         total_s: The whole time limit in seconds; None if unknown.
         plugins: Files of network plugins that NCCL would load.
         verbs: Whether libibverbs, which NCCL needs for InfiniBand, is found.
-        umask: Of the process.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -444,7 +444,7 @@ def _proxies(environment: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in _PROXIES:
         value = environment.get(name) or environment.get(name.upper())
-        if value:  # a proxy's address may have a password in it
+        if value:  # a proxy's address may contain a password
             most = _MAX_NO_PROXY if name == "no_proxy" else _MAX_VALUE
             found[name] = re.sub(r"//[^@/]*@", "//", value)[:most]
     return found
@@ -457,7 +457,7 @@ def _nodefile(environment: Mapping[str, str]) -> tuple[int, ...]:
     try:
         with open(path, errors="replace") as file:
             lines = [line.strip() for line in file.read(_MAX_NODEFILE_BYTES).splitlines()]
-    except OSError:  # only the first node has it
+    except OSError:  # only the first node has the file
         return ()
     names = [line for line in lines if line]
     return len(names), len(set(names))
@@ -472,7 +472,7 @@ def _left(environment: Mapping[str, str], now: float) -> float | None:
 
 
 def _total(environment: Mapping[str, str]) -> float | None:
-    """Return the length of a job, of which Slurm reports the start."""
+    """Return the length of the job's time limit in seconds, if Slurm reports its start and end."""
     words = [environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END")]
     if all(re.fullmatch(r"\d{1,12}", word) for word in words) and int(words[1]):
         return float(int(words[1]) - int(words[0]))
@@ -480,7 +480,7 @@ def _total(environment: Mapping[str, str]) -> float | None:
 
 
 def _libraries(environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """Return NCCL's plugins on the loader's path, and whether libibverbs is there."""
+    """Return NCCL's plugins on the loader's path, and whether libibverbs was found."""
     folders = [f for f in environment.get("LD_LIBRARY_PATH", "").split(":") if f]
     plugins, verbs = [], False
     for folder in [*folders[:_MAX_FOLDERS], *_LIBRARY_FOLDERS]:
@@ -503,8 +503,9 @@ class TorchFacts:
     """The versions that the job's interpreter would import, found without importing them.
 
     Attributes:
-        torch: Version, as `2.13.0+cu126`; None when there is none.
-        cuda: The CUDA that torch was built for; None for a build without. `hip` for AMD's.
+        torch: Version, as `2.13.0+cu126`; None if torch is not installed.
+        cuda: The CUDA version that torch was built for; None for a build without CUDA; `hip` for
+            AMD.
         nccl: Version of the wheel with NCCL, if there is one.
         is_known: Whether the versions were looked up; not for a program without Python.
     """
@@ -537,9 +538,9 @@ class FactsOrder:
     """What to collect.
 
     Attributes:
-        names: Other nodes' names, to be resolved here; the long form only.
+        names: Other nodes' names, to be resolved here; only in the long form.
         once_written: A file of the run's folder that never changes.
-        folders: Other folders of the run, by role.
+        folders: (role, path) of other folders of the run.
     """
 
     is_long: bool
@@ -552,7 +553,7 @@ class FactsOrder:
 
 
 def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
-    """Return the facts about this node that can be collected within 1 s, or 3.5 s in the long form."""
+    """Return the facts about this node that are known within 1 s, or 3.5 s in the long form."""
     names = order.names if order.is_long else ()
     names_s = NAMES_LONG_S if order.is_long else NAMES_SHORT_S
     asking = ask or ask_beside
@@ -572,14 +573,14 @@ def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
 def run_probes(
     parts: Mapping[str, Callable[[], Any]], limit_s: float
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run all in parallel; return their results, and the reasons for missing ones."""
+    """Run all probes in parallel; return their results, and the reasons for missing ones."""
     found: dict[str, Any] = {}
     unknown: dict[str, str] = {}
 
     def run(name: str, probe: Callable[[], Any]) -> None:
         try:
             found[name] = probe()
-        except Exception as error:  # noqa: BLE001 - a probe that breaks must not cost the others
+        except Exception as error:  # noqa: BLE001 - one failed probe must not affect the others
             unknown[name] = f"{type(error).__name__}: {error}"[:200]
 
     threads = [
@@ -599,7 +600,7 @@ def run_probes(
 
 
 def ask_beside(argv: Sequence[str], limit_s: float) -> proc.Answered:
-    """Run a program on this node, protected from what ends this process's children."""
+    """Run a program on this node, out of reach of the code that kills this process's children."""
     return proc.ask_beside(argv, limit_s)
 
 
@@ -611,7 +612,7 @@ def own_torch() -> TorchFacts:
 
 
 def torch_facts(found: Mapping[str, Any]) -> TorchFacts:
-    """Return facts from what a spawner reports before it imports torch, without values that are not text."""
+    """Return facts from a spawner's report before it imports torch; ignore what is not text."""
 
     def text(name: str) -> str | None:
         value = found.get(name)

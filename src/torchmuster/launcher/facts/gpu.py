@@ -1,4 +1,4 @@
-"""The GPUs of a node from nvidia-smi, and the kernel's messages about them; nothing here initialises CUDA."""
+"""Query a node's GPUs: nvidia-smi, NVML, PCI and the kernel's log. Nothing initializes CUDA."""
 
 import contextlib
 import ctypes
@@ -22,17 +22,18 @@ from torchmuster.core.node.kernel import (
 )
 from torchmuster.errors import MusterError
 
-# How busy a GPU is and how much of its memory is in use, by the driver's own library.
+# Utilization and used memory of a GPU, from the driver's library NVML.
 #
-# NVML is loaded by ctypes: nodes have the standard library only, and every machine with NVIDIA's driver has
-# libnvidia-ml.so.1. Opening it makes no CUDA context. It is looked up once; without it nobody knows, which is no error.
+# We load NVML by ctypes: nodes have only the standard library, and every machine with NVIDIA's
+# driver has libnvidia-ml.so.1. It makes no CUDA context. We look it up once; if it is missing, the
+# values are unknown.
 
 
 _LIBRARY = "libnvidia-ml.so.1"
 _MIB = 1 << 20
 
 
-# Source: nvml.h. Both have kept their shape since the first version of the library.
+# Source: nvml.h. Both structures have been the same since the first version of the library.
 class _Utilization(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
@@ -47,19 +48,19 @@ class _Memory(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """One GPU at one moment; None where the driver doesn't say, as of the utilization of a MIG device."""
+    """The use of one GPU at one moment; None if the driver doesn't report it (MIG utilization)."""
 
     percent: int | None = None
     mib: int | None = None
 
 
 class GpuUseReader:
-    """Asks the driver; to be used in one thread.
+    """Reads the use of GPUs from the driver; use it in one thread.
+
+    It raises no errors: what can't be read is None.
 
     Args:
         load: Returns the library.
-
-    Raises nothing: what can't be read is None.
     """
 
     def __init__(self, load: Callable[[], Any] = lambda: ctypes.CDLL(_LIBRARY)) -> None:
@@ -107,10 +108,10 @@ class GpuUseReader:
             return False
 
 
-# How the GPUs of a node are connected: NVLink, PCIe and bridges. From text to values.
+# How the GPUs of a node are connected (NVLink, PCIe, bridges), parsed from text.
 #
-# Sources: `nvidia-smi topo -m` and its legend, `nvidia-smi nvlink -s`, `nvidia-smi topo -p2p r`, the PCI Express base
-# specification (extended capability 0x0D is ACS).
+# Sources: `nvidia-smi topo -m` and its legend, `nvidia-smi nvlink -s`, `nvidia-smi topo -p2p r`,
+# the PCI Express base specification (extended capability 0x0D is ACS).
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -122,7 +123,7 @@ _P2P = re.compile(r"(OK|CNS|GNS|TNS|NS|DR|U)$")
 _MAX_LINES = 2000
 _MAX_BRIDGES = 512
 _ACS_ID, _FIRST_EXTENDED = 0x0D, 0x100
-_REDIRECT = 0x04 | 0x08  # requests and completions go up to the root
+_REDIRECT = 0x04 | 0x08  # redirects requests and completions to the root
 _BRIDGE_CLASS = "0x0604"
 
 
@@ -131,10 +132,13 @@ class GpuLinks:
     """The links between the GPUs of a node.
 
     Attributes:
-        kinds: The kinds of links between pairs, each once: `NV18`, `PIX`, `SYS`; empty with one GPU.
+        kinds: The kinds of links between pairs, each once: `NV18`, `PIX`, `SYS`; empty with one
+            GPU.
         nvlinks: For each GPU by index, how many of its NVLinks are up, and how many it has.
-        no_p2p: Pairs that can't read each other's memory, and the tool's word for why: `0-1 CNS`.
-        num_redirecting: PCI bridges that send traffic between devices up to the processor (ACS); None: not readable.
+        no_p2p: Pairs that can't read each other's memory, with the tool's code for the reason: `0-1
+            CNS`.
+        num_redirecting: Number of PCI bridges that send traffic between devices to the processor
+            (ACS); None if unreadable.
     """
 
     kinds: tuple[str, ...] = ()
@@ -154,13 +158,13 @@ def read_topology(text: str) -> tuple[str, ...]:
 
 
 def read_p2p(text: str) -> tuple[str, ...]:
-    """Return the pairs that `nvidia-smi topo -p2p r` does not call OK, each once, as `0-1 CNS`."""
+    """Return the pairs that are not OK in `nvidia-smi topo -p2p r`, each once, as `0-1 CNS`."""
     cells = _matrix(text, _P2P)
     return tuple(f"{a}-{b} {word}" for a, b, word in cells if word != "OK" and a < b)
 
 
 def read_nvlinks(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the number of links of each GPU that are up, and of all its links, from `nvidia-smi nvlink -s`."""
+    """Return (links that are up, all links) of each GPU, from `nvidia-smi nvlink -s`."""
     found: dict[int, list[int]] = {}
     current: list[int] | None = None
     for line in text.splitlines()[:_MAX_LINES]:
@@ -174,7 +178,7 @@ def read_nvlinks(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _matrix(text: str, cell: re.Pattern[str]) -> Iterator[tuple[int, int, str]]:
-    """Yield row, column and word of a table of GPUs, without other devices and columns."""
+    """Yield (row, column, cell) of a table of GPUs, without other devices and columns."""
     columns: list[int | None] = []
     for line in _ANSI.sub("", text).splitlines()[:_MAX_LINES]:
         words = line.split()
@@ -182,7 +186,7 @@ def _matrix(text: str, cell: re.Pattern[str]) -> Iterator[tuple[int, int, str]]:
         if row is not None and len(words) > 1 and _GPU.match(words[1]):
             columns = [int(m[1]) if (m := _GPU.match(word)) else None for word in words]
         elif row is not None and not columns:
-            columns = [int(row[1])]  # the head of a node with one GPU
+            columns = [int(row[1])]  # the header on a node with one GPU
         elif row is not None:
             for column, word in zip(columns, words[1:], strict=False):
                 if column is not None and cell.match(word):
@@ -196,10 +200,10 @@ def redirects(config: bytes) -> bool | None:
     """Return whether a bridge redirects traffic between devices below it to the processor.
 
     Args:
-        config: Its configuration space; without root the kernel gives the first 64 bytes only.
+        config: Its configuration space; without root the kernel gives only the first 64 bytes.
 
     Returns:
-        None when that can't be read.
+        None if the extended configuration can't be read.
     """
     if len(config) <= _FIRST_EXTENDED:
         return None
@@ -215,7 +219,7 @@ def redirects(config: bytes) -> bool | None:
 
 
 def count_redirecting(root: str = "/") -> int | None:
-    """Return how many PCI bridges redirect; None when none of them can be read."""
+    """Return how many PCI bridges redirect traffic; None if none of them can be read."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     found: list[bool] = []
     for path in _bridges([os.path.join(folder, name) for name in list_folder(folder)]):
@@ -235,7 +239,7 @@ def _bridges(paths: Sequence[str]) -> Iterator[str]:
 
 
 Ask = Callable[[Sequence[str], float], proc.Answered]
-# Fields of `nvidia-smi --query-gpu`; a driver that does not know one refuses them all.
+# Fields of `nvidia-smi --query-gpu`; a driver that lacks one field refuses the whole query.
 _BASIC = ("index", "uuid", "name", "driver_version", "memory.total", "memory.used", "compute_mode")
 _HEALTH = (
     "index",
@@ -245,7 +249,7 @@ _HEALTH = (
     "pcie.link.width.current",
     "pcie.link.width.max",
 )
-# Of Ampere and later: bad rows of memory that wait to be replaced, or could not be.
+# On Ampere and later: bad memory rows that wait to be remapped, or could not be.
 _ROWS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
 _MORE: Mapping[str, Sequence[str]] = {
     "rows": (
@@ -270,9 +274,10 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        num_ecc_errors: Uncorrected errors since the driver was loaded; None if it does not count them.
-        throttled: Why its clocks are lowered by the hardware, in words.
-        must_be_reset: Faulty rows of its memory wait to be replaced, or could not be.
+        num_ecc_errors: Uncorrected errors since the driver was loaded; None if it does not count
+            them.
+        throttled: Why the hardware has lowered its clocks.
+        must_be_reset: Bad rows of its memory wait to be remapped, or could not be.
     """
 
     index: int
@@ -296,9 +301,9 @@ class GpuFacts:
         visible: The GPUs in CUDA_VISIBLE_DEVICES, or all.
         num_devices: The number of GPUs in /proc and /dev.
         cuda: The newest CUDA that the driver supports, as `12.4`; empty if unknown.
-        xids: The kernel's messages about GPUs: device and number.
-        links: The links between them; the long form only.
-        why_not: Why nvidia-smi gave no more facts.
+        xids: The kernel's error messages about GPUs: device and Xid number.
+        links: The links between them; only in the long form.
+        why_not: Why nvidia-smi listed no GPU.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -320,7 +325,7 @@ def collect_gpus(
     is_long: bool = False,
     root: str = "/",
 ) -> GpuFacts:
-    """Return the GPUs of this node; without devices in /proc and /dev, nvidia-smi is not run."""
+    """Return the GPUs of this node; run nvidia-smi only if /proc or /dev has devices."""
     num_devices = count_devices(root)
     visible = tuple(visible_gpus(environment, root)[:_MAX_GPUS])
     if not num_devices:
@@ -347,7 +352,7 @@ def collect_gpus(
 
 
 def ask_gpus(ask: Ask, limit_s: float) -> tuple[tuple[Gpu, ...], str, str]:
-    """Return what nvidia-smi says of all GPUs, the driver, and why it named none; empty where it did."""
+    """Return all GPUs by nvidia-smi, the driver's version, and why there are none (else empty)."""
     answer, why_not = _ask(ask, _query(_BASIC), limit_s)
     gpus, driver = read_gpus(answer)
     return gpus, driver, "" if gpus else why_not or "nvidia-smi named no GPU"
@@ -363,7 +368,10 @@ def _links(said: Mapping[str, str], root: str) -> GpuLinks:
 
 
 def _ask_all(ask: Ask, questions: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, str]:
-    """Run several queries in parallel: each wakes up the driver, which takes up to a second. Late answers are empty."""
+    """Run several queries in parallel, as each wakes the driver for up to a second.
+
+    Late answers are empty.
+    """
     answers: dict[str, str] = {}
 
     def run(name: str, argv: Sequence[str]) -> None:
@@ -383,7 +391,7 @@ def _ask_all(ask: Ask, questions: Mapping[str, Sequence[str]], limit_s: float) -
 
 
 def driver_version(root: str = "/") -> str:
-    """Return the version of the kernel's driver."""
+    """Return the version of NVIDIA's kernel driver; empty if unknown."""
     text = read_text(os.path.join(root, "proc/driver/nvidia/version"))
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found.group(1) if found else ""
@@ -408,7 +416,7 @@ def _ask(ask: Ask, argv: Sequence[str], limit_s: float) -> tuple[str, str]:
 
 
 def read_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
-    """Return GPUs and driver from the answer to the query; skip invalid rows."""
+    """Return GPUs and driver version from the answer to the basic query; skip invalid rows."""
     gpus, driver = [], ""
     for row in text.splitlines()[:_MAX_GPUS]:
         cells = [cell.strip() for cell in row.split(",")]
@@ -430,7 +438,7 @@ def read_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
 
 
 def add_health(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
-    """Return the GPUs with the facts of the second query."""
+    """Return the GPUs with the facts of the health query."""
     rows = {}
     for row in text.splitlines()[:_MAX_GPUS]:
         cells = [cell.strip() for cell in row.split(",")]
@@ -440,7 +448,7 @@ def add_health(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
 
 
 def add_rows(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
-    """Return the GPUs with whether faulty rows of their memory wait for a reset; older GPUs don't report it."""
+    """Return the GPUs, `must_be_reset` set if memory rows are bad; older ones don't report it."""
     bad = set()
     for row in text.splitlines()[:_MAX_GPUS]:
         cells = [cell.strip() for cell in row.split(",")]
@@ -466,7 +474,7 @@ def _number(text: str) -> int | None:
 
 
 def read_xids(log: bytes) -> tuple[str, ...]:
-    """Return device and number of every kind of Xid in the kernel's log."""
+    """Return device and number of each distinct Xid in the kernel's log."""
     found = {f"{device.decode()} {number.decode()}" for device, number in _XID.findall(log)}
     return tuple(sorted(found))[:_MAX_XIDS]
 
@@ -484,7 +492,7 @@ def _log_of_driver(root: str) -> bytes:
 
 
 def _has_iommu(root: str) -> bool:
-    """Return whether the kernel translates devices' addresses, which makes direct copies between GPUs fail or slow."""
+    """Return whether an IOMMU translates addresses, which breaks or slows copies between GPUs."""
     words = read_text(os.path.join(root, "proc/cmdline")).split()
     passes = any("iommu" in word and word.endswith(("=pt", "=off")) for word in words)
     return bool(words and list_folder(os.path.join(root, "sys/class/iommu"))) and not passes

@@ -1,6 +1,6 @@
-"""Reads stacks: what a rank does, from the frames of its main thread.
+"""Parse stacks, and judge the activity of a rank from the frames of its main thread.
 
-The text is that of faulthandler (most recent call first) or of py-spy. Nothing here uses a clock.
+The text comes from faulthandler (most recent call first) or from py-spy. Nothing here uses a clock.
 """
 
 import enum
@@ -48,10 +48,10 @@ class StackReading:
     """The activity of a rank.
 
     Attributes:
-        what: `all_reduce`, `read()`.
-        frame: The script's own innermost frame; the innermost of all where none is the script's.
+        what: The operation or call: `all_reduce`, `read()`.
+        frame: The script's innermost frame; the innermost of all if none is the script's.
         by: The loader's process that it waits for; empty otherwise.
-        is_sure: For a wait: the frames prove it, even if the processor is busy.
+        is_sure: For a wait: whether the frames prove it, even if the processor is busy.
     """
 
     doing: Doing
@@ -70,7 +70,7 @@ class StackReading:
 
 
 def sections(text: str) -> list[tuple[str, list[Frame]]]:
-    """Return the threads of a text: the first line and the frames, the innermost first."""
+    """Return the threads of a text: (first line, frames from the innermost) of each."""
     heads = list(_SECTION.finditer(text))
     ends = [*(head.start() for head in heads), len(text)][1:]
     return [
@@ -113,7 +113,7 @@ def _main_index(parts: Sequence[str]) -> int:
 
 
 def main_frames(text: str) -> list[Frame]:
-    """Return the frames of the main thread, the innermost first, without ours at the bottom."""
+    """Return the frames of the main thread from the innermost, without our own at the bottom."""
     found = sections(main_first(text))
     frames = found[0][1] if found else []
     return [frame for frame in frames if _OURS not in frame.file]
@@ -131,12 +131,13 @@ _SYNTHETIC = re.compile(r"^<|/torchinductor_|^/tmp/tmp[^/]*/[a-z0-9]{52}")
 
 
 def is_library(file: str) -> bool:
-    """Return whether a file is not the user's: of an installed package, of Python, or generated."""
+    """Return whether a file is not the user's: of a package or of Python, or generated."""
     return bool(_LIBRARY.search(file) or _SYNTHETIC.search(file))
 
 
-# What the frames mean. Each line names a mechanism, not a message: the files in which torch and its friends wait,
-# compile and save. Source: torch 2.6 to 2.13, and Lightning, Accelerate, DeepSpeed for the names of their folders.
+# Meaning of the frames. Each pattern matches a mechanism, not a message: the files in which torch
+# and related libraries wait, compile and save. Source: torch 2.6 to 2.13; Lightning, Accelerate and
+# DeepSpeed for the names of their folders.
 
 _DEBUGGERS = re.compile(
     r"/(pdb|bdb|ipdb/.*|pudb/.*|code)\.py$|/(debugpy|pydevd\w*|_pydevd_\w+|IPython/terminal)/"
@@ -179,7 +180,7 @@ _WORDS = {
     "_engine_run_backward": "backward",
 }
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
-# C code in which a line of the script waits: for the GPU, where there is one, and for a handle of torch's.
+# Calls of C code in which a line of the script waits: for the GPU, or for a torch handle.
 _GPU_WAIT = re.compile(r"\.(item|cpu|numpy|tolist|synchronize)\(|\.to\([\"']cpu")
 _HANDLE_WAIT = re.compile(r"\b\w+\.wait\(")
 _STORE_WAIT = re.compile(r"\bTCPStore\(")
@@ -197,11 +198,11 @@ def judge(
     """Return the activity of a rank.
 
     Args:
-        text: Of all its threads.
-        state: The kernel's letter for the process.
-        source: The line of the script at the innermost frame that is its own.
+        text: Stacks of all its threads.
+        state: The kernel's state letter of the process.
+        source: The line of the script at the script's innermost frame.
         children: Stacks of the loader's processes.
-        uses_gpu: Its process has opened one.
+        uses_gpu: Whether its process has opened a GPU.
     """
     frames = main_frames(text)
     frame = user_frame(frames) or (frames[0] if frames else None)
@@ -221,17 +222,17 @@ def judge(
 
 
 def _aside(frames: Sequence[Frame], frame: Frame | None) -> StackReading | None:
-    """Return the activity of a rank that compiles, saves or evaluates, which may take long."""
+    """Return the activity of a rank that compiles, saves or evaluates (slow); None otherwise."""
     what = _called(frames, frame)
     for one in frames:
-        if one.name == "<module>":  # it is imported
+        if one.name == "<module>":  # it is being imported
             continue
         if _COMPILERS.search(one.file) or (
             "/torch/_inductor/compile_fx" in one.file and _COMPILER_NAMES.search(one.name)
         ):
             return StackReading(doing=Doing.COMPILES, what=what, frame=frame)
     if _operation(frames) is not None:
-        return None  # who waits for others in a save or an evaluation waits for others
+        return None  # a wait for others inside a save or an evaluation counts as a wait
     if any(_SAVERS.search(f.file) or _is_named(f, _SAVING) for f in frames):
         return StackReading(doing=Doing.SAVES, what=what, frame=frame)
     if any(_EVALUATORS.search(f.file) or _is_named(f, _EVALUATING) for f in frames):
@@ -257,13 +258,13 @@ def _waiting(
 
 
 def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> StackReading | None:
-    """Return the wait that a line of the script calls in C: Python has no frame for it."""
+    """Return the wait in C code that the script's line has called: Python has no frame for it."""
     what = source if len(source) <= 40 else f"{source[:37]}..."
     if _STORE_WAIT.search(source):
         return StackReading(doing=Doing.WAITS, what="TCPStore", frame=frame, is_sure=False)
     if _HANDLE_WAIT.search(source):
         return StackReading(doing=Doing.WAITS, what=f"`{what}`", frame=frame, is_sure=False)
-    if uses_gpu and _GPU_WAIT.search(source):  # it spins: a busy processor says nothing
+    if uses_gpu and _GPU_WAIT.search(source):  # sure: it spins, so the processor is busy
         return StackReading(doing=Doing.WAITS, what=f"`{what}`", frame=frame)
     return None
 
@@ -295,8 +296,8 @@ def makes_store(text: str, source: str = "") -> bool:
     """Return whether the main thread is creating a torch.distributed store.
 
     Args:
-        text: Of all its threads.
-        source: The line of the script at the innermost frame that is its own.
+        text: Stacks of all its threads.
+        source: The line of the script at the script's innermost frame.
     """
     inner = [frame for frame in main_frames(text) if not _is_standard(frame.file)]
     if not inner:
@@ -307,7 +308,7 @@ def makes_store(text: str, source: str = "") -> bool:
 
 
 def imports(text: str) -> bool:
-    """Return whether the main thread imports a library: the import machinery is above the script's last frame."""
+    """Return whether the main thread imports a library: import frames are above the script's."""
     for frame in main_frames(text):
         if frame.file.startswith("<frozen importlib"):
             return True
@@ -346,7 +347,7 @@ def _is_idle_loader(frames: Sequence[Frame]) -> bool:
 
 
 def _called(frames: Sequence[Frame], frame: Frame | None) -> str:
-    """Return the innermost call, as `read()`; if C code was called, the script's own function."""
+    """Return the function of the given frame, else of the innermost one, as `read()`."""
     if not frames:
         return ""
     name = (frame or frames[0]).name

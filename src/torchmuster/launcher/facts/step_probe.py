@@ -1,19 +1,22 @@
-"""Runs a training script for a few steps and prints the parts of a step.
+"""Run a training script for a few steps and print the durations of a step's parts.
 
     python step_probe.py NUM_STEPS LIMIT_S SCRIPT ARGS...
 
-The script runs as `__main__`, unchanged, until its optimizer has stepped NUM_STEPS times; then it is ended by
-SystemExit. What is timed: `torch.autograd.backward` from call to return, the optimizer's step by torch's own hooks, and
-the rest of the time from one step to the next (data, forward). Hooks on the parameters tell when each gradient is
-there. On a GPU the parts are separated by synchronisation, so a step that is bound by launches looks a little longer.
+The script runs as `__main__`, unchanged, until its optimizer has made NUM_STEPS steps after the
+warm-up, or LIMIT_S is over; then SystemExit ends it. We time `torch.autograd.backward` from call
+to return, the optimizer's step by torch's hooks, and the rest of the time from one step to the
+next (data, forward). Hooks on the parameters record when each gradient is ready. On a GPU we
+synchronize between the parts, so a launch-bound step looks a little longer.
 
-The last line of standard output is JSON behind a mark; `gradients` are [bytes, seconds from the start of the backward
-pass] by arrival, `spread` is the standard deviation of a step / its median, without outliers:
+The last line of standard output is JSON after a mark; `gradients` are [bytes, seconds from the
+start of the backward pass] in order of arrival, `spread` is the standard deviation of a step / its
+median, without outliers:
 
-    muster step: {"steps": 10, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.02, "micro_steps": 1,
-     "spread": 0.03, "parameters": 1000, "dtype": "float32", "device": "cpu", "gradients": [[4000, 0.05], ...]}
+    muster step: {"steps": 10, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.02,
+     "micro_steps": 1, "spread": 0.03, "parameters": 1000, "dtype": "float32", "device": "cpu",
+     "gradients": [[4000, 0.05], ...]}
 
-It needs torch 2.1 and nothing else, no torchmuster: its folder is taken from `sys.path`.
+It needs only torch 2.1 or later, not torchmuster: its own folder is removed from `sys.path`.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ import sys
 import time
 from typing import Any
 
-WARM_STEPS = 3  # not counted: caches, the first memory, DDP's second set of buckets
-FEW_STEPS = 4  # fewer say nothing
+WARM_STEPS = 3  # not counted: caches, first allocations, DDP's second set of buckets
+FEW_STEPS = 4  # fewer are not meaningful
 MARK = "muster step: "
 
 
@@ -37,8 +40,10 @@ class StepProbe:
     """The measured steps.
 
     Attributes:
-        steps: Of each: the seconds of the whole, of all backward passes and of the update, and how many passes.
-        gradients: Of each step: when each parameter's gradient came, in seconds, by the parameter's number.
+        steps: For each step: seconds in total, of all backward passes and of the update, and the
+            number of passes.
+        gradients: For each step: when each parameter's gradient was ready, in seconds, by the
+            parameter's number.
     """
 
     def __init__(self, torch: Any, num_steps: int, limit_s: float) -> None:
@@ -76,7 +81,7 @@ class StepProbe:
         return time.perf_counter()
 
     def _mark(self) -> Any:
-        """Return this moment: on a GPU an event in its stream, which may not be reached yet."""
+        """Return the current time; on a GPU an event in its stream, perhaps not reached yet."""
         if not self._torch.cuda.is_initialized():
             return time.perf_counter()
         event = self._torch.cuda.Event(enable_timing=True)
@@ -127,7 +132,7 @@ class StepProbe:
         return float(self._pass_begun.elapsed_time(mark)) / 1000
 
     def write(self) -> None:
-        """Print the result, once; nothing with too few steps."""
+        """Print the result once; print nothing after too few steps."""
         steps, gradients = self.steps[WARM_STEPS:], self.gradients[WARM_STEPS:]
         if len(steps) < FEW_STEPS or self._written:
             return
@@ -165,7 +170,7 @@ class StepProbe:
 
 
 def spread_of(times: list[float]) -> float:
-    """Return the standard deviation over the median, from the quartiles: one slow step does not count."""
+    """Return the standard deviation / median, from the quartiles: one slow step does not count."""
     low, _, high = statistics.quantiles(times, n=4)
     return (high - low) / 1.349 / statistics.median(times)
 
@@ -173,13 +178,13 @@ def spread_of(times: list[float]) -> float:
 def main(arguments: list[str]) -> None:
     """Run the script under the probe."""
     num_steps, limit_s, script, *words = arguments
-    torch = importlib.import_module("torch")  # by name: the job decides what it is
+    torch = importlib.import_module("torch")  # by name: the job's interpreter decides which torch
     probe = StepProbe(torch, int(num_steps), float(limit_s))
     probe.install()
     sys.argv = [script, *words]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     with contextlib.ExitStack() as after:
-        after.callback(probe.write)  # a script that ends by itself has shown what it could
+        after.callback(probe.write)  # also print the result of a script that ends early
         runpy.run_path(script, run_name="__main__")
 
 

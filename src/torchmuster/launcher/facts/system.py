@@ -1,4 +1,4 @@
-"""Facts from a node's kernel: processor, memory, limits, shared memory, control groups."""
+"""Collect facts from a node's kernel: processors, memory, limits, shared memory, control groups."""
 
 import os
 import re
@@ -15,24 +15,24 @@ from torchmuster.core.node.kernel import (
     read_text,
 )
 
-# Files in /dev/shm that nothing has open: left by programs of this user that were killed.
+# Files in /dev/shm that no process has open: left by killed programs of this user.
 #
-# torch names its files torch_PID_..., NCCL nccl-..., and semaphores of POSIX are sem.NAME. Most programs remove theirs
-# when they end, and none does when it is killed.
+# torch names its files torch_PID_..., NCCL nccl-..., and POSIX semaphores are sem.NAME. Most
+# programs remove their files when they end, but not when they are killed.
 #
 # Source: torch/lib/libshm; NCCL src/os/linux.cc and src/misc/shmutils.cc; sem_overview(7).
 
 
 _NAMES = ("torch_", "nccl-", "sem.")
 _MAX_FILES = 10_000
-# A file that was made a moment ago may be of a program that has yet to open it.
+# A program may have yet to open a file that was made only a moment ago.
 _AGE_S = 600.0
 
 
 def left_files(folder: str, root: str = "/") -> tuple[int, int]:
-    """Return number and bytes of the files of this user in /dev/shm that no process has open.
+    """Return number and bytes of this user's files in /dev/shm that no process has open.
 
-    Processes that can't be looked at (an init of a container) have none open.
+    Processes that can't be inspected (a container's init) count as having none open.
     """
     sizes = dict(_old_files(folder))
     if not sizes:
@@ -73,10 +73,10 @@ def _open_files(folder: str, proc: str) -> Iterator[str]:
                 if found is not None:
                     yield found[1]
         except OSError:
-            continue  # it has ended, or belongs to somebody else
+            continue  # the process has ended, or may not be inspected
 
 
-# What a limit is when there is none: RLIM_INFINITY, and cgroup v1's largest multiple of a page.
+# A limit this large means no limit: RLIM_INFINITY, or cgroup v1's largest multiple of a page.
 _NO_LIMIT = 1 << 62
 _LIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
@@ -94,9 +94,10 @@ class SystemFacts:
     Attributes:
         cpus: The CPUs that this process may use, as `0-3,8`.
         limits: Soft limits by name; -1 for none.
-        memory_limit_bytes: The smallest of the control groups above us; None without one.
-        shm_bytes: Size of /dev/shm; None when there is none.
-        left_shm_files: Files of this user there that no process has open; `left_shm_bytes` is what they take.
+        memory_limit_bytes: The smallest limit of the control groups above us; None without one.
+        shm_bytes: Size of /dev/shm; None if there is none.
+        left_shm_files: Number of this user's files there that no process has open; `left_shm_bytes`
+            is their size.
     """
 
     host: str
@@ -117,9 +118,9 @@ class SystemFacts:
 
 
 def collect_system(root: str = "/", *, is_long: bool = False) -> SystemFacts:
-    """Return the kernel's facts about this node; `root` is the folder of its files.
+    """Return the kernel's facts about this node; `root` is the root of its files.
 
-    The long form also looks through the open files of this user's processes.
+    The long form also checks the open files of this user's processes.
     """
     name = os.uname()
     usable = sorted(os.sched_getaffinity(0))
@@ -146,7 +147,7 @@ def collect_system(root: str = "/", *, is_long: bool = False) -> SystemFacts:
 
 
 def memory_limit() -> int | None:
-    """Return the smallest memory limit of the control groups above us, in bytes; None without one."""
+    """Return the smallest memory limit, in bytes, of the control groups above us, or None."""
     found: list[int] = []
     for path in counter_files():
         is_second = path.endswith("memory.events")

@@ -1,18 +1,20 @@
-"""A test job for all ranks: whether they reach each other, sum correctly, and how fast.
+"""A test job for all ranks: check that they reach each other and sum correctly, and how fast.
 
     python tiny_job.py [--seconds 2] [--bytes 67108864]
 
-It is the program of an ordinary run, started by the job's interpreter, which may be any from 3.8 on. It needs
-torch and nothing else, no torchmuster: its folder is taken from `sys.path`. Every rank sums vectors of 4 bytes to
-64 MiB, as far as the time goes, and checks the sums; rank 0 prints one line of JSON:
+It is the program of an ordinary run, started by the job's interpreter, Python 3.8 or later. It
+needs only torch, not torchmuster: its own folder is removed from `sys.path`. Every rank sums
+vectors of 4 bytes to 64 MiB, as far as the time allows, and checks the sums; rank 0 prints one line
+of JSON:
 
-    {"backend": "gloo", "world_size": 4, "ranks_per_host": {"n1": 2, "n2": 2}, "nodes": [2, 2], "right": true,
-     "between": [{"bytes": 4, "seconds": 0.0002, "repeats": 20, "cpu_seconds": 0.0001, "right": true}, ...],
-     "inside": [...]}
+    {"backend": "gloo", "world_size": 4, "ranks_per_host": {"n1": 2, "n2": 2}, "nodes": [2, 2],
+     "right": true, "between": [{"bytes": 4, "seconds": 0.0002, "repeats": 20,
+     "cpu_seconds": 0.0001, "right": true}, ...], "inside": [...]}
 
-`between` is measured with all ranks, `inside` with those of one node (of all nodes at the same time); it is
-null where that is nothing else. `seconds` is the median of one rank, the slowest rank's. `cpu_seconds` is what one
-sum costs a rank's processor. The exit code is 1 when a sum was wrong.
+`between` is measured with all ranks, `inside` with those of one node (on all nodes at the same
+time); `inside` is null if it would be the same. `seconds` is the slowest rank's median.
+`cpu_seconds` is the processor time of one sum, on the rank that needs most. The exit code is 1 if a
+sum was wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-LIMIT_S = 30.0  # of every wait: a rank that does not come is known by then
+LIMIT_S = 30.0  # of every wait: by then a missing rank is known
 SIZES = tuple(4 * 4**power for power in (0, 3, 5, 6, 7, 8, 9, 10, 11, 12))
 MIN_REPEATS, MAX_REPEATS = 3, 20
 NAME_BYTES = 64
@@ -38,8 +40,8 @@ class Ranks:
     """A group of ranks that sum together.
 
     Attributes:
-        size: How many they are.
-        index: Which of them this one is.
+        size: Number of ranks in the group.
+        index: Index of this rank in the group.
     """
 
     def __init__(self, torch: Any, group: Any, device: Any) -> None:
@@ -49,7 +51,7 @@ class Ranks:
         self.index: int = self._dist.get_rank(group)
 
     def timed_sum(self, vector: Any) -> tuple[float, float]:
-        """Sum a vector in place; return the seconds and the processor's seconds that it took."""
+        """Sum a vector in place; return the wall-clock and the processor seconds that it took."""
         begun_s, cpu_begun_s = time.perf_counter(), time.process_time()
         self._dist.all_reduce(vector, group=self._group)
         if self._device.type == "cuda":
@@ -87,12 +89,12 @@ class Ranks:
     def measure_all(self, limit_s: float, limit_bytes: int) -> list[dict[str, Any]]:
         """Return the times of sums of growing size; stop before one that would exceed the limit."""
         begun_s = time.perf_counter()
-        self.check(4)  # connections and buffers are made by the first
+        self.check(4)  # the first sum makes connections and buffers
         found: list[dict[str, Any]] = []
         for size in SIZES:
             (passed_s,) = self.largest(time.perf_counter() - begun_s)
             last = found[-1]["seconds"] * size / found[-1]["bytes"] if found else 0.0
-            # Small ones take as long as the smallest: their time does not grow with their size.
+            # Small vectors take as long as the smallest: their time does not grow with their size.
             next_s = min(last, found[-1]["seconds"] * 4) if found else 0.0
             too_long = passed_s + next_s * (1 + MIN_REPEATS) > limit_s
             if size > limit_bytes or (len(found) >= 2 and too_long):
@@ -121,7 +123,7 @@ def gather_text(torch: Any, text: str) -> list[str]:
 
 
 def members_by(words: list[str]) -> dict[str, list[int]]:
-    """Return the ranks with the same text."""
+    """Return text -> ranks with that text."""
     members: dict[str, list[int]] = {}
     for rank, word in enumerate(words):
         members.setdefault(word, []).append(rank)
@@ -148,7 +150,7 @@ def run(torch: Any, limit_s: float, limit_bytes: int) -> tuple[dict[str, Any], b
     if both:
         mine = [dist.get_rank() in members for members in nodes.values()].index(True)
         ranks = Ranks(torch, inside_groups[mine], device)
-        # A node with one worker has nothing to measure; rank 0 speaks for the nodes that are like its own.
+        # A node with one worker has nothing to measure; rank 0 reports for nodes like its own.
         inside = ranks.measure_all(limit_s / 2, limit_bytes) if ranks.size > 1 else None
     right = all(one["right"] for one in (*between, *(inside or ())))
     (wrong,) = everyone.largest(float(not right))
@@ -166,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
-    torch = importlib.import_module("torch")  # by name: the job decides what it is
+    torch = importlib.import_module("torch")  # by name: the job's interpreter decides which torch
     importlib.import_module("torch.distributed")
     torch.set_num_threads(1)
     found, is_first = run(torch, given.seconds, given.bytes)

@@ -1,1 +1,1 @@
-"""What travels to nodes: the package, code, environments. Standard library only."""
+"""Packing what is sent to nodes: torchmuster itself, the code folder, virtual environments."""

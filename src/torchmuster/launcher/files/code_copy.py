@@ -1,6 +1,7 @@
-"""Copies the code folder to hosts that don't share it, and its outputs back.
+"""Pack the code folder for hosts that don't share it, and unpack its outputs.
 
-Files that git ignores are not copied. Archives are untrusted: nothing is written outside their folder.
+Files that git ignores are left out. Archives are untrusted: unpacking writes nothing outside its
+folder.
 """
 
 import gzip
@@ -23,7 +24,7 @@ MAX_CODE_BYTES = 512 << 20
 MAX_OUTPUT_BYTES = 256 << 20
 _GIT_LIMIT_S = 20.0
 _SHOWN = 5
-_NO_TIME = 315532800  # 1980-01-01, the first that zip files know: no tool takes it for a mistake
+_NO_TIME = 315532800  # 1980-01-01, the earliest date of zip files: no tool rejects it
 _LEFT_OUT = frozenset({".git", "__pycache__", ".hg", ".svn", ".mypy_cache", ".ruff_cache"})
 
 
@@ -33,7 +34,7 @@ class CodeFolder:
 
     Attributes:
         names: Files and links, relative to the root.
-        by_git: The names are those that git tracks or would add.
+        by_git: Whether the names are those that git tracks or would add.
     """
 
     root: str
@@ -42,7 +43,7 @@ class CodeFolder:
     by_git: bool
 
     def describe(self) -> str:
-        """Return the text of the line that says what is copied."""
+        """Return a description of what is copied, for the user."""
         how = "what git doesn't ignore" if self.by_git else "without .git and virtual environments"
         return f"{self.root} ({len(self.names)} files, {show_size(self.size_bytes)}, {how})"
 
@@ -54,7 +55,7 @@ def root_of(cwd: str) -> str:
 
 
 def find_code(cwd: str) -> CodeFolder:
-    """Return the code folder of a working directory: its git work tree, else itself.
+    """Return the code folder of a working directory: its git work tree, or else itself.
 
     Raises:
         UsageError: It is larger than 512 MiB; the largest entries are named.
@@ -77,7 +78,7 @@ def find_code(cwd: str) -> CodeFolder:
 
 
 def _without_own(root: str, names: Iterable[str]) -> Iterator[str]:
-    """Leave out $MUSTER_HOME if it is in the code folder: runs, secrets, and copies of earlier runs."""
+    """Leave out a $MUSTER_HOME in the code folder: runs, secrets, and copies of earlier runs."""
     home = os.path.relpath(os.path.realpath(muster_home()), os.path.realpath(root))
     own = [home] if home != "." else ["runs", "cache", "credentials.toml"]
     for name in names:
@@ -86,7 +87,7 @@ def _without_own(root: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def ask_git(cwd: str, *words: str) -> bytes | None:
-    """Return what git says; None where it fails or is missing."""
+    """Return git's output; None if it fails or is not installed."""
     from torchmuster.errors import MusterError
 
     try:
@@ -106,7 +107,7 @@ def _with_submodules(root: str, words: Iterable[str]) -> Iterator[str]:
 
 
 def walk_code(root: str) -> Iterator[str]:
-    """Yield the files below a folder, relative to it, without caches, virtual environments and what git keeps."""
+    """Yield the relative paths of a folder's files, without caches, environments and .git."""
     for folder, names, files in os.walk(root):
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]
         names[:] = sorted(
@@ -121,12 +122,12 @@ def walk_code(root: str) -> Iterator[str]:
 
 
 def _size(root: str, name: str) -> int | None:
-    """Return the size of a file that can be copied; None for sockets, pipes and missing files."""
+    """Return the size of a file to copy, 0 for a link; None for special and missing files."""
     path = os.path.join(root, name)
     try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode) and not _stays_inside(root, path):
-            status = os.stat(path)  # its content goes instead of the link
+            status = os.stat(path)  # we copy its content instead of the link
     except OSError:
         return None
     if stat.S_ISLNK(status.st_mode):
@@ -157,9 +158,10 @@ def _too_large(root: str, sizes: dict[str, int], total: int) -> UsageError:
 def write_archive(
     root: str, names: Iterable[str], target: IO[bytes], *, has_times: bool = True
 ) -> None:
-    """Write a tar.gz of files below a root, without owners and without files that have vanished.
+    """Write a tar.gz of files below a root, without owners; skip files that have vanished.
 
-    Without times the same names and contents are the same bytes; of the mode only what `read_archive` keeps goes along.
+    Without times, equal names and contents give equal bytes; of the mode only what `read_archive`
+    keeps is written.
     """
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=target, mtime=0) as packed,
@@ -175,7 +177,7 @@ def write_archive(
                 if not has_times:
                     info.mtime = _NO_TIME
                     info.mode = 0o700 if info.mode & 0o100 else 0o600
-                if info.islnk():  # a second name of one file: it goes as a file of its own
+                if info.islnk():  # a second name of a file: write it as a separate file
                     info.type = tarfile.REGTYPE
                     info.size = os.stat(path).st_size
                 if not info.isreg():
@@ -191,7 +193,8 @@ def read_archive(source: Any, root: str, limit_bytes: int) -> int:
     """Unpack a tar.gz from a stream; return the number of files.
 
     Raises:
-        ValueError: It is damaged, holds a name or a link that leaves `root`, or more than `limit_bytes`.
+        ValueError: It is damaged, holds a name or a link that leaves `root`, or more than
+            `limit_bytes`.
     """
     count = total = 0
     try:
@@ -209,7 +212,7 @@ def read_archive(source: Any, root: str, limit_bytes: int) -> int:
 
 
 def check_member(member: tarfile.TarInfo) -> None:
-    """Refuse (ValueError) entries that are neither files nor links, and those outside the folder."""
+    """Refuse (ValueError) entries that are not files or links, and those outside the folder."""
     if member.name.startswith("/") or ".." in member.name.split("/"):
         raise ValueError(f"{member.name!r} leaves its folder")
     if member.issym():
@@ -243,7 +246,7 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> Non
 
 
 def script_of(program: Program) -> str | None:
-    """Return the file of the program, of a function that of its module; None for what is no file of the user."""
+    """Return the program's file, or its function's module; None if that is no file of the user."""
     if program.call is not None:
         return program.call.module_file
     if program.kind is ScriptKind.FILE:
@@ -257,7 +260,7 @@ def script_of(program: Program) -> str | None:
 
 
 def identity(path: str) -> dict[str, Any] | None:
-    """Return an identifier that is equal on two hosts for the same file; None when it can't be read."""
+    """Return an identity that is equal on two hosts for the same file; None if it can't be read."""
     try:
         with open_plain(path) as file:
             status = os.fstat(file.fileno())
@@ -273,10 +276,10 @@ def identity(path: str) -> dict[str, Any] | None:
 
 
 def check_inside(program: Program, root: str) -> None:
-    """Refuse a script that is not in the folder that is copied.
+    """Refuse a script outside the folder that is copied.
 
     Raises:
-        UsageError: It is in another folder.
+        UsageError: The script is in another folder.
     """
     script = script_of(program)
     inside = f"{os.path.realpath(root)}/"
@@ -290,7 +293,7 @@ def check_inside(program: Program, root: str) -> None:
 
 
 def moved(program: Program, old_root: str, new_root: str) -> Program:
-    """Return the program for a host with another path of the code folder."""
+    """Return the program for a host whose code folder has another path."""
     old = os.path.realpath(old_root)
     cwd = os.path.relpath(os.path.realpath(program.cwd), old)
     target = program.target
@@ -300,7 +303,7 @@ def moved(program: Program, old_root: str, new_root: str) -> Program:
 
 
 def stamps(root: str) -> dict[str, tuple[int, int]]:
-    """Return size and time of every file below a root."""
+    """Return (size, modification time in ns) of every file below a root."""
     found: dict[str, tuple[int, int]] = {}
     for name in walk_code(root):
         try:
@@ -315,7 +318,7 @@ def stamps(root: str) -> dict[str, tuple[int, int]]:
 def outputs(
     root: str, before: dict[str, tuple[int, int]], limit_bytes: int
 ) -> tuple[list[str], list[str]]:
-    """Return the new and changed files to copy back, the smallest first, and those above the size limit."""
+    """Return the new and changed files to copy back, smallest first, and those without room."""
     changed = {name: at for name, at in stamps(root).items() if before.get(name) != at}
     come: list[str] = []
     stay: list[str] = []

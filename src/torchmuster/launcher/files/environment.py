@@ -1,7 +1,8 @@
-"""A virtual environment as one parcel, named by its content: packed once here, unpacked on nodes at another path.
+"""Pack a virtual environment into one parcel, named by its content, for nodes with another path.
 
-What names its own place is noted while packing and written anew while unpacking (`launcher/files/environment.py`). A base interpreter of the
-user's own (uv, pyenv) travels too, as that of a conda environment, which lies in it; one of the system has to be there.
+Packing notes which files contain the environment's own path; `relocate` rewrites them after
+unpacking. A base interpreter that the user installed (uv, pyenv) is packed too, and conda's lies in
+the environment; one of the system must exist on the node.
 """
 
 import contextlib
@@ -27,24 +28,28 @@ from torchmuster.core.model.text import show_size
 from torchmuster.errors import UsageError
 from torchmuster.launcher.files import code_copy, parcel
 
-# Where an environment names its own place, and writing the new one there: scripts and settings of any, binaries of conda's.
+# Find and rewrite an environment's own path: in scripts and settings, and in the binaries of conda.
 #
-# conda builds packages for a prefix of 255 letters, and writes the real one over it when it installs: into text as it is, into binaries with as many
-# NULs behind the string as it is shorter. It notes both kinds in `conda-meta`, with the long prefix, so how much room a string has is known.
+# conda builds packages for a prefix of 255 letters, and overwrites it with the real prefix at
+# installation: in text files as it is, in binaries padded with NULs after the string. It records
+# both kinds in `conda-meta`, with the long prefix, so we know how much room a string has.
 
 
 _MAX_RECORD_BYTES = 256 << 20
 
 
 def may_name_places(name: str) -> bool:
-    """Say whether a file of an environment may hold the path of its folder, as scripts and settings do."""
+    """Return whether a file, such as a script or a setting, may contain its environment's path."""
     if os.path.dirname(name) == "bin" or name == "pyvenv.cfg":
         return True
     return name.endswith(".pth") or os.path.basename(name).startswith("__editable__")
 
 
 def conda_records(prefix: str) -> tuple[frozenset[str], dict[str, int]]:
-    """Return the text files of a conda environment that hold its prefix, and its binaries with the length of the string that was made for it."""
+    """Return a conda environment's texts with its prefix, and binary -> length of the old prefix.
+
+    The old prefix is the long one for which the binary was built.
+    """
     texts, binaries = set(), {}
     for path in glob.glob(glob.escape(prefix) + "/conda-meta/*.json"):
         try:
@@ -65,21 +70,22 @@ def conda_records(prefix: str) -> tuple[frozenset[str], dict[str, int]]:
 
 
 def relocate(root: str, place: str, noted: Mapping[str, Any]) -> None:
-    """Write the place where it will be into what was unpacked below `root`.
+    """Write an environment's final path into the files that were unpacked below `root`.
 
     Args:
-        root: Where it is now.
-        place: Where it will be.
-        noted: By whoever packed it: `links` out of it, `texts`, `binaries`, and `moves`, the folders that it was made of.
+        root: The folder where it is now.
+        place: The path at which it will be.
+        noted: The packer's notes: `links` that lead out of it, `texts`, `binaries`, and `moves`,
+            the packed folders.
 
     Raises:
-        ValueError: What is noted is damaged, or a binary has no room for the place.
+        ValueError: The notes are damaged, or a binary has no room for the path.
         OSError: A file can't be written.
     """
     # The longest first: an environment may lie in the folder of an editable install.
     moves = sorted(noted["moves"].items(), key=lambda move: -len(move[0]))
     new = {os.fsencode(old): os.fsencode(os.path.join(place, name)) for old, name in moves}
-    # A longer name that begins so is another folder.
+    # A longer name with the same beginning is another folder.
     pattern = re.compile(b"(" + b"|".join(map(re.escape, new)) + rb")(?![A-Za-z0-9_.-])")
     for name in noted["texts"]:
         path = _file(root, name)
@@ -116,21 +122,22 @@ def _write(path: str, before: bytes, after: bytes) -> None:
 
 
 def in_binary(data: bytes, old: bytes, new: bytes, room: int, name: str) -> bytes:
-    """Return a binary with another prefix, of the same length: each string goes on to be ended by NULs.
+    """Return a binary with another prefix, of the same length: pad each string with NULs.
 
     Args:
         data: The binary.
-        old: The prefix that it holds.
-        new: The one that it shall hold.
-        room: How long the prefix was that it was built for.
-        name: Of the file, for errors.
+        old: The prefix in the binary.
+        new: The prefix to write.
+        room: Length of the prefix for which the binary was built.
+        name: The file's name, for errors.
 
     Raises:
-        ValueError: The new prefix is longer than that, or the file has not the room that conda leaves.
+        ValueError: The new prefix is longer than `room`, or the file lacks the padding that conda
+            leaves.
     """
     if len(new) > room:
         raise ValueError(f"{os.fsdecode(new)} is {len(new)} bytes long, {name} has room for {room}")
-    # Strings with several places in them, such as RPATHs, end behind the last one.
+    # Strings with several paths, such as RPATHs, are padded after the last one.
     string = re.compile(re.escape(old) + rb"[^\0]*\0+")
 
     def replaced(found: re.Match[bytes]) -> bytes:
@@ -146,7 +153,7 @@ def in_binary(data: bytes, old: bytes, new: bytes, room: int, name: str) -> byte
 
 
 _BEGUN = ".environment-"
-_KEPT = 3  # archives, in the cache of the client
+_KEPT = 3  # archives in the client's cache
 _FACTS_LIMIT_S = 30.0
 _SAY_EVERY_S = 5.0
 _MAX_TEXT_BYTES = 1 << 20
@@ -158,18 +165,18 @@ import json, os, sys
 print(json.dumps({"prefix": sys.prefix, "base": sys.base_prefix, "python": list(sys.version_info[:2]),
     "executable": os.path.realpath(sys.executable), "machine": os.uname().machine}))
 """
-# Of a base interpreter: what no program needs, and what its environments do not see.
+# Files of a base interpreter that no program needs, and packages that its environments don't see.
 _LEFT_OUT = re.compile(
     r"lib/python3\.\d+/(?:test|idlelib|lib2to3|ensurepip|site-packages|config-[^/]+)/|share/|lib/[^/]+\.a$"
 )
 _CONDA = "conda-meta"
-# Of conda's own environment: its cache of packages, and the other environments.
+# Folders of conda's base environment: its package cache, and the other environments.
 _NOT_OF_CONDA = ("pkgs/", "envs/")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedEnvironment:
-    """An archive, and what it needs."""
+    """The archive of an environment, and its needs."""
 
     needs: EnvironmentNeeds
     path: str
@@ -177,7 +184,7 @@ class PackedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A folder that travels: where it is, and what it is called in the archive."""
+    """A folder that is packed: its path, its name in the archive, and its files."""
 
     folder: str
     name: str
@@ -185,10 +192,10 @@ class _Part:
 
 
 def find_prefix(path: str, environ: Mapping[str, str]) -> str:
-    """Return the folder of an environment: as named, the active one, or that of this interpreter.
+    """Return the folder of an environment: `path`, else the active, else that of this interpreter.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no environment.
     """
     own = sys.prefix if sys.prefix != sys.base_prefix else ""
     active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX") or own
@@ -205,21 +212,21 @@ def find_prefix(path: str, environ: Mapping[str, str]) -> str:
 
 
 def is_conda(prefix: str) -> bool:
-    """Say whether conda, mamba or pixi has made an environment."""
+    """Return whether conda, mamba or pixi has made an environment."""
     return os.path.isdir(os.path.join(prefix, _CONDA))
 
 
 def pack(prefix: str, cache: str, say: Callable[[str], object] = str) -> PackedEnvironment:
-    """Return the archive of an environment; one that was made of the same files before is used again.
+    """Return the archive of an environment; reuse one that was made from the same files.
 
     Args:
-        prefix: Its folder.
-        cache: Where archives are kept.
-        say: Hears what is done, and how far it is.
+        prefix: The environment's folder.
+        cache: The folder of archives.
+        say: Shows sentences on the progress to the user.
 
     Raises:
-        UsageError: It can't be packed.
-        OSError: It can't be read, or the cache can't be written.
+        UsageError: The environment can't be packed.
+        OSError: The environment can't be read, or the cache can't be written.
     """
     facts = _ask(prefix)
     for sentence in _stays_here(prefix, facts):
@@ -260,12 +267,12 @@ def pack(prefix: str, cache: str, say: Callable[[str], object] = str) -> PackedE
 
 
 def archive_path(cache: str, sha: str) -> str:
-    """Return where the archive of an environment is kept."""
+    """Return the path of an environment's archive."""
     return os.path.join(cache, f"environment-{sha}.parcel")
 
 
 def _forget_begun(cache: str) -> None:
-    """Remove what packers that were killed have left: nobody holds it."""
+    """Remove the unlocked temporary files of packers that were killed."""
     for path in glob.glob(os.path.join(glob.escape(cache), f"{_BEGUN}*")):
         with contextlib.suppress(OSError), open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -273,7 +280,7 @@ def _forget_begun(cache: str) -> None:
 
 
 def _forget_old(cache: str) -> None:
-    """Remove the archives that were not used for longest, and what is noted of them."""
+    """Remove all archives but the most recently used ones, and their notes."""
     for path in kept_archives(cache)[_KEPT:]:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -281,13 +288,13 @@ def _forget_old(cache: str) -> None:
 
 
 def kept_archives(cache: str) -> list[str]:
-    """Return the paths of all archives, the one that was used last first."""
+    """Return the paths of all archives, the most recently used first."""
     found = glob.glob(glob.escape(cache) + "/environment-*.parcel")
     return sorted(found, key=os.path.getmtime, reverse=True)
 
 
 def forget_notes(cache: str) -> None:
-    """Remove what is noted of archives that are gone."""
+    """Remove the notes of archives that no longer exist."""
     living = {os.path.basename(path) for path in kept_archives(cache)}
     for path in glob.glob(glob.escape(cache) + "/environment-*.json"):
         known = atomic.read_json(path)
@@ -314,7 +321,7 @@ def _ask(prefix: str) -> dict[str, Any]:
     return facts
 
 
-# What travels.
+# Collect the folders and files to pack.
 
 
 def _parts(prefix: str, facts: Mapping[str, Any]) -> list[_Part]:
@@ -335,14 +342,14 @@ def _parts(prefix: str, facts: Mapping[str, Any]) -> list[_Part]:
 
 
 def _base_travels(facts: Mapping[str, Any]) -> bool:
-    """Say whether the base interpreter is the user's own; the system's is a part of the node, that of conda is in the environment."""
+    """Return whether to pack the base interpreter: not the system's, nor conda's own."""
     if facts["base"] == facts["prefix"]:
         return False
     return not f"{facts['base']}/".startswith(("/usr/", "/bin/", "/opt/"))
 
 
 def _stays_here(prefix: str, facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for what the environment uses here and will not have there."""
+    """Yield a sentence if the environment uses system packages, which are not sent."""
     with contextlib.suppress(OSError), open(os.path.join(prefix, "pyvenv.cfg")) as file:
         words = [line.replace(" ", "").strip().lower() for line in file]
         if "include-system-site-packages=true" in words:
@@ -353,9 +360,9 @@ def _stays_here(prefix: str, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _files(folder: str, below: str) -> Iterator[str]:
-    """Yield the relative names of files and links, sorted; links to folders are not followed.
+    """Yield the relative names of files and links, sorted; don't follow links to folders.
 
-    Compiled files are left out: they come and go with each first import, and a node makes its own.
+    Leave out compiled files: they come and go with each first import, and a node makes its own.
     """
     entries = sorted(os.scandir(os.path.join(folder, below)), key=lambda entry: entry.name)
     for entry in entries:
@@ -369,7 +376,7 @@ def _files(folder: str, below: str) -> Iterator[str]:
 
 
 def _editable_folders(prefix: str) -> list[str]:
-    """Return the folders outside that editable installs name."""
+    """Return the folders outside the environment to which editable installs refer."""
     site = glob.glob(glob.escape(prefix) + "/lib/python3*/site-packages")
     found: dict[str, None] = {}
     for folder in site:
@@ -393,7 +400,7 @@ def _editable_folders(prefix: str) -> list[str]:
 
 
 def _mark(parts: Sequence[_Part]) -> tuple[str, int]:
-    """Return what changes when a file does, and the bytes of all: reading them would take seconds."""
+    """Return a hash of the files' names and stats, and the total bytes; reading takes seconds."""
     whole, num_bytes = hashlib.sha256(b"2"), 0
     for part in parts:
         whole.update(f"{part.folder}\0{part.name}\0".encode(errors="surrogateescape"))
@@ -406,7 +413,7 @@ def _mark(parts: Sequence[_Part]) -> tuple[str, int]:
 
 
 class _Progress:
-    """Says at the beginning, and then every few seconds, how much is packed."""
+    """Reports at the beginning, and then every few seconds, how much is packed."""
 
     def __init__(self, num_bytes: int, say: Callable[[str], object]) -> None:
         self._whole, self._say = show_size(num_bytes), say
@@ -414,14 +421,14 @@ class _Progress:
         say(f"packing the environment: {self._whole}")
 
     def note(self, num_bytes: int) -> None:
-        """Note how much is packed."""
+        """Report how much is packed, if the last report is some seconds old."""
         if time.monotonic() - self._said_at >= _SAY_EVERY_S:
             self._said_at = time.monotonic()
             self._say(f"packing the environment: {show_size(num_bytes)} of {self._whole}")
 
 
 class _Writer:
-    """Writes a parcel, and notes what has to be changed where it is unpacked."""
+    """Writes a parcel, and notes what must be rewritten where it is unpacked."""
 
     def __init__(
         self, file: BinaryIO, prefix: str, facts: Mapping[str, Any], progress: _Progress
@@ -435,7 +442,7 @@ class _Writer:
         self._glibc = 0
 
     def add(self, part: _Part) -> None:
-        """Write a folder."""
+        """Write the files of a folder."""
         for name in part.files:
             path, inside = os.path.join(part.folder, name), f"{part.name}/{name}"
             if os.path.islink(path) and self._is_link(part, path, inside):
@@ -454,7 +461,7 @@ class _Writer:
             self._progress.note(self._out.unpacked_bytes)
 
     def _is_link(self, part: _Part, path: str, inside: str) -> bool:
-        """Write a link that stays in the archive; of what leads elsewhere, the file itself goes."""
+        """Write or note a link and return True; return False if its file must be packed instead."""
         target = os.path.realpath(path)
         base = str(self._facts["base"])
         if target.startswith(os.path.realpath(part.folder) + os.sep):
@@ -474,7 +481,7 @@ class _Writer:
                 fix="remove the link, or put the folder into the environment",
             )
         else:
-            return not os.path.exists(target)  # one that leads nowhere stays here
+            return not os.path.exists(target)  # leave out a broken link
         self._out.add(parcel.LINK, inside, os.fsencode(link))
         return True
 
@@ -491,7 +498,7 @@ class _Writer:
             self._binaries[inside] = self._conda_binaries[name]
 
     def finish(self, parts: Sequence[_Part]) -> EnvironmentNeeds:
-        """Write the end; return what the environment needs."""
+        """Write the end; return the environment's needs."""
         noted = {
             "links": self._links,
             "texts": self._texts,
@@ -515,5 +522,5 @@ class _Writer:
         )
 
     def close(self) -> None:
-        """End its threads."""
+        """End the writer's threads."""
         self._out.close()

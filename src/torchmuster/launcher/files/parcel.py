@@ -1,9 +1,11 @@
-"""A parcel: the files of an environment as one stream in pieces, each with its checksum; its name is the checksum of their list.
+"""Pack and unpack a parcel: the files of an environment as one stream of pieces with checksums.
 
-So a node believes each piece by itself before it reads a byte of it, unpacks while the next ones come, and says where a sender has to go
-on. In the stream an entry is a kind, a length of name and of content, the name, the content: what may not travel (devices, owners, absolute
-links) can't be said, and many small files take less than half of the time that they take as a tar. Pieces that get smaller by zlib are
-compressed. In a file the list comes last.
+The name of the parcel is the checksum of the list of its pieces. So a node verifies each piece by
+itself before it parses it, unpacks while the next pieces arrive, and names the piece at which a
+sender has to continue. In the stream an entry is a kind, the lengths of name and content, the name,
+the content: what may not be sent (devices, owners, absolute links) can't be expressed, and many
+small files take less than half the time of a tar. Pieces that zlib makes smaller are compressed. In
+a file the list comes last.
 """
 
 import contextlib
@@ -26,33 +28,33 @@ FILE, PROGRAM, LINK, NOTES = b"f", b"x", b"l", b"n"
 _IS_COMPRESSED = 1 << 31
 _SAMPLE_BYTES = 64 << 10
 _PAYS = 0.9
-_MOST_FOLDERS = 200  # one in the other: who removes them goes down by recursion
+_MOST_FOLDERS = 200  # nested; the code that removes them is recursive
 _MAX_NAME_BYTES = 4096
 _MAX_NOTES_BYTES = 64 << 20
 _AHEAD = 8
 
 
 class ParcelError(ValueError):
-    """What came, or lies there, is not what the name of the parcel says."""
+    """The received or stored data does not match the name of the parcel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece as it is listed; `length` is that of its bytes as they travel."""
+    """A piece in the list; `length` is that of its bytes as sent, perhaps compressed."""
 
     digest: bytes
     length: int
     is_compressed: bool
 
     def check(self, data: bytes | memoryview) -> bool:
-        """Say whether these are its bytes."""
+        """Return whether the data is this piece's."""
         return len(data) == self.length and hashlib.sha256(data).digest() == self.digest
 
     def content(self, data: bytes) -> bytes:
-        """Return a part of the stream; of checked bytes.
+        """Return the piece's part of the stream, decompressed, from checked data.
 
         Raises:
-            ParcelError: It is more than a piece may be.
+            ParcelError: It can't be decompressed, or is larger than a piece may be.
         """
         if not self.is_compressed:
             return data
@@ -67,7 +69,7 @@ class Piece:
 
 
 def read_list(data: bytes, sha: str) -> tuple[Piece, ...]:
-    """Return the pieces that a list names.
+    """Return the pieces of a list.
 
     Raises:
         ParcelError: It is not the list of this parcel.
@@ -84,7 +86,7 @@ def read_list(data: bytes, sha: str) -> tuple[Piece, ...]:
 
 
 class ParcelWriter:
-    """Writes a parcel to a file; pieces are compressed and hashed by threads, since both leave the interpreter."""
+    """Writes a parcel to a file; threads compress and hash pieces: both release the GIL."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -95,7 +97,7 @@ class ParcelWriter:
         self.size_bytes = self.unpacked_bytes = self.num_files = 0
 
     def add(self, kind: bytes, name: str, content: Any) -> None:
-        """Write an entry; the content is bytes, or a map of them."""
+        """Write an entry; the content is bytes or an mmap."""
         raw, size = os.fsencode(name), len(content)
         if len(raw) > _MAX_NAME_BYTES:
             raise ParcelError(f"{name[:80]!r}... is too long a name")
@@ -121,10 +123,10 @@ class ParcelWriter:
             self.size_bytes += len(data)
 
     def finish(self, notes: dict[str, Any]) -> str:
-        """Write the end, with what is noted for whoever unpacks it; return the parcel's name.
+        """Write the end, with the notes for the unpacker; return the parcel's name.
 
         Raises:
-            ParcelError: It is too large.
+            ParcelError: The environment is too large.
         """
         self.add(NOTES, "", json.dumps(notes).encode())
         self._seal(all_of_it=True)
@@ -137,7 +139,7 @@ class ParcelWriter:
 
     @property
     def num_pieces(self) -> int:
-        """Return how many there are; of a finished one."""
+        """Return the number of pieces of a finished parcel."""
         return len(self._list)
 
     def close(self) -> None:
@@ -146,7 +148,7 @@ class ParcelWriter:
 
 
 def _sealed(data: bytes) -> tuple[bytes, bytes]:
-    """Return how a piece is listed, and its bytes as they travel; a sample says whether zlib is worth its time."""
+    """Return a piece's list entry and its bytes to send; try zlib on a sample first."""
     flag, sample = 0, data[:_SAMPLE_BYTES]
     if len(zlib.compress(sample, 1)) < _PAYS * len(sample):
         smaller = zlib.compress(data, 1)
@@ -156,11 +158,11 @@ def _sealed(data: bytes) -> tuple[bytes, bytes]:
 
 
 class ParcelFile:
-    """A parcel that lies in a file.
+    """A parcel in a file.
 
     Raises:
-        ParcelError: It is damaged.
-        OSError: It can't be read.
+        ParcelError: The file is damaged.
+        OSError: The file can't be read.
     """
 
     def __init__(self, path: str, sha: str, num_pieces: int) -> None:
@@ -178,10 +180,10 @@ class ParcelFile:
             self._offsets.append(self._offsets[-1] + piece.length)
 
     def piece(self, index: int) -> bytes:
-        """Return the bytes of a piece as they travel.
+        """Return the bytes of a piece as sent.
 
         Raises:
-            ParcelError: They are not what they were.
+            ParcelError: The file was changed or damaged.
         """
         piece = self.pieces[index]
         data = os.pread(self._fd, piece.length, self._offsets[index])
@@ -190,22 +192,22 @@ class ParcelFile:
         return data
 
     def offset(self, index: int) -> int:
-        """Return the bytes before a piece."""
+        """Return the number of bytes before a piece."""
         return self._offsets[index]
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         os.close(self._fd)
 
 
 class Unpacker:
-    """Makes files of a stream, part by part, in a folder of its own.
+    """Unpacks a stream, part by part, into an empty folder.
 
-    Links are made when all files are there, so none is written through one.
+    Links are made after all files, so no file is written through a link.
 
     Args:
         root: An empty folder that nobody else writes to.
-        max_bytes: Of all contents; `max_files` entries.
+        max_bytes: Limit on the size of all contents; `max_files` limits the entries.
     """
 
     def __init__(self, root: str, max_bytes: int, max_files: int) -> None:
@@ -220,10 +222,10 @@ class Unpacker:
         self.notes: dict[str, Any] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take the next part of the stream.
+        """Unpack the next part of the stream.
 
         Raises:
-            ParcelError: An entry leaves the folder, is of no kind that travels, or is more than was announced.
+            ParcelError: An entry leaves the folder, has an unknown kind, or exceeds the limits.
             OSError: A file can't be written.
         """
         rest = memoryview(data)
@@ -238,7 +240,7 @@ class Unpacker:
                 self._end()
 
     def _begin(self, rest: memoryview) -> memoryview:
-        """Read the head of an entry, or as much as there is of it."""
+        """Read the header of an entry, or as much of it as has arrived; return the rest."""
         for size in (_ENTRY.size, 0):
             wanted = size or _ENTRY.size + _ENTRY.unpack_from(self._head)[1]
             lacks = max(0, wanted - len(self._head))
@@ -302,10 +304,10 @@ class Unpacker:
         self._text.clear()
 
     def finish(self) -> dict[str, Any]:
-        """Make the links; return what was noted.
+        """Make the links; return the notes.
 
         Raises:
-            ParcelError: The stream has not ended.
+            ParcelError: The stream is incomplete.
         """
         if self.notes is None or self._head:
             raise ParcelError("the environment came in part only")
@@ -331,7 +333,10 @@ def _checked(name: str) -> str:
 
 
 def _inside(name: str, target: str) -> str:
-    """Return the target of a link; `..` may only begin it, since behind the name of another link it would lead elsewhere."""
+    """Return a checked link target.
+
+    `..` may only begin it: after another link's name it would lead elsewhere.
+    """
     parts: Sequence[str] = target.split("/")
     ups = 0
     while ups < len(parts) and parts[ups] == "..":

@@ -1,6 +1,6 @@
-"""torchmuster as one archive, for hosts without it: named by its content, the same for every processor.
+"""Pack torchmuster into one archive for hosts without it, named by its content.
 
-The package is pure Python, so it does not depend on this machine's processor; a test checks that.
+The package is pure Python, so one archive serves every processor; a test checks that.
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import muster_home
 
-# Of the package what a node, host or pod needs, and why; the rest stays here. A name is a folder or a file.
+# Folders and files of the package that a node, host or pod needs, and why; the rest is not sent.
 TRAVELS = plugs.table("travels")
-_THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the least that a zip can hold: the content alone names it
+_THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest in a zip; fixed for reproducible archives
 
 
 def package_folder() -> str:
@@ -25,13 +25,13 @@ def package_folder() -> str:
 
 
 def travels(name: str) -> bool:
-    """Return whether nodes need a file of the package; what all of its folders need is in their `__init__.py`, and what each room adds in its `plug.py`."""
+    """Return whether nodes need a file: any `__init__.py` or `plug.py`, or one of the table."""
     is_shared = "/" not in name or name.endswith(("/__init__.py", "/plug.py"))
     return is_shared or any(name == one or name.startswith(f"{one}/") for one in TRAVELS)
 
 
 def package_files(package: str) -> list[tuple[str, bytes]]:
-    """Return (relative name, content) of the files of a package that nodes need, sorted."""
+    """Return (relative name, content) of a package's files that nodes need, sorted."""
     found: list[tuple[str, bytes]] = []
     for folder, names, files in os.walk(package):
         names[:] = [name for name in names if name != "__pycache__"]
@@ -45,7 +45,7 @@ def package_files(package: str) -> list[tuple[str, bytes]]:
 
 
 def content_hash(files: Iterable[tuple[str, bytes]]) -> str:
-    """Return the hash of files: names, lengths and contents. `launcher/node/remote/loader.py` counts the same."""
+    """Return a hash of names, lengths and contents, as `launcher/node/remote/loader.py` does."""
     whole = hashlib.sha256()
     for name, data in sorted(files):
         whole.update(f"{name}\0{len(data)}\0".encode())
@@ -66,10 +66,10 @@ def make_archive(files: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def place_package(path: str) -> None:
-    """Write the archive of this package to `path`: a hard link to the one in the cache, or a copy.
+    """Write this package's archive to `path`, as a hard link to the one in the cache or as a copy.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The archive can't be written.
     """
     if os.path.exists(path):
         return
@@ -85,7 +85,7 @@ def place_package(path: str) -> None:
 
 
 def travelling_package(cache: str, files: list[tuple[str, bytes]], sha: str) -> bytes:
-    """Return the archive of the package, made once for each content and kept in `cache`."""
+    """Return the archive of the package; make it once per content and keep it in `cache`."""
     path = os.path.join(cache, f"torchmuster-{sha}.zip")
     try:
         with open(path, "rb") as file:

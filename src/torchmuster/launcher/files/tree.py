@@ -1,4 +1,4 @@
-"""Walks and copies a directory tree, following links inside it, but none that point outside."""
+"""Walk and copy a directory tree; follow links inside it, but none that point outside."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from torchmuster.errors import MusterError
 
 _POINTS_TO_NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _PIECE_BYTES = 16 << 20
-# Where the kernel can't copy by itself: other file systems, old kernels, special files.
+# The kernel can't copy the file itself: other file systems, old kernels, special files.
 _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
@@ -33,7 +33,7 @@ class Tree:
     Attributes:
         root: The real path of the tree.
         files: Regular files, including targets of links inside the tree.
-        folders: Without the root.
+        folders: Folders, without the root.
         leaving: Links that point outside the tree, and their targets.
         circles: Links to a folder that contains them, and that folder.
         left_out: Entries that are neither file nor folder, and why.
@@ -48,13 +48,13 @@ class Tree:
 
 
 def walk_tree(folder: str, starts: Sequence[str] = ("",)) -> Tree:
-    """Return the contents of a folder, or of these parts of it.
+    """Return the contents of a folder, or of the given parts of it.
 
     Raises:
-        OSError: It can't be read.
+        OSError: A folder or file can't be read.
     """
     tree = Tree(os.path.realpath(folder))
-    # A stack, because trees can be deep: name, real path, and the real folders on the way to it.
+    # A stack, because trees can be deep: (name, real path, real paths of the folders above it).
     waiting: list[tuple[str, str, tuple[str, ...]]] = [
         (start, os.path.realpath(os.path.join(folder, start)), ()) for start in starts
     ]
@@ -105,10 +105,10 @@ def _take_file(tree: Tree, name: str, path: str) -> None:
 
 
 def local_file(name: str, path: str) -> LocalFile:
-    """Return the status of a regular file.
+    """Return the facts about a regular file.
 
     Raises:
-        OSError: It is not one (EINVAL), or is not accessible.
+        OSError: The file is not regular (EINVAL), or not accessible.
     """
     facts = os.stat(path)
     if not stat.S_ISREG(facts.st_mode):
@@ -118,17 +118,18 @@ def local_file(name: str, path: str) -> LocalFile:
 
 
 def is_inside(path: str, root: str) -> bool:
-    """Return whether a real path is a real folder or below it."""
+    """Return whether a real path is `root`, also a real path, or below it."""
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def copy_file(source: str, target: str, count: Callable[[int], object] = int) -> None:
-    """Copy content and mode in the kernel, which may share blocks until one of the files is written.
+    """Copy content and mode in the kernel, which may share blocks until either file is written.
 
     Args:
         source: A regular file.
-        target: Replaced if it exists.
-        count: Gets the size of each piece; of what has to be copied again, negative.
+        target: Overwritten if it exists.
+        count: Called with the size of each piece; with a negative size before bytes are copied
+            again.
     """
     with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
         try:
@@ -138,7 +139,7 @@ def copy_file(source: str, target: str, count: Callable[[int], object] = int) ->
             if error.errno not in _NO_COPY:
                 raise
         if writer.tell() < os.fstat(reader.fileno()).st_size:
-            # Refused, or (some network file systems) ended early without an error.
+            # The kernel refused, or (some network file systems) ended early without an error.
             count(-writer.tell())
             reader.seek(0)
             writer.seek(0)
@@ -157,11 +158,12 @@ def copy_tree(
 ) -> int:
     """Copy the files whose relative path `regex` matches (from its start); return their number.
 
-    Without a regex, copy empty folders too. Targets of links are copied; sockets, pipes, devices and broken links
-    are skipped. `tell` gets again and again how many bytes of how many are copied.
+    Without a regex, copy empty folders too. Copy the targets of links; skip sockets, pipes, devices
+    and broken links. Call `tell` repeatedly with the bytes copied and the total bytes.
 
     Raises:
-        MusterError: A link points outside the tree or forms a cycle, or a file can't be read or written.
+        MusterError: A link points outside the tree or forms a cycle, or a file can't be read or
+            written.
     """
     try:
         os.makedirs(target, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Parts of a head: preflight, network survey, exec relay, metrics. Standard library only."""
+"""The launcher's parts of a head: start checks, hang watch, exec relay, metrics."""

@@ -1,9 +1,10 @@
-"""How all ranks of a run stand: takes what agents report, answers who looks, and writes the record.
+"""Live state of all ranks: collect the agents' reports, serve viewers, and write the record.
 
-A value of a sample is what has changed between two reports of a rank. Those who look get a window of ten to twenty
-seconds, so that the numbers are steady. The record (`samples.jsonl`) has a line every ten seconds at first; the
-interval doubles with every 4 MiB that the file has, whoever wrote them, so its size grows with the logarithm of the
-run's time: a line of 512 ranks has about 60 KB, and a week of them about 40 MiB.
+A value of a sample is the change between two reports of a rank. Viewers get a window of ten to
+twenty seconds, so that the numbers are steady. The record (`samples.jsonl`) has a line every ten
+seconds at first. The interval doubles with every 4 MiB of the file, including what earlier heads
+wrote, so its size grows with the logarithm of the run's time: a line for 512 ranks has about 60 KB,
+and a week of them about 40 MiB.
 """
 
 import json
@@ -22,15 +23,15 @@ from torchmuster.launcher.net import part_messages
 
 WRITE_EVERY_S = 10.0
 DOUBLE_EVERY_BYTES = 4 << 20
-_WINDOW_S = 10.0  # of those who look: one to two of it
-_FRESH_S = 1.0  # one sample serves all who look within it
+_WINDOW_S = 10.0  # viewers get one to two windows
+_FRESH_S = 1.0  # how long one sample serves all viewers
 _RANKS_PER_MESSAGE = 1024  # with names of 100 characters still half a frame
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What an agent has told of a rank, and when."""
+    """An agent's report on a rank, and when it came."""
 
     at: float
     progress: RankProgress
@@ -38,18 +39,18 @@ class _Told:
 
 @dataclass(slots=True)
 class _Base:
-    """With what the newest reports are compared."""
+    """The earlier reports with which the newest ones are compared."""
 
     at: float
     ranks: dict[int, _Told] = field(default_factory=dict)
 
 
 class Board:
-    """Knows how the ranks of the attempt that runs stand.
+    """Live state of the ranks of the running attempt.
 
     Args:
-        write: Takes a line of the record.
-        has_bytes: How large the record is already, of heads before this one.
+        write: Appends a line to the record.
+        has_bytes: Size of the record that earlier heads have written.
     """
 
     def __init__(self, write: Callable[[bytes], None], has_bytes: int = 0) -> None:
@@ -65,10 +66,10 @@ class Board:
         self._is_news = False
         self._shown: tuple[float, RankSample] | None = None
 
-    # What comes in.
+    # Reports.
 
     def begin(self, now: float, attempt: int, nodes: Mapping[int, str]) -> None:
-        """Begin with an attempt; `nodes` has the node of every rank."""
+        """Start an attempt; `nodes` maps each rank to its node."""
         self.end(now)
         self.attempt = attempt
         self._nodes = tuple(nodes[rank] for rank in sorted(nodes))
@@ -77,7 +78,7 @@ class Board:
         self._written = self._older = self._newer = _Base(now)
 
     def take(self, now: float, progress: Sequence[RankProgress]) -> None:
-        """Take an agent's report."""
+        """Handle an agent's report."""
         for one in progress:
             if not 0 <= one.rank < len(self._nodes):
                 continue
@@ -86,7 +87,7 @@ class Board:
                 self._active_at[one.rank] = now
             told = self._told[one.rank] = _Told(now, one)
             for base in (self._written, self._older, self._newer):
-                base.ranks.setdefault(one.rank, told)  # its first: there is nothing to compare yet
+                base.ranks.setdefault(one.rank, told)  # its first report is compared with itself
             if one.steps_here:
                 self._stepped.setdefault(one.rank, told)
             self._is_news = True
@@ -94,7 +95,7 @@ class Board:
             self._older, self._newer = self._newer, _Base(now, dict(self._told))
 
     def note_ends(self, ends: Sequence[WorkerEnd]) -> None:
-        """Note which workers have ended: all that the attempt knows, in the order of their ends."""
+        """Record which workers have ended; `ends` are all of the attempt, in order."""
         self._ended.update(end.rank for end in ends[self._num_ends :])
         self._num_ends = len(ends)
 
@@ -105,12 +106,12 @@ class Board:
             self._record(now)
 
     def end(self, now: float) -> None:
-        """Write what is not written yet: the attempt has ended."""
+        """End the attempt; write what is not written yet."""
         if self.attempt is not None and self._is_news:
             self._record(now)
         self.attempt = self._shown = None
 
-    # What goes out.
+    # Samples.
 
     def answer(self, now: float, ask_id: str) -> list[part_messages.BoardTold]:
         """Return the answer to a client."""
@@ -124,7 +125,7 @@ class Board:
         ]
 
     def newest(self, now: float) -> RankSample | None:
-        """Return how all ranks stand now; None while no attempt runs."""
+        """Return the state of all ranks, at most a second old; None while no attempt runs."""
         if self.attempt is None:
             return None
         if self._shown is None or now - self._shown[0] >= _FRESH_S:
@@ -171,7 +172,7 @@ class Board:
         if progress.beat_age_s is None:
             return _Row(values)
         values["ages_s"] = round(progress.beat_age_s + max(now - told.at, 0.0), 1)
-        # What came before the first step is no step's time.
+        # The time before the first step belongs to no step.
         start = before if before.progress.steps_here else self._stepped.get(rank, told)
         values |= _of_library(before.progress, start.progress, progress)
         num_steps = progress.steps_here - start.progress.steps_here
@@ -186,7 +187,7 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The values of one rank, by column; `parts` where it has made steps."""
+    """The values of one rank, by column; `parts` only if it has made steps."""
 
     values: dict[str, Any]
     num_steps: int = 0
@@ -222,7 +223,7 @@ def _of_library(before: RankProgress, start: RankProgress, now: RankProgress) ->
 
 
 _NUM_PHASES = len(RankPhase)
-_PHASES = {  # and whether it is a part of every step
+_PHASES = {  # column -> phase, and whether it is part of every step
     "data_s": (RankPhase.DATA, True),
     "forward_s": (RankPhase.FORWARD, True),
     "save_s": (RankPhase.SAVE, False),
@@ -245,7 +246,7 @@ _COLUMNS = (
 
 
 def _column(rows: Sequence[_Row], name: str) -> tuple[Any, ...]:
-    """Return a column; empty where no rank has it."""
+    """Return a column; empty where no rank has a value."""
     nothing = "" if name == "phases" else None
     column = tuple(row.values.get(name, nothing) for row in rows)
     return column if any(value is not nothing for value in column) else ()

@@ -1,6 +1,6 @@
-"""The head's part in `muster exec`: which client's connection belongs to which command of which agent.
+"""The head's part in `muster exec`: route messages between clients and commands on agents.
 
-It holds names only: what travels is bounded by the windows of both ends (`net.messages`).
+It stores routes only: the windows of both ends bound the data in flight (`net.messages`).
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ class _Route(Generic[Agent]):
 
 
 class ExecRelay(Generic[Agent]):
-    """Passes messages on between clients and agents: those of tasks, or of the nodes of a run.
+    """Passes messages between clients and agents: those of tasks, or of the nodes of a run.
 
     Args:
-        find: Returns the agent of what a client has named, where there is one now.
-        send: Sends to an agent, if it is connected.
-        why_not: Returns why what was named can't be entered now, for a message.
+        find: Returns the agent for the target that a client has named; None if there is none now.
+        send: Sends a message to an agent, if it is connected.
+        why_not: Returns what to tell a client whose target can't be entered now.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ExecRelay(Generic[Agent]):
 
     @property
     def num_routes(self) -> int:
-        """Return how many commands are known."""
+        """Return the number of running commands."""
         return len(self._routes)
 
     def from_client(self, client: Client, message: part_messages.FromExecClient) -> None:
@@ -71,7 +71,7 @@ class ExecRelay(Generic[Agent]):
             client.send_nowait(part_messages.ExecRefused(exec_id=exec_id, what=what, why=why))
 
     def client_gone(self, client: Client) -> None:
-        """End what a client has started."""
+        """End the commands of a client that has disconnected."""
         for exec_id, route in list(self._routes.items()):
             if route.client is client:
                 del self._routes[exec_id]
@@ -87,7 +87,7 @@ class ExecRelay(Generic[Agent]):
         route.client.send_nowait(message)
 
     def agent_gone(self, agent: Agent, why: str) -> None:
-        """Tell its clients that an agent is no more."""
+        """End the commands of a lost agent for their clients."""
         for exec_id, route in list(self._routes.items()):
             if route.agent == agent:
                 del self._routes[exec_id]

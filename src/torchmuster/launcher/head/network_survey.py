@@ -1,10 +1,10 @@
-"""The head's side of the survey of networks: ask all agents, let them call each other, choose.
+"""The head's side of the network survey: ask all agents, let them probe each other, choose.
 
-    settle() --members are new--> ASKING --all have said what they have--> PROBING --chosen--> settled
-                                     +-------- the time is up --------> settled, without a choice
+    settle() --new members--> ASKING --all have reported--> PROBING --chosen--> settled
+                                 +-------- the time is up --------> settled, without a choice
 
-Nothing here waits: the head calls `settle` until it says True, passes messages on to `take`, and wakes up
-at `due`. The survey runs while the nodes' spawners import torch.
+Nothing here blocks: the head calls `settle` until it returns True, passes messages to `take`, and
+wakes up at `due`. The survey runs while the nodes' spawners import torch.
 """
 
 import random
@@ -38,10 +38,10 @@ from torchmuster.launcher.net import part_messages
 
 CONNECT_S = 1.0
 LIMIT_S = 2.0
-# When no network is good: once more, with patience, before a run is ended because of it.
+# When no network connects all nodes: the limits of one more survey before the run is ended.
 PATIENT_CONNECT_S = 5.0
 PATIENT_LIMIT_S = 7.0
-_MAX_RECORDED = 64  # nodes, and on average 8 pairs of each
+_MAX_RECORDED = 64  # nodes, with 8 pairs each on average
 _LOOPBACK = {"lo": "it leads to the node itself"}
 
 
@@ -61,16 +61,16 @@ class _Survey:
     unused: list[Unused] = field(default_factory=list)
     findings: NetworkFindings = field(default_factory=NetworkFindings)
     is_probing: bool = False
-    ready_at: float | None = None  # when all spawners were
+    ready_at: float | None = None  # when all spawners were ready
 
     @property
     def is_complete(self) -> bool:
-        """Say whether every call has ended."""
+        """Return whether every call has ended."""
         return len(self.findings.complete) >= len(self.candidates) * len(self.members)
 
 
 class NetworkSurvey:
-    """Chooses the network of a run.
+    """Chooses the network of a run's workers.
 
     Attributes:
         error: The report that ends the run, when no network connects all nodes.
@@ -97,11 +97,11 @@ class NetworkSurvey:
         self._interfaces: dict[str, Interface] = {}  # by incarnation
         self._head: Interface | None = None
 
-    # What the head asks.
+    # Called by the head.
 
     @property
     def due(self) -> float | None:
-        """Return when `settle` has to be called again even if nobody speaks."""
+        """Return when `settle` must be called again even if no message comes."""
         return self._survey.ends_at if self._survey is not None else None
 
     @property
@@ -120,10 +120,10 @@ class NetworkSurvey:
         return interface.address if interface is not None else None
 
     def settle(self, here: Sequence[Member], head_address: str) -> bool:
-        """Say whether the network of these members is settled; begin a survey, or end one, if not.
+        """Return whether the members' network is settled; if not, start or advance a survey.
 
         Args:
-            here: Who will be in the attempt.
+            here: The members of the attempt.
             head_address: The head's address that most of the others have reached.
         """
         incarnations = frozenset(member.hello.incarnation for member in here)
@@ -144,7 +144,7 @@ class NetworkSurvey:
         return len(here) < 2 or ids == {self._own_network_id} or "" in ids
 
     def take(self, member: Member, message: messages.Message) -> None:
-        """Take what an agent says of its interfaces and its calls."""
+        """Record an agent's report on its interfaces or its calls."""
         survey = self._survey
         if survey is None or member not in survey.members:
             return
@@ -195,7 +195,7 @@ class NetworkSurvey:
             self._give_up(survey, f"{silent[0]} has not reported its interfaces")
 
     def _is_enough(self, survey: _Survey) -> bool:
-        """Workers could start, and only calls on other networks are waited for: the likely black holes."""
+        """Return whether workers could start: a network is good, and only calls on others hang."""
         if survey.ready_at is None:
             return False
         num_nodes = len(survey.members)
@@ -281,12 +281,12 @@ class NetworkSurvey:
         )
 
     def _give_up(self, survey: _Survey, why: str) -> None:
-        """Go on as without a survey: on the addresses that the agents' connections use."""
+        """Continue without a survey, on the addresses that the agents' connections use."""
         self._settle(survey)
         text = f"the network was not measured: {why}; workers use the agents' own connections"
         self._tell(NoticeEvent(node=survey.names[0], text=text))
 
-    # What the user has set himself.
+    # Variables that the user has set.
 
     def _check_variables(self, survey: _Survey, chosen: Choice) -> None:
         bad = _LOOPBACK | {
@@ -317,7 +317,7 @@ def _cannot_work(why: str) -> bool:
 
 
 def _problem(variable: str, value: str, names: Sequence[str], bad: dict[str, str]) -> str | None:
-    """Return what is wrong with what the user has set; it is kept all the same."""
+    """Return what is wrong with a variable that the user has set; it is kept all the same."""
     meant = matches(variable, value, names)
     if not meant:
         there = ", ".join(name for name in names if name != "lo")

@@ -1,7 +1,7 @@
-"""A run in the words of Prometheus: the text of OpenMetrics 1.0, made from a sample of all ranks and the library's record.
+"""Metrics of a run in OpenMetrics 1.0 text, from a sample of all ranks and the library's record.
 
-Names follow its conventions: base units, `_total` for what only grows, one name for all ranks with labels for what differs.
-Source: OpenMetrics 1.0.0, "Text format" and "Metric naming".
+Names follow its conventions: base units, `_total` for counters, one name for all ranks with labels
+to tell them apart. Source: OpenMetrics 1.0.0, "Text format" and "Metric naming".
 """
 
 import json
@@ -16,8 +16,8 @@ from torchmuster.launcher.model.progress import RankSample
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _MIB = 1 << 20
-_MOST_READ = 4 << 20  # of the record at one look
-_MOST_VALUES = 200  # names of metrics that a script may have
+_MOST_READ = 4 << 20  # bytes of the record in one read
+_MOST_VALUES = 200  # metric names of one script
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class NewestTraining:
     """The newest values that the training library has written, read as the file grows.
 
     Attributes:
-        values: The last of every metric, by the script's own name for it.
+        values: The last value of every metric, by the script's name for it.
     """
 
     path: str
@@ -35,12 +35,12 @@ class NewestTraining:
     _position: int = 0
 
     def read(self) -> None:
-        """Read what has been written since the last time; of a long file only the end."""
+        """Read what has been written since the last call; if that is much, only its end."""
         try:
             with open_plain(self.path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < self._position:
-                    self._position = 0  # another file
+                    self._position = 0  # the file was replaced
                 file.seek(max(self._position, size - _MOST_READ))
                 data = file.read(_MOST_READ)
                 whole = data.rfind(b"\n") + 1
@@ -75,10 +75,10 @@ def render(
     """Return the whole answer to a scrape.
 
     Args:
-        run_id: Of the run.
-        num_attempts: How many have been started.
-        sample: How all ranks stand; None while none runs.
-        training: What the library has written.
+        run_id: The run's id.
+        num_attempts: How many attempts have been started.
+        sample: The state of all ranks; None while no attempt runs.
+        training: The training library's newest values.
     """
     lines = [
         *_family("torchmuster_run", "info", "The run that this head conducts."),
@@ -151,7 +151,7 @@ def _labels(**labels: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number as Prometheus reads it: `NaN` and `+Inf` are numbers, too."""
+    """Return a number as Prometheus reads it, which knows `NaN` and `+Inf`."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

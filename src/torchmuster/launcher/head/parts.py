@@ -1,4 +1,4 @@
-"""The launcher's parts of a head: how ranks stand, hangs, `muster exec`, the page for Prometheus."""
+"""The launcher's parts of a head: state of the ranks, hangs, `muster exec`, metrics."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BoardPart(HeadPart):
-    """How all ranks stand."""
+    """Serves and records the state of all ranks."""
 
     def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
@@ -25,7 +25,7 @@ class BoardPart(HeadPart):
         self.board = Board(lambda line: disk.append(samples, line), head.options.samples_bytes)
 
     def take_word(self, member: Member, message: messages.Message) -> bool:
-        """Take how far ranks are."""
+        """Record the progress of ranks."""
         attempt = self.head.policy.running
         if not isinstance(message, part_messages.Progress):
             return False
@@ -56,14 +56,14 @@ class BoardPart(HeadPart):
 
 
 class HangPart(HeadPart):
-    """Ranks that stand still: watched in the attempt that runs, from its first progress on."""
+    """Watches the running attempt for hung ranks, from the first progress report on."""
 
     def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
         self._hangs: HangMonitor | None = None
 
     def take_word(self, member: Member, message: messages.Message) -> bool:
-        """Take how far ranks are, and their stacks."""
+        """Record the progress and the stacks of ranks."""
         attempt = self.head.policy.running
         if not isinstance(message, part_messages.Progress | part_messages.Stacks):
             return False
@@ -88,13 +88,13 @@ class HangPart(HeadPart):
         return True
 
     def lose(self, member: Member, why: str) -> None:
-        """Take that a node was lost: it answers no question."""
+        """Stop waiting for the stacks of a lost node."""
         del why
         if member.place is not None and self._hangs is not None:
             self._hangs.lose(member.place)
 
     def advance(self, now: float) -> None:
-        """Judge who stands still."""
+        """Judge which ranks hang; report a hang to the policy."""
         policy, hangs = self.head.policy, self._hangs
         attempt = policy.running
         if attempt is None or hangs is None or hangs.attempt != attempt.number:
@@ -123,7 +123,7 @@ class HangPart(HeadPart):
 
 
 class ExecPart(HeadPart):
-    """Commands beside ranks, passed on between clients and agents."""
+    """Passes the messages of `muster exec` between clients and agents."""
 
     def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
@@ -152,26 +152,26 @@ class ExecPart(HeadPart):
         return True
 
     def client_gone(self, client: HeadClient) -> None:
-        """End the commands of a client that has gone."""
+        """End the commands of a client that has disconnected."""
         if self._execs is not None:
             self._execs.client_gone(client.channel)
 
     def lose(self, member: Member, why: str) -> None:
-        """Tell the clients of commands on a node that was lost."""
+        """End the commands on a lost node for their clients."""
         if self._execs is not None:
             name = self.head.policy.members.name(member)
             self._execs.agent_gone(member, f"{name} was lost: {why}")
 
 
 class MetricsPart(HeadPart):
-    """The page that Prometheus reads, where there is a port for it."""
+    """Serves metrics for Prometheus, where the plan has a port for them."""
 
     def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
         self._training: NewestTraining | None = None
 
     async def serve(self) -> None:
-        """Serve the page; a port that is taken ends no run."""
+        """Serve the page; if the port is in use, notify the user and continue without."""
         port = self.head.plan.metrics_port
         if port is None:
             return
@@ -188,7 +188,7 @@ class MetricsPart(HeadPart):
         await MetricsPage(CONTENT_TYPE, self.page).serve(listening)
 
     def page(self) -> str:
-        """Return the page."""
+        """Return the page in OpenMetrics text."""
         from torchmuster.launcher.head.openmetrics import NewestTraining, render
 
         head, board = self.head, self.head.parts["board"]

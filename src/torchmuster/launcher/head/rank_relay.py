@@ -1,4 +1,4 @@
-"""Which agent has the rank or the node that `muster exec` names: a word, `rank 3`, or `node n2`."""
+"""Find the agent of the rank or the node that `muster exec` names: `rank 3`, or `node n2`."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,18 +9,18 @@ from torchmuster.core.model.text import name_alone, nearest
 
 
 class RunningAttempt(Protocol):
-    """The attempt that runs."""
+    """The part of an attempt that is read here."""
 
     members: dict[int, Member]
     ranks: dict[int, NodeRanks]
 
 
 class NamedAgents:
-    """The agents of a run, by what a client calls them.
+    """The agents of a run, by the names that clients use.
 
     Args:
-        attempt: Returns the attempt that runs.
-        name: Returns what a member is called.
+        attempt: Returns the newest attempt; None before the first.
+        name: Returns the name of a member.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class NamedAgents:
         self._name = name
 
     def find(self, word: str) -> Member | None:
-        """Return the connected agent of the rank or the node."""
+        """Return the connected agent of the rank or node; None if there is none."""
         attempt = self._attempt()
         kind, _, name = word.partition(" ")
         if attempt is None:
@@ -51,7 +51,7 @@ class NamedAgents:
         return None
 
     def why_not(self, word: str) -> tuple[str, str | None]:
-        """Return why there is none."""
+        """Return why `find` returned None, and what the run has instead."""
         attempt = self._attempt()
         kind, _, name = word.partition(" ")
         if attempt is None:

@@ -1,4 +1,4 @@
-"""What is measured before an attempt starts: the network that its workers use, and what is wrong with the nodes."""
+"""Checks before an attempt starts: the survey of the workers' network, and the preflight."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SurveyedStart(StartChecks):
-    """The survey of networks, and the preflight of a run where there is one."""
+    """The network survey and, where another room has added one, the preflight."""
 
     def __init__(self, policy: NodePolicy, own_address: str, own_network_id: str) -> None:
         super().__init__(policy, own_address, own_network_id)
@@ -28,13 +28,13 @@ class SurveyedStart(StartChecks):
 
     @property
     def due(self) -> float | None:
-        """Return when `settle` has to be called again even if no message comes."""
+        """Return when `settle` must be called again even if no message comes."""
         parts = (self._network, self._preflight)
         dues = [part.due for part in parts if part is not None and part.due is not None]
         return min((due for due in dues if due > self._clock()), default=None)
 
     def greet(self, member: Member) -> None:
-        """Take note of an agent that has joined."""
+        """Tell the preflight that an agent has joined."""
         if self._preflight is not None:
             self._preflight.greet(member)
 
@@ -46,7 +46,7 @@ class SurveyedStart(StartChecks):
             self._preflight.take(member, message)
 
     def settle(self, here: Sequence[Member]) -> bool:
-        """Say whether an attempt may start with these members; once it can't, `end` says why."""
+        """Return whether an attempt may start with these members; if it never can, set `end`."""
         return self._network_is_settled(here) and self._preflight_is_settled(here)
 
     def _network_is_settled(self, here: Sequence[Member]) -> bool:
@@ -61,7 +61,7 @@ class SurveyedStart(StartChecks):
         settled = self._network.settle(list(here), super().master_address(here))
         if self._network.error is not None:
             if self._preflight is not None and self._preflight.take_failure(self._network.error):
-                return True  # the long form shows the matrix too
+                return True  # the long preflight shows the matrix all the same
             self.end = ChecksEnd(ChannelError.exit_code, self._network.error)
             return False
         return settled
@@ -77,10 +77,10 @@ class SurveyedStart(StartChecks):
         return settled and self.end is None
 
     def interface_of(self, member: Member) -> str | None:
-        """Return the interface that a node's workers use; None where none was chosen."""
+        """Return the interface that a node's workers use; None where no network was chosen."""
         return self._network.interface_of(member) if self._network is not None else None
 
     def master_address(self, here: Sequence[Member]) -> str:
-        """Return the head's address in the network that was chosen, else one that others have reached."""
+        """Return the head's address in the chosen network, else one that others have reached."""
         measured = self._network.master_address if self._network is not None else None
         return measured or super().master_address(here)

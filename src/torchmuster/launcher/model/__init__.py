@@ -1,1 +1,1 @@
-"""Values of jobs and of live views, without I/O."""
+"""Values for jobs and for live views, without I/O."""

@@ -1,6 +1,6 @@
-"""A job: the request to a scheduler, the scheduler's view of it, and the environment inside it.
+"""A job: the request to a scheduler, the scheduler's view of it, and the allocation inside it.
 
-No scheduler's own terms are used here: `engines` translates. Sizes are bytes, times seconds.
+The terms here belong to no scheduler: `engines` translates. Sizes are in bytes, times in seconds.
 """
 
 import enum
@@ -28,7 +28,7 @@ class NodeLauncher(enum.Enum):
     SSH = "ssh"
 
 
-WayOfSite = Literal["pbsdsh", "mpiexec", "pbs_tmrsh", "ssh"]  # what a site may choose from
+WayOfSite = Literal["pbsdsh", "mpiexec", "pbs_tmrsh", "ssh"]  # the launchers that a site may choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class NodeChunk:
     """Equal nodes of a job, with the resources of each; None or 0 for no request.
 
     Attributes:
-        workers: Processes that will train on each, so it needs as many CPUs where none are asked for.
-        extra: Keys of the site: of a PBS chunk (`sales_op=blanca`), options of sbatch, or of pods their `image`.
+        workers: Training processes on each node; each needs a CPU where `cpus` is None.
+        extra: The site's keys: for a PBS chunk (`sales_op=blanca`), for sbatch, or a pod's `image`.
     """
 
     num_nodes: int = 1
@@ -62,8 +62,8 @@ class JobArray:
     """Elements of a job, numbered from 0.
 
     Attributes:
-        size: How many; at least 2, since PBS has no array of one.
-        parallel: How many may run at a time; None for as many as the scheduler likes.
+        size: Number of elements; at least 2, since PBS has no array of one.
+        parallel: How many may run at a time; None leaves it to the scheduler.
     """
 
     size: int
@@ -75,27 +75,31 @@ class JobRequest:
     """One job, complete.
 
     Attributes:
-        head: Command words that start on the first node; `$PYTHON` as first word is `python`.
-        about: What the head does, as a comment of the script.
-        log_path: What the job writes, absolute; appended to when it starts again.
-        min_nodes: The least that will do; None when all of `chunks` are needed.
-        outlives_nodes: What runs in it goes on without some of them.
-        max_nodes: The most that are of use; None for the nodes of `chunks`.
+        head: Command that starts on the first node; `$PYTHON` as first argument is `python`.
+        about: What the head does, for a comment in the script.
+        log_path: Absolute path of the job's output; appended to when the job starts again.
+        min_nodes: Smallest useful number of nodes; None when all of `chunks` are needed.
+        outlives_nodes: The run continues after the loss of some nodes.
+        max_nodes: Largest useful number of nodes; None for the nodes of `chunks`.
         queue: Partition of Slurm, queue of PBS.
         constraint: Features that every node has, in Slurm's own syntax.
-        directives: Lines of the site as the scheduler takes them: `--reservation=x`, `-l place=excl`.
-        own_keys: What the site says by keys that mean something to this scheduler alone.
-        run_id: Of the run, where the job is to tell it to those who find the job.
-        brings: Files that travel with the job where nodes don't see the client's: name there, path here. Those in a
+        directives: The site's lines in the scheduler's syntax: `--reservation=x`, `-l place=excl`.
+        own_keys: The site's keys that mean something only to this scheduler.
+        run_id: The run's id, if the job is to show it to those who find the job.
+        brings: (name there, path here) of files sent with the job to nodes that don't share the
+            client's. Files in a
             further parcel have its number before their name, `1/package.txz`.
-        shares: The name of the job that sends `brings` for this one, too.
-        first_index: The number of its first node among those of all jobs that share.
-        package_copy: A folder beside the runs for torchmuster on nodes that lack it; it is unpacked from `.zip`.
+        shares: Name of the job that also sends `brings` for this one.
+        first_index: Index of its first node among the nodes of all jobs that share.
+        package_copy: A folder next to the runs for torchmuster on nodes that lack it; unpacked from
+            `.zip`.
         setup: Shell lines before the head: `module load cuda/12.6`.
-        node_lines: Lines that the agents run on every node; the script has them only for a first node that lacks
-            `python`. None where there are no agents that do so.
-        warn_s: How long before its time limit the job wants to hear of it (SIGUSR1).
-        array: The job is an array; each of its elements runs the head, which reads its number from its environment.
+        node_lines: Lines that the agents run on every node; the script has them only for a first
+            node that lacks
+            `python`. None if no agents run them.
+        warn_s: How long before its time limit the job is to get SIGUSR1.
+        array: The job is an array; each element runs the head, which reads its number from its
+            environment.
     """
 
     name: str
@@ -135,12 +139,13 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """What a scheduler's reason for a wait means.
+    """The meaning of a scheduler's reason for a wait.
 
     Attributes:
-        never: The job can't start, however long it waits.
-        may_be_never: So it is where there is less than the job asks for; that has to be looked at.
-        patience_s: How long it may stand before it is given up; None for as long as any.
+        never: The job can never start, however long it waits.
+        may_be_never: The same, if the cluster has less than the job requests; the caller must check
+            that.
+        patience_s: How long the job may wait for it before it is given up; None for no limit.
     """
 
     sentence: str
@@ -155,11 +160,12 @@ class JobView:
     """A scheduler's view of one job.
 
     Attributes:
-        reason: Why it waits or ended, in the scheduler's own words.
-        wait: What that means, where the engine's table knows it.
+        reason: Why it waits or ended, as the scheduler writes it.
+        wait: Meaning of the reason, if the engine's table has it.
         start_estimate: When it is expected to start, as the scheduler writes it.
-        exit_code: Of the head; None where the scheduler doesn't say, 128 + n for signal n.
-        nodes: The names of its nodes, none before it has started.
+        exit_code: The head's exit code; None if the scheduler doesn't report it, 128 + n for signal
+            n.
+        nodes: The names of its nodes; empty before it has started.
     """
 
     job_id: str
@@ -172,11 +178,11 @@ class JobView:
 
 
 def describe_job(view: JobView) -> str:
-    """Return a sentence on the state of a job, with the meaning of its reason and the scheduler's own word for it."""
+    """Return a sentence on a job's state, with its reason's meaning and the scheduler's wording."""
     text = f"job {view.job_id} is {view.state.value.replace('_', ' ')}"
     if view.wait is not None:
         text += f": {view.wait.sentence}"
-    # Of a job that runs it says how it was started, or still why it had not been.
+    # A running job's reason only says how it was started, or why it had waited.
     if view.reason is not None and (view.state is not JobState.RUNNING or view.wait is not None):
         text += f" ({view.reason})"
     if view.start_estimate is not None:
@@ -190,12 +196,12 @@ def describe_job(view: JobView) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedNode:
-    """A node that a job has got.
+    """A node that is allocated to a job.
 
     Attributes:
         slot: Its first line in PBS's node file, from 0: what `pbsdsh -n` takes.
         het_group: Its component of a heterogeneous Slurm job.
-        gpus: None where the scheduler does not tell.
+        gpus: None if the scheduler does not report it.
     """
 
     name: str
@@ -211,7 +217,7 @@ class Allocation:
 
     Attributes:
         ends_at: The end of the time limit, seconds since 1970.
-        own_node: The node of this process, where the scheduler names it.
+        own_node: The node of this process, if the scheduler names it.
     """
 
     job_id: str

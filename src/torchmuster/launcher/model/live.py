@@ -1,4 +1,4 @@
-"""A run as it is seen while it lives: one value, from which views are drawn without asking anybody."""
+"""A snapshot of a live run: one value, from which views are drawn without further queries."""
 
 import re
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from statistics import median
 
 from torchmuster.launcher.model.progress import RankSample
 
-# What a progress bar says, in its own words: `37%|###7  | 369/1000 [00:12<00:21, 30.1it/s]`.
+# Progress bars in a log: `37%|###7  | 369/1000 [00:12<00:21, 30.1it/s]`.
 #
-# A script without the training library does not say how far it is, but its own bar may. Only tqdm's form, and that of
-# the libraries that imitate it, is understood: a count, a total and a speed that stand in one line. Anything else is
-# no progress.
+# A script without the training library does not report its progress, but its own bar may show it.
+# We parse only the form of tqdm and of libraries that imitate it: a count, a total and a speed in
+# one line.
 
 
 _BAR = re.compile(
@@ -22,11 +22,11 @@ _MAX_LINES = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarWords:
-    """What a bar says.
+    """The state that a progress bar shows.
 
     Attributes:
-        speed: `30.1it/s`, as it stands there.
-        left: `00:21`, as it stands there; empty where the bar does not know.
+        speed: `30.1it/s`, as the bar shows it; empty if unknown.
+        left: `00:21`, as the bar shows it; empty if unknown.
     """
 
     done: int
@@ -36,7 +36,7 @@ class BarWords:
 
 
 def read_bar(text: str) -> BarWords | None:
-    """Return the state of the last bar at the end of a log; None where there is none."""
+    """Return the state of the last bar near the end of a log; None if there is none."""
     lines = re.split(r"[\r\n]", text)[-_MAX_LINES:]
     for line in reversed(lines):
         found = _BAR.search(line)
@@ -51,7 +51,7 @@ def read_bar(text: str) -> BarWords | None:
     return None
 
 
-STALE_S = 15.0  # agents report every two seconds, and a line of the record comes every ten at first
+STALE_S = 15.0  # agents report every 2 s, and the record gets a line every 10 s at first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,11 @@ class LiveAttempt:
     """One attempt.
 
     Attributes:
-        began_at: Seconds since 1970, as all times here.
+        began_at: Seconds since 1970, like all times here.
         ended_at: None while it runs.
-        why: What it follows: `start`, `after SIGKILL`.
-        ended_by: Why it ended; empty while it runs, or where nobody says.
-        cause_rank: The rank whose failure ended it; None where it was none, or nobody says.
+        why: Why it was started: `start`, `after SIGKILL`.
+        ended_by: Why it ended; empty while it runs, or if unknown.
+        cause_rank: The rank whose failure ended it; None if no rank's did, or if unknown.
     """
 
     number: int
@@ -78,19 +78,19 @@ class LiveAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTraining:
-    """What the training library has recorded; numbers may be nan or infinite.
+    """The record of the training library; numbers may be nan or infinite.
 
     Attributes:
-        total_steps: Of the whole run, over all attempts; None where the library can't know.
-        epoch: Number of the last that has ended.
+        total_steps: Steps of the whole run, over all attempts; None if the library can't know.
+        epoch: Number of the last epoch that has ended.
         values: The newest value of each metric, the loss first.
-        not_finite: Those of them that are not finite, and the step since which they are not.
-        curve_of: The name of the first of them, whose history is `curve`; empty without metrics.
-        saved_at: When the last snapshot was whole.
-        saved_bytes: Its size; None where it can't be seen from here.
-        saving_since: When the snapshot was ordered that is being written; None without one.
-        saving_step: Its step.
-        saving_bytes: What is written of it; None where it can't be seen from here.
+        not_finite: The metrics that are not finite, and the step since which they are not.
+        curve_of: The name of the first metric, whose history is `curve`; empty without metrics.
+        saved_at: When the last snapshot was complete.
+        saved_bytes: Its size; None if it can't be seen from here.
+        saving_since: When the snapshot that is being written was ordered; None if there is none.
+        saving_step: The step of that snapshot.
+        saving_bytes: How much of it is written; None if it can't be seen from here.
     """
 
     step: int
@@ -113,8 +113,8 @@ class LiveTask:
     """A task of a workflow, or a member of a sweep.
 
     Attributes:
-        folder: The run directory of its training; empty where it has none.
-        log: The path of what its first process writes.
+        folder: Run directory of its training; empty if it has none.
+        log: Path of the log of its first process.
     """
 
     group: str
@@ -128,23 +128,24 @@ class LiveTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """A run at one moment, as far as it is known.
+    """The state of a run at one moment, as far as it is known.
 
     Attributes:
         now: When this was read.
         place: Where it runs: `slurm 17`, `local`.
         elapsed_s: None while it waits in a queue.
-        num_attempts: So many there were; `attempts` has the last of them.
-        sample: How the ranks stand; None where nobody has said.
-        sample_at: When that was; older than `now` where it comes from the record, not from the head.
-        unheard: Why the head itself does not say it; empty when it does, or when the run is over.
+        num_attempts: Number of all attempts; `attempts` has the last ones.
+        sample: The state of the ranks; None if unknown.
+        sample_at: Time of the sample; older than `now` if it comes from the record, not from the
+            head.
+        unheard: Why the head has not sent the sample; empty when it has, or when the run is over.
         waits: What it waits for, with the time that is left.
-        job: Where its job stands in the queue, with the scheduler's estimate.
-        ends_at: The end of its job's time.
-        said: What its head has noticed last, the newest at the end.
-        bar: What rank 0's own progress bar says.
+        job: Its job's position in the queue, with the scheduler's estimate.
+        ends_at: The end of its job's time limit.
+        said: The last notices of its head, the newest last.
+        bar: The state of rank 0's own progress bar.
         ended_by: How it ended.
-        problems: What of the record can't be read, and why.
+        problems: Parts of the record that can't be read, and why.
     """
 
     run_id: str
@@ -173,11 +174,11 @@ class LiveRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRow:
-    """A run in the list of all live ones.
+    """A run in the list of all live runs.
 
     Attributes:
-        step: The last that the slowest rank has told; None without the training library.
-        left_s: Until its last step, at the speed of now.
+        step: The last step that the slowest rank has reported; None without the training library.
+        left_s: Seconds until its last step, at the current speed.
         why: What it waits for, or how it ended.
     """
 
@@ -199,10 +200,10 @@ def left_s(
     now: float,
     is_final: bool,
 ) -> float | None:
-    """Return the seconds until the last step at the ranks' median speed; None where nobody knows.
+    """Return the seconds until the last step at the ranks' median speed; None if unknown.
 
-    Nor does anybody from old numbers: a sample tells of the interval before it, and is old when another should have
-    come meanwhile.
+    It is unknown if the sample is stale: a sample describes the interval before it, and is stale
+    once the next one is overdue.
     """
     if is_final or training is None or training.total_steps is None or sample is None:
         return None

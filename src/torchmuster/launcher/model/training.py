@@ -1,6 +1,6 @@
-"""What `training.jsonl` says: one fold of its lines for every view, of bounded size whatever the length of the record.
+"""Fold the lines of `training.jsonl` into one state for every view, of bounded size.
 
-A line of another version, or a value of another type, is left out; the others count.
+A line of another version, or a value of another type, is ignored; the others count.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,18 +18,18 @@ from torchmuster.launcher.model.run import (
     with_later,
 )
 
-MOST_EPOCHS = MOST_SAVES = 500  # the last ones, and how many there were
+MOST_EPOCHS = MOST_SAVES = 500  # the last ones; their total is counted
 _MOST_STARTS, _FIRST_STARTS = 1000, 100
-_MOST_REACHED = 500  # of a start; of more every second one is left out
+_MOST_REACHED = 500  # per start; beyond it, every second one is dropped
 
 
 @dataclass(slots=True)
 class LibraryStart:
-    """The library began in an attempt, at a step.
+    """A start of the training library in an attempt, at a step.
 
     Attributes:
-        at: When, in seconds since 1970.
-        reached: Steps, and when its metrics came to them.
+        at: The time, in seconds since 1970.
+        reached: Steps of its metrics, and when they were reached.
     """
 
     at: float
@@ -38,7 +38,7 @@ class LibraryStart:
     reached: list[tuple[int, float]] = field(default_factory=list)
 
     def reach(self, step: int, at: float) -> None:
-        """Note that its metrics came to a step."""
+        """Record that its metrics have reached a step."""
         if len(self.reached) >= _MOST_REACHED:
             self.reached = [*self.reached[:-1:2], self.reached[-1]]
         self.reached.append((step, at))
@@ -46,12 +46,12 @@ class LibraryStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochView:
-    """An epoch that has ended, with the proof of what it saw.
+    """An epoch that has ended, with the evidence of which samples it saw.
 
     Attributes:
-        samples: How many were seen, each exactly once; None when the script had no loader of ours.
-        lost, twice: How many of its samples were not seen, and seen again.
-        is_whole: Whether those are all samples of the epoch.
+        samples: How many were seen, each exactly once; None if the script did not use our loader.
+        lost, twice: How many samples were not seen, and how many were seen again.
+        is_whole: Whether these counts cover all samples of the epoch.
     """
 
     epoch: int
@@ -66,7 +66,7 @@ class EpochView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """A snapshot: how long the loop waited, and when it was whole; None: the record does not say that it ever was."""
+    """A snapshot: how long the loop waited, and when it was complete; None if never recorded."""
 
     step: int
     at: float | None
@@ -76,20 +76,20 @@ class Save:
 
 @dataclass(slots=True)
 class TrainingState:
-    """What the lines so far say.
+    """The state after the lines so far.
 
     Attributes:
-        step: The newest that a line names.
-        total_steps: Of the whole run, over all attempts; None where the library can't know.
-        times: How long a step took, in seconds.
-        starts: Of the library, one an attempt; of very many the first and the last.
-        steps_before: Steps that were made in starts which are left out.
-        ended: The epoch whose end the record has come to.
-        saved: The newest snapshot that is whole: its step, and when it was.
+        step: The newest step that a line names.
+        total_steps: Steps of the whole run, over all attempts; None if the library can't know.
+        times: Seconds per step.
+        starts: Starts of the library, one per attempt; if very many, the first and the last ones.
+        steps_before: Steps made in the starts that are left out.
+        ended: The last epoch to end in this start; None before.
+        saved: The newest complete snapshot: its step, and when it was complete.
         saving: The snapshot that is being written: its step, and since when.
-        folder: Of the snapshots.
-        order: What decides the order of the samples, by name.
-        num_bad: Lines that were read and are no objects.
+        folder: Folder of the snapshots.
+        order: Settings that decide the order of the samples, by name.
+        num_bad: Number of lines that are not objects.
     """
 
     num_events: int = 0
@@ -114,7 +114,7 @@ class TrainingState:
     num_bad: int = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take a line."""
+        """Apply a line."""
         self.num_events += 1
         name, step, at = event.get("event"), whole(event.get("step")), moment_of(event.get("time"))
         self.num_dropped += whole(event.get("dropped_before")) or 0
@@ -153,7 +153,7 @@ class TrainingState:
         self.ended, self.is_finished = None, False
         self.metrics.go_back(self.step)
         self.times.go_back(self.step)
-        self.saving = None  # what the last attempt was saving is lost
+        self.saving = None  # the unfinished snapshot of the last attempt is lost
         if self.step:  # it began with a snapshot of that step
             self.saved = (self.step, at)
 
@@ -167,11 +167,11 @@ class TrainingState:
             start.reach(self.step, at)
         last = self.epochs[-1] if self.epochs else None
         if last is not None and (last.epoch, last.step) == (self.ended, self.step):
-            # Its own, though logged after its loop.
+            # The epoch's own metrics, though logged after its loop.
             self.epochs[-1] = replace(last, values=with_later(last.values, numbers_in(values)))
 
     def _keep_epoch(self, ended: EpochView) -> None:
-        """Keep an epoch; one that was done again is shown once, the last time."""
+        """Add an epoch; if it was repeated, keep only the last time."""
         others = [one for one in self.epochs if one.epoch != ended.epoch]
         self.num_epochs += len(others) == len(self.epochs)
         self.epochs = [*others[1 - MOST_EPOCHS :], ended]
@@ -181,10 +181,10 @@ class TrainingState:
             self.saving = (
                 self.step,
                 at,
-            )  # else a loop that waits for each save tells of it when it is whole
+            )  # else the loop waited for the save, which was already complete
         self.num_saves += 1
         self.blocked_s += blocked_s
-        if self.saves and self.saves[-1].step >= self.step:  # done again
+        if self.saves and self.saves[-1].step >= self.step:  # repeated
             self.saves = [one for one in self.saves if one.step != self.step]
         self.saves.append(Save(step=self.step, at=at, blocked_s=blocked_s))
         if len(self.saves) > 2 * MOST_SAVES:
@@ -199,17 +199,17 @@ class TrainingState:
 
     @property
     def ended_last(self) -> int | None:
-        """Number of the epoch that has ended last; None before the first."""
+        """Number of the last epoch that has ended; None before the first."""
         return self.epochs[-1].epoch if self.epochs else None
 
     @property
     def steps_done(self) -> int:
-        """All steps, those that were done twice counted twice."""
+        """Number of all steps; repeated ones count again."""
         return self.steps_before + sum(start.last_step - start.step for start in self.starts)
 
 
 def fold_training(events: Iterable[Mapping[str, Any]]) -> TrainingState:
-    """Return what the lines of a record say."""
+    """Return the state after the lines of a record."""
     state = TrainingState()
     for event in events:
         state.take(event)

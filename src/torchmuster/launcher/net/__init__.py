@@ -1,1 +1,1 @@
-"""Byte streams beside the channel: copies of growing files, commands elsewhere, relays. Standard library only."""
+"""Streams alongside the channel: copies of growing files, commands elsewhere, relays."""

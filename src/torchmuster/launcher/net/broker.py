@@ -1,8 +1,9 @@
-"""Requests between processes of one user on one machine: "start this agent on another host", and how it ended.
+"""Accept requests to start agents on other hosts, from processes of the same user on this machine.
 
-The broker listens on an abstract Unix socket: no file is left behind, even after a SIGKILL, and a process with its own view of the file
-system can reach it too. A caller sends one message (`core/net/ipc.py`) and gets one when the agent has ended; a caller that
-disconnects withdraws its request.
+The broker listens on an abstract Unix socket: it leaves no file, even after a SIGKILL, and a
+process with its own view of the file system can reach it too. A caller sends one message
+(`core/net/ipc.py`) and gets one back when the agent has ended. A caller that disconnects withdraws
+its request.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ _READ_LIMIT_S = 5.0
 
 
 class AgentRequest:
-    """A request of a caller."""
+    """A caller's request for one agent."""
 
     def __init__(self, start: messages.StartNode | messages.StartTask, call: socket.socket) -> None:
         self.start = start
@@ -30,7 +31,7 @@ class AgentRequest:
         self.has_ended = False
 
     def end(self, status: int, why: str | None = None) -> None:
-        """Tell the caller how the agent ended, once; a negative status is a signal."""
+        """Send the agent's exit status to the caller, once; a negative status is a signal."""
         with self._lock:
             if self.has_ended:
                 return
@@ -42,7 +43,7 @@ class AgentRequest:
 
 
 class AgentBroker:
-    """Accepts requests; each caller has a thread, in which `take` may wait.
+    """Accepts requests; each caller has its own thread, in which `take` may block.
 
     Args:
         take: Called with each request.
@@ -98,9 +99,9 @@ class AgentBroker:
 
 
 def request_agent(name: str, start: str) -> tuple[int, str | None]:
-    """Request an agent from a broker with an encoded message and wait for its end; return its status and the reason.
+    """Request an agent from a broker by an encoded message; return its exit status and the reason.
 
-    GONE when the broker is gone.
+    The status is GONE when the broker is gone.
     """
     try:
         with ipc.connect(f"\0{name}") as call:
@@ -117,7 +118,7 @@ def request_agent(name: str, start: str) -> tuple[int, str | None]:
 
 
 def _next_word(call: socket.socket, deadline_s: float | None) -> messages.RemoteMessage | None:
-    """Return the next message; None at the end or for an unexpected one."""
+    """Return the next message; None at the end of the stream or for an invalid message."""
     try:
         return ipc.receive(call, messages.RemoteMessage, deadline_s)
     except (OSError, EOFError, CodecError):

@@ -1,6 +1,7 @@
-"""Our end of a command elsewhere: its streams are descriptors here, its messages travel in any channel (`core/net/messages.py`).
+"""The local end of a command that runs elsewhere.
 
-Its other end is `launcher/node/exec.py`: in a task, beside a rank, at a session's node or in a pod.
+Its streams are descriptors here, and its messages (`core/net/messages.py`) go over any channel. The
+other end is `launcher/node/exec.py`: in a task, next to a rank, on a session's node or in a pod.
 """
 
 import asyncio
@@ -15,24 +16,24 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.launcher.net import part_messages
 
-GONE = 255  # as the status of ssh whose connection has broken
-_SURE_BYTES = 4096  # a pipe that can be written takes so much at once
+GONE = 255  # the status of ssh after a broken connection
+_SURE_BYTES = 4096  # a writable pipe accepts so much at once
 _TERM, _KILL = 15, 9
 
 
 class Command:
-    """One command; all of it happens in the loop that has made it.
+    """One command; use it only in the event loop that created it.
 
     Args:
-        start: What shall run.
-        say: Takes messages for its other end.
-        streams: Descriptors of its input, output and errors; they stay the caller's.
+        start: The order that starts it.
+        say: Sends a message to the other end.
+        streams: Descriptors of its input, output and errors; the caller closes them.
 
     Attributes:
-        ended: Its exit code; 255 where it was refused or its connection has ended.
-        spoken: It has said something, or has ended.
+        ended: Its exit code; 255 if it was refused or its connection was lost.
+        spoken: Set once it has written output or has ended.
         refusal: Why it was not started.
-        lost: How its connection has ended before it.
+        lost: Why its connection ended before the command did.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class Command:
         self._code: int | None = None
 
     def begin(self) -> None:
-        """Let it start."""
+        """Send the order to start, and begin to forward the input."""
         self._say(self._start)
         self._when_ready(self._loop.add_reader, self._fds[0], self._read)
 
     def take(self, message: messages.Message) -> None:
-        """Take what its other end says; after the end our descriptors may be somebody else's."""
+        """Handle a message of the other end; ignore it after the end, as our fds may be reused."""
         if self.ended.done():
             return
         match message:
@@ -71,7 +72,7 @@ class Command:
                 self._waiting[stream].append(memoryview(data))
                 self._waiting_bytes += len(data)
                 if self._waiting_bytes > self._most_bytes:
-                    self.leave()  # no other end of ours says more than a window
+                    self.leave()  # our own other end never sends more than a window
                     return
                 self._when_ready(self._loop.add_writer, self._fds[stream], self._write, stream)
             case part_messages.ExecTaken(size_bytes=size_bytes):
@@ -85,7 +86,7 @@ class Command:
                 self._end(GONE)
 
     async def listen(self, channel: Channel) -> None:
-        """Take all messages of a channel that is this command's own, until the connection ends."""
+        """Handle all messages of a channel that serves only this command, until it closes."""
         try:
             while True:
                 self.take(await channel.receive())
@@ -93,13 +94,13 @@ class Command:
             self.lose(str(error))
 
     def leave(self) -> None:
-        """End it, and take nothing more."""
+        """End the command, and ignore its further output."""
         if not self.ended.done():
             self._say(part_messages.ExecLeave(exec_id=self.exec_id))
             self._end(GONE)
 
     def lose(self, why: str) -> None:
-        """Take that its connection has ended; of a command that has ended there, what it has said is still written."""
+        """Handle a lost connection; the output of a command that had ended is still written."""
         if not self.ended.done() and self._code is None:
             self.lost = why
             self._end(GONE)
@@ -134,7 +135,7 @@ class Command:
         if waiting:
             try:
                 num_bytes = os.write(fd, waiting[0][:_SURE_BYTES])
-            except BlockingIOError:  # somebody else has filled it meanwhile
+            except BlockingIOError:  # another process has filled it meanwhile
                 return
             except OSError:  # nobody reads any more
                 self.leave()
@@ -166,14 +167,14 @@ class Command:
 
 
 class CommandProcess:
-    """A command elsewhere as the process that ssh would be: any thread may wait for it, or end it.
+    """A command elsewhere that looks like an ssh process: any thread may wait for it or end it.
 
     Attributes:
-        pid: Of this process, which carries it.
+        pid: The id of this process, which carries the command.
 
     Args:
-        loop: In which it runs.
-        running: Runs it, and returns its exit code.
+        loop: The event loop in which it runs.
+        running: Runs the command and returns its exit code.
         streams: Its descriptors, which are closed when it has ended.
     """
 
@@ -194,7 +195,7 @@ class CommandProcess:
 
     def _begin(self, running: Coroutine[Any, Any, int]) -> None:
         self._task = self._loop.create_task(running)
-        # A task that is cancelled before its first step does nothing, not even its last.
+        # A callback, since a task that is cancelled before its first step runs no `finally`.
         self._task.add_done_callback(self._end)
         if self._is_killed:
             self._task.cancel()
@@ -207,7 +208,7 @@ class CommandProcess:
         self._ended.set()
 
     def poll(self) -> int | None:
-        """Return the exit code of the command, 255 for a connection that broke; None while it runs."""
+        """Return the command's exit code, 255 for a broken connection; None while it runs."""
         return self._status
 
     def wait(self, timeout_s: float) -> int | None:
@@ -216,7 +217,7 @@ class CommandProcess:
         return self._status
 
     def send_signal(self, signum: int) -> None:
-        """Hang up, at a signal that ends a process."""
+        """Cancel the command on SIGTERM or SIGKILL; ignore other signals."""
         if signum in (_TERM, _KILL) and self._status is None:
             self._is_killed = True
             with contextlib.suppress(RuntimeError):

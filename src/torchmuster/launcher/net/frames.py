@@ -1,4 +1,7 @@
-"""Messages on the standard streams of an ssh session: a reader with a time limit, and a writer that blocks only for bulk data."""
+"""Read and write messages on the standard streams of an ssh session.
+
+The reader has a time limit; the writer blocks only senders of bulk data.
+"""
 
 import os
 import select
@@ -8,7 +11,7 @@ from collections import deque
 
 from torchmuster.launcher.net import remote_messages as messages
 
-# Behind so much that waits to be sent, bulk data waits too.
+# Bulk data waits while more than this is queued.
 _BUSY_BYTES = 2 << 20
 
 
@@ -74,7 +77,7 @@ class FrameReader:
 
 
 class FrameWriter:
-    """A thread that writes to a descriptor, so that a blocked one delays only senders of bulk data."""
+    """A thread that writes to a descriptor; if that blocks, only senders of bulk data wait."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -88,13 +91,16 @@ class FrameWriter:
         threading.Thread(target=self._work, name="frames", daemon=True).start()
 
     def ping_every(self, interval_s: float) -> None:
-        """Send a ping this often, also between bulk data: only pings are answered, and silence is the end of a session."""
+        """Send a ping this often, even between bulk data.
+
+        Only pings are answered, and silence ends a session.
+        """
         with self._changed:
             self._ping_every_s = interval_s
             self._changed.notify_all()
 
     def send(self, message: messages.RemoteMessage, *, bulk: bool = False) -> bool:
-        """Queue a message; bulk messages wait until the queue is short. Return False when the other side is gone."""
+        """Queue a message, a bulk one once the queue is short; return False if the peer is gone."""
         frame = messages.pack(message)
         with self._changed:
             while bulk and self._waiting_bytes > _BUSY_BYTES and not self._is_over:
@@ -103,7 +109,7 @@ class FrameWriter:
         return not self.is_broken
 
     def send_raw(self, data: bytes) -> None:
-        """Queue bytes that are not a message; after the end they are dropped."""
+        """Queue bytes that are not a message; drop them after the end."""
         with self._changed:
             if not self._is_over:
                 self._queue.append(data)

@@ -1,4 +1,4 @@
-"""Which process listens on a port of this machine, from the kernel's tables and the processes that are visible to us."""
+"""Find the process that listens on a port of this machine, in the kernel's tables and /proc."""
 
 import os
 import pwd
@@ -12,7 +12,7 @@ _MAX_TABLE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortOwner:
-    """The process that listens.
+    """The process that listens on a port.
 
     Attributes:
         pid: None if we may not inspect it.
@@ -32,7 +32,7 @@ class PortOwner:
 
 
 def port_owner(port: int) -> PortOwner | None:
-    """Return the process that listens on a TCP port in this network namespace; None if none is visible."""
+    """Return the process that listens on a TCP port in our network namespace; None if unseen."""
     found = _listening_sockets(port)
     if not found:
         return None
@@ -57,7 +57,7 @@ def _listening_sockets(port: int) -> dict[str, int]:
 
 
 def _process_with(link: str) -> int | None:
-    """Return the oldest process that has a socket open, as far as we may look."""
+    """Return the lowest pid, among the processes we may inspect, that has a socket open."""
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
         folder = f"/proc/{pid}/fd"
         try:
@@ -77,7 +77,7 @@ def _points_to(path: str, link: str) -> bool:
 
 
 def _name(pid: int) -> str:
-    """Return the name of a process as a user may know it: its program, and the script that it runs."""
+    """Return a name that the user recognizes: the process's program and the script it runs."""
     words = [word for word in _read(f"/proc/{pid}/cmdline").split("\0") if word]
     names = [os.path.basename(word) for word in words if not word.startswith("-")][:2]
     text = " ".join(names) or _read(f"/proc/{pid}/comm").strip()
@@ -93,17 +93,17 @@ def _read(path: str) -> str:
 
 
 def is_own_connection(stream: socket.socket) -> bool:
-    """Say whether the other end of a loopback connection is of this user: other users of a machine share its loopback."""
+    """Return whether this user owns the peer of a loopback connection: all users share it."""
     here, there = stream.getsockname(), stream.getpeername()
     for line in _read("/proc/net/tcp").splitlines()[1:]:
         words = line.split()
         if len(words) >= 10 and words[1:3] == [_word_of(there), _word_of(here)]:
-            # What its process has closed has no owner any more, which the kernel shows as root.
+            # The kernel shows root as the owner of a socket that its process has closed.
             return words[3] == _ESTABLISHED and int(words[7]) == os.getuid()
     return False
 
 
 def _word_of(address: tuple[str, int]) -> str:
-    """Return an address as the kernel's table writes it: four bytes in the machine's own order, and the port."""
+    """Return an address as in the kernel's table: four bytes in native byte order, and the port."""
     (number,) = struct.unpack("=I", socket.inet_aton(address[0]))
     return f"{number:08X}:{address[1]:04X}"

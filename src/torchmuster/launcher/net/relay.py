@@ -1,8 +1,9 @@
-"""TCP connections inside an ssh session: the same class on both sides.
+"""Forward TCP connections inside an ssh session; both sides use the same class.
 
-A connection that comes to a `RelayPort` at one end is continued at the other by a call to a port of that machine's loopback.
-What travels inside is authenticated by the run's secret from end to end. Of each connection no more than a window is on its way:
-a program that reads nothing holds up neither the session nor other connections.
+A connection to a `RelayPort` at one end is continued at the other end by a connection to a port of
+that machine's loopback. The run's secret authenticates its contents from end to end. Each
+connection has at most one window in flight, so a program that reads nothing holds up neither the
+session nor other connections.
 """
 
 import contextlib
@@ -28,14 +29,14 @@ WINDOW_BYTES = 1 << 20
 
 
 class SendsMessages(Protocol):
-    """One side of a session."""
+    """Sends messages to the other side of a session."""
 
     def send(self, message: RemoteMessage, *, bulk: bool = False) -> bool:
-        """Send a message; bulk messages wait until the queue is short. Return False when the other side is gone."""
+        """Send a message, bulk once the queue is short; return False if the peer is gone."""
 
 
 class _Call:
-    """One connection, and what is on its way: to the program here, and to the one at the other end."""
+    """One connection, and its data in flight: to the program here and to the one at the far end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -46,7 +47,7 @@ class _Call:
         self._changed = threading.Condition()
 
     def put(self, data: bytes) -> bool:
-        """Keep what came for the program here; False where it is more than a window."""
+        """Queue data for the program here; return False if it exceeds a window."""
         with self._changed:
             self._waiting.append(data)
             self._waiting_bytes += len(data)
@@ -54,7 +55,7 @@ class _Call:
             return self._waiting_bytes <= WINDOW_BYTES + _READ_BYTES
 
     def next(self) -> bytes | None:
-        """Wait for what the program is to get next; None at the end."""
+        """Wait for the next data for the program here; return None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self.ends or self._is_over)
             if self._is_over or not self._waiting:
@@ -64,7 +65,7 @@ class _Call:
             return data
 
     def receive(self) -> bytes:
-        """Wait until there is room, and return what the program says next; nothing at the end."""
+        """Wait until the window has room; return the program's next data, empty at the end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._untaken_bytes < WINDOW_BYTES or self.ends or self._is_over
@@ -75,19 +76,19 @@ class _Call:
         return data
 
     def taken(self, size_bytes: int) -> None:
-        """Note that the program at the other end has got so much."""
+        """Record that the program at the other end has received so many bytes."""
         with self._changed:
             self._untaken_bytes = max(0, self._untaken_bytes - max(0, size_bytes))
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End it when the program here has got what has come."""
+        """End the connection once the program here has received all queued data."""
         with self._changed:
             self.ends = True
             self._changed.notify_all()
 
     def abort(self) -> None:
-        """End it now."""
+        """End the connection now."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -99,7 +100,7 @@ class Relay:
     """The connections of one session.
 
     Attributes:
-        ports: Of this machine; the other side may connect to these only.
+        ports: The only ports of this machine to which the other side may connect.
     """
 
     def __init__(self, session: SendsMessages, first_id: int) -> None:
@@ -119,7 +120,7 @@ class Relay:
         self._begin(call_id, call)
 
     def take(self, message: OfRelay) -> None:
-        """Handle a message of the other side; it blocks for no program."""
+        """Handle a message of the other side; never block on a program."""
         call_id = message.call_id
         call = self._calls.get(call_id)
         match message:
@@ -131,7 +132,7 @@ class Relay:
                     self._calls[call_id] = call = _Call(connection)
                     self._begin(call_id, call)
             case RelayData(data=data) if call is not None and not call.put(data):
-                self._hang_up(call_id, tell=True)  # no relay of ours sends more than a window
+                self._hang_up(call_id, tell=True)  # our own relay never sends more than a window
             case RelayTaken(size_bytes=size_bytes) if call is not None:
                 call.taken(size_bytes)
             case RelayClose() if call is not None:
@@ -161,7 +162,7 @@ class Relay:
         with call.connection:
             with contextlib.suppress(OSError):
                 while data := call.receive():
-                    if call.ends:  # nobody is left there to hear it
+                    if call.ends:  # nobody at the other end reads any more
                         continue
                     if not self._session.send(RelayData(call_id=call_id, data=data), bulk=True):
                         break
@@ -188,11 +189,11 @@ class Relay:
 
 
 class RelayPort:
-    """A port of this loopback whose connections a relay forwards.
+    """A port of our loopback whose connections a relay forwards.
 
     Args:
-        pick: Returns the relay, and the port at its other end; None where there is none now.
-        port: The port; 0 for any.
+        pick: Returns the relay and the port at its other end; None if there is none now.
+        port: The port to listen on; 0 for any.
     """
 
     def __init__(self, pick: Callable[[], tuple[Relay, int] | None], port: int = 0) -> None:

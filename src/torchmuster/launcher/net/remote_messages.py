@@ -1,11 +1,13 @@
-"""All messages between the client and the remote end of an ssh session: this file defines the protocol.
+"""The messages between the client and the remote end of an ssh session: the protocol.
 
-It travels on the standard streams of the session: four bytes of length, then one JSON object as on the channel, whose `type`
-is the name of a class here and whose other fields are that class's fields; bytes follow it (`model.message`). There is no
-MAC: ssh authenticates the stream. Three things are no messages, since torchmuster may not be there yet: the line that ends
-what the host's shell says, the loader's text before it, and the package, which is one frame (`launcher/node/remote/loader.py`).
+A message on the session's standard streams is four bytes of length, then one JSON object as on the
+channel: its `type` is the name of a class here, its other fields are that class's fields, and bytes
+follow it (`model.message`). There is no MAC: ssh authenticates the stream. Three things are not
+messages, since torchmuster may not be there yet: the line that ends the output of the host's shell,
+the loader's text before it, and the package, which is one frame (`launcher/node/remote/loader.py`).
 
-The remote end is started from the client's own package, so both speak one version; `RemoteReady` proves it.
+The remote end is started from the client's own package, so both have the same version;
+`RemoteReady` proves it.
 """
 
 import os
@@ -24,8 +26,8 @@ CHUNK_BYTES = 256 << 10
 CODE_FILE = "code.tar.gz"
 CALL_FILE = "call"  # as `files.layout.RunDir.call`
 OUTPUT_FILE = "output.tar.gz"
-GONE = 255  # the status of an agent that can't be started or watched any more, as ssh's of a broken connection
-MAX_DEPTH = 64  # folders in each other
+GONE = 255  # an agent that can't be started or watched; ssh's status for a broken connection
+MAX_DEPTH = 64  # nested folders
 _MAX_PATH_BYTES = 4096
 encode = message.encode
 
@@ -42,7 +44,7 @@ class RemoteMessage(TypedMessage):
 
 
 class RemoteFacts(RemoteMessage):
-    """From the host: its properties; if it lacks the package, that is sent next."""
+    """From the host: its properties; if it lacks the package, the client sends that next."""
 
     has_package: bool
     num_cpus: int
@@ -60,7 +62,7 @@ class RemoteFailed(RemoteMessage):
 
 
 class SessionTold(RemoteMessage):
-    """From the host: how the door of the session that holds it is; `multirun/door/messages.py` says what each means."""
+    """From the host: state of its session; `multirun/door/messages.py` explains the fields."""
 
     run_id: str
     num_runs: int
@@ -84,7 +86,7 @@ class RemoteReady(RemoteMessage):
 
 
 class RemotePing(RemoteMessage):
-    """From the client: a sign of life; without it everything on the host ends."""
+    """From the client: a sign of life; without it the host ends everything."""
 
 
 class RemotePong(RemoteMessage):
@@ -92,15 +94,17 @@ class RemotePong(RemoteMessage):
 
 
 class SetUpRun(RemoteMessage):
-    """From the client: the run whose agent will be started there.
+    """From the client: the run whose agent will be started on the host.
 
     Attributes:
-        mark: What tells the client's run directory from another of the same path.
-        token: What stands in `shared-token` of the client's run directory, to see whether the host shares it.
-        secret: The channel's key, for a run directory of the host's own.
+        mark: Tells the client's run directory from another one at the same path.
+        token: Content of `shared-token` in the client's run directory; shows whether the host
+            shares it.
+        secret: The channel's key, in case the host has a separate run directory.
         script: `code_copy.identity` of the program's file.
-        code_root: The folder whose copy a host gets that lacks the script.
-        head_run_dir: Where the head lives, and `head_mark` what tells that folder from another host's; None for the head.
+        code_root: The folder that is copied to a host that lacks the script.
+        head_run_dir: The head's run directory, which `head_mark` tells from another host's; None
+            for the head.
     """
 
     plan: RunPlan
@@ -119,12 +123,13 @@ class SetUpRun(RemoteMessage):
 
 
 class SetUpTasks(RemoteMessage):
-    """From the client: the workflow whose tasks will be started there.
+    """From the client: the workflow whose tasks will be started on the host.
 
     Attributes:
-        host: What the client calls the host.
-        folders: What it must see beside the run directory.
-        lines: The site's setup lines; `environment` its variables, `origin` where they are written.
+        host: The client's name for the host.
+        folders: Folders that the host must see besides the run directory.
+        lines: The site's setup lines; `environment` has its variables, `origin` where they are
+            defined.
     """
 
     run_dir: str
@@ -138,14 +143,15 @@ class SetUpTasks(RemoteMessage):
 
 
 class Placed(RemoteMessage):
-    """From the host, to both: the run directory there; `SetUpDone` follows.
+    """From the host, in answer to both: its run directory; `SetUpDone` follows.
 
     Attributes:
-        mark: Tells the folder from another host's of the same path; empty for the client's own.
-        is_shared: It is the client's; `with_head`: it is the head's.
-        wants_code: The code folder is wanted first: `FilePiece`s of its archive, and `CodeSent`.
-        is_copied: It lives on a copy of the code folder.
-        lacks: Folders that it does not see: tasks can't run there.
+        mark: Tells the folder from another host's at the same path; empty for the client's own.
+        is_shared: It is the client's run directory; `with_head`: it is the head's.
+        wants_code: The host first wants the code folder: `FilePiece`s of its archive, and
+            `CodeSent`.
+        is_copied: The host works on a copy of the code folder.
+        lacks: Folders that the host does not see, so tasks can't run there.
     """
 
     run_dir: str
@@ -167,15 +173,16 @@ class SetUpDone(RemoteMessage):
     note: str | None = None
 
 
-# A virtual environment: offered to each host, sent to the first that lacks it, from there on from host to host.
+# A virtual environment: offered to each host, sent to the first that lacks it, then passed on.
 
 
 class OfferEnvironment(RemoteMessage):
-    """From the client: an environment for the run's workers; `EnvironmentPlaced` or `RemoteFailed` follows.
+    """From the client: an environment to use; `EnvironmentPlaced` or `RemoteFailed` follows.
 
     Attributes:
-        secret: By which hosts know each other when one brings it to the next.
-        scratch: The site's folder for it, where variables of the host are filled in; None: the host's own.
+        secret: Authenticates the hosts to each other when one passes it to the next.
+        scratch: The site's folder for it, in which the host fills in its variables; None for the
+            host's default.
     """
 
     needs: EnvironmentNeeds
@@ -187,7 +194,7 @@ class OfferEnvironment(RemoteMessage):
 
 
 class EnvironmentPlaced(RemoteMessage):
-    """From the host: it has the environment, or takes it at this port; or from the client, behind `BringEnvironment`."""
+    """From the host: it has the environment, or accepts it at these addresses and this port."""
 
     has: bool
     addresses: tuple[str, ...] = ()
@@ -195,55 +202,55 @@ class EnvironmentPlaced(RemoteMessage):
 
 
 class PassEnvironment(RemoteMessage):
-    """From the client: bring to the host with these addresses what comes; port 0: nobody follows."""
+    """From the client: forward the environment to the host at these addresses; port 0: to none."""
 
     addresses: tuple[str, ...] = ()
     port: int = 0
 
 
 class BringEnvironment(RemoteMessage):
-    """From the client: what is still lacking comes from here; `EnvironmentWants` follows.
+    """From the client: it sends what is still missing; `EnvironmentWants` follows.
 
     Attributes:
-        tries: This host imports torch when all is there, to see that it can live at this place.
+        tries: This host imports torch once it has all, to test the environment at its new path.
     """
 
     tries: bool = False
 
 
 class EnvironmentWants(RemoteMessage):
-    """From the host: the piece that it wants next; -1 is their list, and behind the last one it lacks nothing."""
+    """From the host: the piece it wants next; -1 is the list, past the last one it has all."""
 
     index: int
 
 
 class EnvironmentPiece(RemoteMessage):
-    """From the client: a piece of the environment, or with index -1 their list."""
+    """From the client: a piece of the environment, or with index -1 the list of pieces."""
 
     index: int
     data: bytes
 
 
 class EnvironmentHopFailed(RemoteMessage):
-    """From the host: it can't bring the environment to the next one."""
+    """From the host: it can't forward the environment to the next host."""
 
     why: str
 
 
 class EnvironmentDone(RemoteMessage):
-    """From the host: the environment is in its place; or `why` it is not."""
+    """From the host: the environment is in place; or `why` it is not."""
 
     why: str | None = None
 
 
 class PruneEnvironments(RemoteMessage):
-    """From the client: remove the environments that nobody uses; `EnvironmentsPruned` follows.
+    """From the client: remove unused environments; `EnvironmentsPruned` follows.
 
     Attributes:
-        older_s: Those that were not used for so long.
-        most_bytes: And the oldest beyond so many bytes.
-        dry_run: Only say which.
-        scratch: As of `OfferEnvironment`.
+        older_s: Remove those that were not used for so long.
+        most_bytes: Also remove the oldest beyond so many bytes in total.
+        dry_run: Only report which would be removed.
+        scratch: As in `OfferEnvironment`.
     """
 
     older_s: float
@@ -253,13 +260,13 @@ class PruneEnvironments(RemoteMessage):
 
 
 class EnvironmentsPruned(RemoteMessage):
-    """From the host: what was removed, or would be."""
+    """From the host: the environments that were removed, or would be."""
 
     paths: tuple[str, ...] = ()
     size_bytes: int = 0
 
 
-# Files: the code on its way there, the record and the outputs on their way back.
+# Files: the code to the host, the record and the outputs back.
 
 
 class FilePiece(RemoteMessage):
@@ -286,18 +293,18 @@ class FilePiece(RemoteMessage):
 
 
 class Collect(RemoteMessage):
-    """From the client: send the new files in the copy of the code folder, or those of the folder `output` in their place."""
+    """From the client: send the new files in the copy of the code folder, or those of `output`."""
 
     output: str = ""
 
 
 class Collected(RemoteMessage):
-    """From the host: all pieces of `OUTPUT_FILE` are sent.
+    """From the host: it has sent all pieces of `OUTPUT_FILE`.
 
     Attributes:
         stay: Some of the `num_stay` files for which there was no room; they stay in `root`.
-        snapshots: The folder of snapshots that stays there; empty for none.
-        unread: Why files of the record can't be read there.
+        snapshots: The folder of snapshots that stays on the host; empty for none.
+        unread: Files of the record that can't be read there, and why.
     """
 
     num_stay: int = 0
@@ -311,13 +318,13 @@ class Collected(RemoteMessage):
 
 
 class CopyHas(RemoteMessage):
-    """From who keeps a copy: how far it is, by which a feed goes on, or goes back.
+    """From the keeper of a copy: its state, from which a feed continues, or to which it goes back.
 
     Attributes:
-        mark: What tells the folder that it was copied from; empty for none.
-        files: The size of each file, and the check over its ends.
-        more: Another message has more files.
-        order: Of the pod whose folder is wanted, where that is not the pod that is asked.
+        mark: Identifies the folder that it was copied from; empty for none.
+        files: Size of each file, and the checksum over its two ends.
+        more: Another message with more files follows.
+        order: The order of the pod whose folder is wanted, if that is not the pod that gets this.
     """
 
     mark: str = ""
@@ -327,17 +334,20 @@ class CopyHas(RemoteMessage):
 
 
 class CopyOf(RemoteMessage):
-    """From where the files grow: which folder follows; another mark is that of another disk, and begins at nothing; empty: there is none yet."""
+    """From the source: the folder that follows; empty: there is none yet.
+
+    Another mark is that of another disk, whose copy begins from scratch.
+    """
 
     mark: str
 
 
 class CopyEnd(RemoteMessage):
-    """From where the files grow: what there is of them is sent; of a record that is over also what the run has made beside the code.
+    """From the source: all is sent; if the record is over, also the run's outputs.
 
     Attributes:
         stay: Some of the `num_stay` files for which there was no room.
-        unread: Why files could not be read there.
+        unread: Files that could not be read there, and why.
     """
 
     num_stay: int = 0
@@ -347,22 +357,22 @@ class CopyEnd(RemoteMessage):
 
 
 class CopyHeld(RemoteMessage):
-    """From who keeps a copy: everything is in its place, and may go where it came from."""
+    """From the keeper of a copy: everything is in place, and the source may remove it."""
 
 
-# Agents. A host may ask the client for a `StartNode` on another host: the same messages travel the other way.
+# Agents. A host may ask the client for a `StartNode` on another host: the roles are then swapped.
 
 
 class StartNode(RemoteMessage):
     """Start the agent of one node of a run.
 
     Attributes:
-        agent_id: Who asks numbers its agents.
-        heads: Where the head listens, `host:port`; none for the agent that has it.
-        run_dir: Of a training task's run, inside of the workflow; None for the run itself.
-        host: Where, in a request of a host to the client.
-        gpus: What it may use; None leaves it to the host.
-        first_attempt: For the head; `restarts_spent` too.
+        agent_id: The sender's number for the agent.
+        heads: Where the head listens, `host:port`; empty for the agent with the head.
+        run_dir: Run directory of a training task inside the workflow; None for the run itself.
+        host: The host to start it on, in a request of a host to the client.
+        gpus: The GPUs that it may use; None leaves the choice to the host.
+        first_attempt: For the head, as `restarts_spent`.
     """
 
     agent_id: int = 0
@@ -379,7 +389,7 @@ class StartTask(RemoteMessage):
     """Start the agent of a task; the head of its group listens at `port` of the client's loopback.
 
     Attributes:
-        may_move: Another host will do when this one can't be reached.
+        may_move: The task may run on another host if this one can't be reached.
     """
 
     agent_id: int = 0
@@ -392,7 +402,7 @@ class StartTask(RemoteMessage):
 
 
 class AgentStarted(RemoteMessage):
-    """The agent runs. The one with the head listens at `port` of these addresses."""
+    """The agent runs. With the head, it listens at `port` of these addresses."""
 
     agent_id: int
     port: int = 0
@@ -400,7 +410,10 @@ class AgentStarted(RemoteMessage):
 
 
 class AgentEnded(RemoteMessage):
-    """The agent has ended with all its child processes; a negative status is a signal. `why`: it could not be started."""
+    """The agent and all its children have ended; a negative status is a signal.
+
+    `why`: it could not be started.
+    """
 
     agent_id: int
     status: int
@@ -408,30 +421,30 @@ class AgentEnded(RemoteMessage):
 
 
 class KillAgent(RemoteMessage):
-    """SIGKILL the agent and all its child processes."""
+    """Send SIGKILL to the agent and all its child processes."""
 
     agent_id: int
 
 
 class HeadMoved(RemoteMessage):
-    """From the client: another head stands in for a lost one, and listens there; the agents of this host obey it alone."""
+    """From the client: a new head has replaced a lost one; this host's agents obey only it."""
 
     heads: tuple[str, ...]
 
 
 class CutLifeline(RemoteMessage):
-    """From the client: let the agents end by themselves; the session remains."""
+    """From the client: let the agents end by themselves; keep the session."""
 
 
 class LeaveHost(RemoteMessage):
     """From the client: end the session."""
 
 
-# Connections that travel inside of the session (`launcher/net/relay.py`).
+# Connections forwarded inside the session (`launcher/net/relay.py`).
 
 
 class RelayOpen(RemoteMessage):
-    """Connect to this port of your loopback; the client's connection numbers are odd, a host's even."""
+    """Connect to this port of your loopback; the client's `call_id`s are odd, a host's even."""
 
     call_id: int
     port: int
@@ -445,7 +458,7 @@ class RelayData(RemoteMessage):
 
 
 class RelayTaken(RemoteMessage):
-    """So much of a connection's bytes has been given to the program at this end."""
+    """So many bytes of a connection have been delivered to the program at this end."""
 
     call_id: int
     size_bytes: int
@@ -464,7 +477,7 @@ def decode(payload: bytes) -> RemoteMessage:
     """Return the message in a payload.
 
     Raises:
-        FrameError: It is not one of ours.
+        FrameError: The payload is not a message of this protocol.
     """
     try:
         return message.decode(payload, RemoteMessage)
@@ -473,7 +486,7 @@ def decode(payload: bytes) -> RemoteMessage:
 
 
 def pack(value: RemoteMessage) -> bytes:
-    """Return a message as a frame; ValueError for one that is too long."""
+    """Return a message as a frame; raise ValueError if it is too long."""
     payload = encode(value)
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"{type(value).__name__} has {len(payload)} bytes")

@@ -1,11 +1,12 @@
-"""Copies of growing files on another machine: what is appended goes, piece by piece, to whoever keeps a copy.
+"""Copy growing files to another machine: send appended data piece by piece to a copy's keeper.
 
-Who keeps the copy speaks first: of which folder it is, and how far each file has come (`CopyHas`). The other side says which folder it
-has (`CopyOf`), sends what is missing (`FilePiece`), and that this is all (`CopyEnd`); when everything is in its place here, the answer
-is `CopyHeld`. So a copy that was cut off goes on where it was, and nothing is removed there before it is here.
+The keeper of the copy speaks first: which folder the copy is of, and how much it has of each file
+(`CopyHas`). The source names its folder (`CopyOf`), sends what is missing (`FilePiece`), and then
+that this is all (`CopyEnd`). Once everything is in place, the keeper answers `CopyHeld`. So an
+interrupted copy continues where it was, and the source removes nothing that has not arrived.
 
-A piece tells all about its file up to the piece's end: what the copy had behind the piece's beginning goes. A file that was cut
-short, or replaced by another, begins again at 0.
+A piece truncates the copy's file at the piece's beginning before it is written. A file that was
+truncated, or replaced by another, begins again at 0.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ from torchmuster.launcher.net.remote_messages import (
 EVERY_S = 0.3
 MAX_SMALL_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 30
-_BUSY_SHARE = 0.1  # of the time, at most, goes into looking
+_BUSY_SHARE = 0.1  # at most this share of the time goes into scanning
 _MOST_PAUSE_S = 5.0
 _MAX_FILES = 1 << 18
 _MESSAGE_BYTES = 1 << 20
-_NAME_BYTES = 64  # of a file beside its name in a message
-# Errors of one path, which trying again does not mend.
+_NAME_BYTES = 64  # of a file in a message besides its name
+# Errors of one path that a retry does not fix.
 _OF_PATH = frozenset(
     {
         errno.ENAMETOOLONG,
@@ -54,12 +55,15 @@ _WRITES = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXE
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which files of a folder travel, as patterns of relative paths: `*` stands for a part of a name, a last `**` for all that is below.
+    """The files of a folder that are copied, as patterns of relative paths.
+
+    `*` matches within a name; a last `**` matches all files below.
 
     Attributes:
-        grows: They are appended to, and travel as they grow.
-        settles: They are written once, and travel at the end: those that a pattern names by their whole name, others if they are small.
-        never: First names of paths that each side has of its own.
+        grows: Files that are appended to, copied as they grow.
+        settles: Files that are written once, copied at the end; those matched by a wildcard only if
+            they are small.
+        never: First names of paths that each side has for itself.
     """
 
     grows: tuple[str, ...]
@@ -67,7 +71,7 @@ class Scope:
     never: frozenset[str] = frozenset()
 
     def has(self, path: str) -> bool:
-        """Say whether a file may travel."""
+        """Return whether a file may be copied."""
         parts = path.split("/")
         return self._may(path) and any(
             _matches(parts, pattern.split("/")) for pattern in (*self.grows, *self.settles)
@@ -76,9 +80,9 @@ class Scope:
     def files(
         self, root: str, *, is_over: bool = False, unread: dict[str, str] | None = None
     ) -> Iterator[str]:
-        """Give the files that are there, by their paths from the root: those that grow, and at the end the others.
+        """Yield the paths of the existing files: those that grow and, with `is_over`, the others.
 
-        `unread` gets why folders can't be read.
+        Add to `unread` the folders that can't be read, and why.
         """
         found, why_not = set(), unread if unread is not None else {}
         for pattern in (*self.grows, *(self.settles if is_over else ())):
@@ -107,7 +111,7 @@ def _is_pattern(word: str) -> bool:
 
 
 def _below(root: str, prefix: str, pattern: Sequence[str], unread: dict[str, str]) -> Iterator[str]:
-    """Give the files below a folder whose paths from there match; no link is followed."""
+    """Yield the paths of the matching files below a folder; follow no links."""
     first, rest = pattern[0], pattern[1:]
     if not _is_pattern(first):
         path = f"{prefix}{first}"
@@ -147,7 +151,7 @@ def _check(head: bytes, tail: bytes) -> int:
 
 
 def _ends(fd: int, size: int, base: int = 0) -> tuple[bytes, bytes]:
-    """Return the first and the last of `size` bytes of a file from `base` on."""
+    """Return the first and the last bytes of a file's `size` bytes from `base` on."""
     tail_bytes = min(size, _TAIL_BYTES)
     head = os.pread(fd, min(size, _HEAD_BYTES), base)
     return head, os.pread(fd, tail_bytes, base + size - tail_bytes)
@@ -155,17 +159,17 @@ def _ends(fd: int, size: int, base: int = 0) -> tuple[bytes, bytes]:
 
 @dataclass(slots=True)
 class CopyState:
-    """What the other side has: of which folder, and of each file its size and the check over its ends."""
+    """The other side's copy: its mark, and each file's size and the checksum over its ends."""
 
     mark: str = ""
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
     is_whole: bool = True
 
     def take(self, message: CopyHas) -> bool:
-        """Take what the other side says of it; say whether that is all.
+        """Record a message of the other side; return whether it was the last one.
 
         Raises:
-            FrameError: It has more files than any record, or one of an impossible size.
+            FrameError: The copy has more files than any record, or one of an impossible size.
         """
         if self.is_whole:
             self.files.clear()
@@ -178,7 +182,7 @@ class CopyState:
 
 
 class Busy:
-    """For how long a disk has been at work on one thing: one that hangs says nothing itself."""
+    """Measures how long the current disk operation takes, to detect a disk that hangs."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -191,14 +195,14 @@ class Busy:
 
     @property
     def elapsed_s(self) -> float:
-        """Return it in seconds; 0 while it has nothing to do."""
+        """Return how long the operation has taken so far, in seconds; 0 while there is none."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
 
 @dataclass(slots=True)
 class _Sent:
-    """How far a file has been sent, and how it was then: inode, size and time of its last change."""
+    """How much of a file has been sent, and its inode, size and modification time then."""
 
     size: int
     check: int
@@ -206,17 +210,17 @@ class _Sent:
 
 
 class Feed:
-    """Sends what is new of a folder.
+    """Sends the new contents of a folder.
 
     Args:
         root: The folder.
-        scope: What of it travels.
+        scope: Which of its files are copied.
         session: Carries the pieces.
         known: What the other side has.
 
     Attributes:
-        unread: Why files could not be read, by their paths.
-        busy: How long it waits for the disk, or for the other side to take what was read.
+        unread: Why files could not be read, by path.
+        busy: How long the feed has waited for the disk, or for the other side.
     """
 
     def __init__(
@@ -231,11 +235,11 @@ class Feed:
         self._known = known
 
     def go_back(self, known: CopyState) -> None:
-        """Go on from what the other side has, from the next look on."""
+        """Continue, with the next scan, from what the other side has."""
         self._known = CopyState(known.mark, dict(known.files))
 
     def start(self) -> None:
-        """Look again and again, in a thread."""
+        """Scan the folder repeatedly, in a thread."""
         threading.Thread(target=self._work, name="feed", daemon=True).start()
 
     def _work(self) -> None:
@@ -250,7 +254,7 @@ class Feed:
         self._stopping.set()
 
     def look(self, *, is_over: bool = False) -> None:
-        """Send what is new, and at the end the files that settle."""
+        """Scan the folder once; send what is new and, with `is_over`, the files that settle."""
         with self._lock, self.busy:
             if (known := self._known) is not None:
                 self._known = None
@@ -260,10 +264,10 @@ class Feed:
                 try:
                     self._send(path)
                 except FileNotFoundError:
-                    pass  # it has gone meanwhile; the copy stays
+                    pass  # the file was removed meanwhile; its copy stays
                 except OSError as error:
                     unread[path] = error.strerror or str(error)
-                except ValueError as error:  # a name that can't travel
+                except ValueError as error:  # a name that can't be sent
                     unread[path] = str(error)
             self.unread = unread
 
@@ -299,7 +303,7 @@ class Feed:
         self._sent[path] = _Sent(offset, _check(head, tail), stamp)
 
     def told_unread(self) -> tuple[str, ...]:
-        """Return some of the files that can't be read, with why."""
+        """Return up to 20 of the files that can't be read, each with the reason."""
         return tuple(f"{path}: {why}" for path, why in sorted(self.unread.items())[:20])
 
 
@@ -314,9 +318,9 @@ def send_file(
 
     Args:
         session: Carries the pieces.
-        where: Where it is here.
+        where: Its path here.
         path: Its path at the other side.
-        note: Gets how far it is after each piece, in bytes.
+        note: Called after each piece with the bytes sent so far.
     """
     offset = 0
     with open(where, "rb") as file:
@@ -333,17 +337,18 @@ class Copy:
 
     Args:
         root: The folder here.
-        scope: What is taken; anything else is refused.
-        mark: Of the folder that all of the scope here was copied from; None: only what comes through this very copy is known to be of it.
-        mode: Of new files.
-        most_bytes: Of one file; more is refused.
+        scope: The files that are accepted; others are refused.
+        mark: Mark of the folder from which all files of the scope here were copied; None: only
+            files that came through this object count.
+        mode: Mode of new files.
+        most_bytes: Largest size of a file; larger ones are left out.
 
     Attributes:
-        bases: Where a file of the other side begins in ours, in bytes.
-        is_whole: No piece has been left out since the feed began, or went back: one that can't be written, and what follows it.
-        trouble: Why it could not be written.
-        left_out: Why files can't be here at all, by their paths.
-        busy: How long it waits for the disk.
+        bases: Offset in our file at which the other side's file begins, in bytes.
+        is_whole: Whether all pieces were written since the feed began or went back.
+        trouble: Why a piece could not be written.
+        left_out: Why files can't be stored here at all, by path.
+        busy: How long it has waited for the disk.
     """
 
     def __init__(
@@ -364,10 +369,10 @@ class Copy:
         self.busy = Busy()
         self._mode, self._has_all = mode, mark is not None
         self.mark = mark or ""
-        self._sizes: dict[str, int] = {}  # of the other side's files, as far as they have come
+        self._sizes: dict[str, int] = {}  # of the other side's files, as received so far
 
     def has(self) -> Iterator[CopyHas]:
-        """Say how far the copy is: the first words to the other side, or those by which its feed goes back."""
+        """Yield the state of the copy, to start the other side's feed or to make it go back."""
         with self.busy:
             self.trouble, self.is_whole = None, True
             if self._has_all:
@@ -379,7 +384,7 @@ class Copy:
         part: dict[str, tuple[int, int]] = {}
         room = _MESSAGE_BYTES
         for name, state in held.items():
-            num_bytes = 6 * len(name) + _NAME_BYTES  # a byte that is no UTF-8 takes six in JSON
+            num_bytes = 6 * len(name) + _NAME_BYTES  # a byte that is not UTF-8 takes six in JSON
             if num_bytes > room:
                 yield CopyHas(mark=self.mark, files=part, more=True)
                 part, room = {}, _MESSAGE_BYTES
@@ -388,7 +393,7 @@ class Copy:
 
     @property
     def is_in_place(self) -> bool:
-        """Say whether each file is as long here as what has come of it: nobody else has written it."""
+        """Return whether each file is as long as what was received: nobody else has written it."""
         return self.is_whole and all(
             self._size_of(path) == size for path, size in self._sizes.items()
         )
@@ -397,7 +402,7 @@ class Copy:
         return max(0, _size_of(self.root, path) - self.bases.get(path, 0))
 
     def _held(self, path: str) -> tuple[int, int] | None:
-        """Return how much of a file is here, and the check over its ends; None for nothing."""
+        """Return a file's size here and the checksum over its ends; None if it can't be read."""
         size = min(self._sizes[path], self._size_of(path))
         with contextlib.suppress(OSError):
             fd = os.open(os.path.join(self.root, path), _READS)
@@ -408,7 +413,7 @@ class Copy:
         return None
 
     def begin(self, mark: str) -> bool:
-        """Take of which folder the copy is now; say whether what is here is of that."""
+        """Set the mark of the source folder; return whether the files here are of that folder."""
         is_same = mark == self.mark
         if not is_same:
             self._sizes.clear()
@@ -416,10 +421,10 @@ class Copy:
         return is_same
 
     def take(self, piece: FilePiece) -> bool:
-        """Write one piece; say whether it is in its place (`trouble` has why not).
+        """Write one piece; return False if it could not be written (`trouble` has the reason).
 
         Raises:
-            FrameError: It may not be written here.
+            FrameError: The scope does not include the file.
         """
         base = self.bases.get(piece.path, 0)
         if not self.scope.has(piece.path):
@@ -449,8 +454,8 @@ class Copy:
         """Write one piece.
 
         Raises:
-            OSError: It can't be written.
-            FrameError: It may not be written here, or one before it is missing.
+            OSError: The piece can't be written.
+            FrameError: The scope does not include the file, or an earlier piece is missing.
         """
         if not self.take(piece):
             raise self.trouble or FrameError(f"a piece of {piece.path} is missing")
@@ -481,7 +486,10 @@ class Copy:
         return os.open(path, _WRITES, self._mode)
 
     def _make_way(self, path: str) -> None:
-        """Remove a file that is a folder there by now. A folder that is a file there stays: nobody may have it removed from afar."""
+        """Remove files in place of folders.
+
+        A folder in place of a file stays: the other side may not remove folders.
+        """
         where = self.root
         for name in path.split("/")[:-1]:
             where = os.path.join(where, name)

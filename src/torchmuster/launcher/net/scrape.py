@@ -1,8 +1,8 @@
-"""One page over HTTP on the loopback, for a Prometheus on this machine: GET /metrics, and nothing else.
+"""Serve GET /metrics over HTTP on the loopback, for a Prometheus on this machine.
 
-The page has no secrets, but it is of one user: nobody beyond the machine gets it, and no page in a browser by another name
-for this machine's loopback. Requests are bounded in size, time and number; what they say beyond their first line and the host
-is not looked at.
+The page has no secrets, but belongs to one user: nobody outside the machine gets it, nor does a web
+page that reaches the loopback under another name (DNS rebinding). Requests are bounded in size,
+time and number; only their first line and their host are read.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class MetricsPage:
     """Serves one page.
 
     Args:
-        content_type: Of the page.
+        content_type: The page's content type.
         make: Returns its text; called for each request.
     """
 

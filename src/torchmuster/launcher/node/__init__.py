@@ -1,1 +1,1 @@
-"""What agents do beyond workers: facts, probes, stacks, commands elsewhere. Standard library only."""
+"""What agents do besides running workers: facts, network probes, stacks, `muster exec`."""

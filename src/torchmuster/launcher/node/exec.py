@@ -1,7 +1,8 @@
-"""Commands of `muster exec` inside of a running task: started in its view, bound to the client and to the task.
+"""Run the commands of `muster exec` in the view of a running task.
 
-Each has a session of its own beside that of the task's command. It ends with its client (SIGHUP, then SIGKILL) and with
-the task's command (SIGKILL). No more than a window of its output, and of its input, is ever on the way.
+Each command has its own session, separate from that of the task's command. It ends when its client
+disconnects (SIGHUP, then SIGKILL) and when the task's command ends (SIGKILL). At most one window of
+its output and one of its input are in flight.
 """
 
 import asyncio
@@ -26,35 +27,35 @@ HANGUP_GRACE_S = 2.0
 KILLED = 128 + signal.SIGKILL
 _REAP_S = 0.01
 _MOST_PAUSE_S = 0.05
-_QUIET_S = 0.25  # what is silent so long after the command's end belongs to what it left behind
+_QUIET_S = 0.25  # a stream silent so long after the end is held by a leftover process
 _BEGIN_LIMIT_S = 30.0
 _DEATH_S = 0.1
-_END_OF_INPUT = b"\x04"  # what a terminal takes for the end
+_END_OF_INPUT = b"\x04"  # Ctrl-D: how a terminal gets the end of input
 _MAX_ROWS = 0xFFFF
 
 Send = Callable[[messages.Message], None]
 
 
 class ExecTarget(Protocol):
-    """The task's command, or a worker."""
+    """The process to enter: a task's command or a worker."""
 
     @property
     def pid(self) -> int:
-        """Return its process."""
+        """Return its process id."""
 
     @property
     def worker_ticks(self) -> int | None:
-        """Return when it started, for a worker: the launcher takes no other process for it."""
+        """Return a worker's start time in clock ticks, to recognize it; None for a task."""
 
     @property
     def environment(self) -> Mapping[str, str] | None:
-        """Return the variables for a command beside it; None for those that it was started with."""
+        """Return the environment for a command; None for the target's initial one."""
 
     def has_begun(self) -> bool:
-        """Say whether it is in its own view by now."""
+        """Return whether it has entered its view."""
 
     def poll(self) -> int | None:
-        """Return its exit status once it has ended."""
+        """Return its exit status; None while it runs."""
 
 
 Launch = Callable[[part_messages.ExecStart, ExecTarget, tuple[int, int, int]], HasStatus]
@@ -66,7 +67,7 @@ def launch_beside(
     """Start a command in the view of its target.
 
     Raises:
-        MusterError: It can't be started.
+        MusterError: The command can't be started.
     """
     stdin, stdout, stderr = streams
     try:
@@ -78,18 +79,18 @@ def launch_beside(
             stderr=stderr,
             takes_terminal=order.tty,
         )
-    except ValueError as error:  # a zero byte among the words
+    except ValueError as error:  # a zero byte in an argument
         raise MusterError("the command can't be started", why=str(error)) from error
 
 
 class Execs:
-    """The commands inside of one task.
+    """The `muster exec` commands of one task.
 
     Args:
-        task: Its name, for messages.
-        send: Takes messages for the head.
-        launch: Starts one.
-        grace_s: How long one may take to end when its client has gone.
+        task: The task's name, for messages.
+        send: Sends a message to the head.
+        launch: Starts a command.
+        grace_s: How long a command may take to end after its client has disconnected.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Execs:
 
     @property
     def pids(self) -> set[int]:
-        """Return the processes that were started and have not ended."""
+        """Return the process ids of the commands that run."""
         return {one.pid for one in self._execs.values() if one.pid}
 
     def take(self, message: part_messages.FromExecClient, target: ExecTarget | None) -> None:
@@ -143,12 +144,12 @@ class Execs:
             self._send(last)
 
     def _forget(self, one: "Exec") -> None:
-        """Give its place to another; of one that was left before it began, nothing else does."""
+        """Remove a command; nothing else removes one whose client left before it started."""
         if self._execs.get(one.exec_id) is one:
             del self._execs[one.exec_id]
 
     def end_all(self, why: str) -> None:
-        """SIGKILL all of them, and what earlier ones have left behind; their clients hear why."""
+        """Kill all commands and what earlier ones have left; send `why` to their clients."""
         for one in self._execs.values():
             if one.running is not None:
                 one.running.cancel()
@@ -163,10 +164,10 @@ class Execs:
 
 
 async def _wait_for_begin(target: ExecTarget) -> None:
-    """Wait until the command has its view: before, there is nothing to enter.
+    """Wait until the task's command has its view: before that, there is nothing to enter.
 
     Raises:
-        MusterError: It ended, or does not come so far.
+        MusterError: The task's command ended, or had no view within the time limit.
     """
     deadline = time.monotonic() + _BEGIN_LIMIT_S
     while not target.has_begun():
@@ -176,16 +177,16 @@ async def _wait_for_begin(target: ExecTarget) -> None:
 
 
 class Exec:
-    """One command: its process, its three streams or its terminal, and both windows.
+    """One command: its process, its streams or terminal, and its input and output windows.
 
     Args:
-        start: What shall run.
-        send: Takes messages for its client.
-        launch: Starts it on these descriptors.
-        grace_s: How long it may take to end when its client has gone.
-        is_told: It gets SIGHUP then; else the end of its input is all.
-        most_bytes: Of a window: where many share a connection it is small.
-        patience_s: How long one that has ended waits for a client that takes nothing.
+        start: The client's order.
+        send: Sends a message to its client.
+        launch: Starts it with the descriptors of its standard streams.
+        grace_s: How long it may take to end after its client has disconnected.
+        is_told: Whether it then gets SIGHUP; otherwise only its streams are closed.
+        most_bytes: Largest window; small where many commands share a connection.
+        patience_s: How long its last output waits for a client that reads nothing.
     """
 
     def __init__(
@@ -218,12 +219,12 @@ class Exec:
 
     @property
     def pid(self) -> int:
-        """Return the process, the leader of its session; 0 before the start."""
+        """Return the process id, which is also that of its session; 0 before the start."""
         return self._child.pid if self._child is not None else 0
 
     @property
     def heard_at(self) -> float:
-        """Return when it was last read of, or its client has taken something."""
+        """Return when output was last read from it or acknowledged by its client (monotonic)."""
         return self._read_at
 
     # The process.
@@ -231,7 +232,7 @@ class Exec:
     async def run(
         self, begun: Awaitable[None] | None, note: Callable[[int], object]
     ) -> messages.Message:
-        """Start it when `begun` has come, and wait for its end; return what its client is told then. `note` gets its pid."""
+        """Await `begun`, start the command, call `note(pid)`; return the message of its end."""
         try:
             if begun is not None:
                 await begun
@@ -247,10 +248,10 @@ class Exec:
         return part_messages.ExecRefused(exec_id=self.exec_id, what=what, why=why, fix=fix)
 
     def start(self) -> None:
-        """Start it.
+        """Start the command.
 
         Raises:
-            MusterError: It can't be started.
+            MusterError: The command can't be started.
         """
         theirs = self._open_terminal() if self._order.tty else self._open_pipes()
         try:
@@ -280,7 +281,7 @@ class Exec:
         return theirs, theirs, theirs
 
     async def wait(self) -> int:
-        """Wait until it has ended and its output was taken; return the exit code as a shell shows it."""
+        """Wait until it has ended and its output is read; return the exit code as a shell does."""
         child = self._child
         if child is None:
             raise ValueError("not started")
@@ -304,8 +305,8 @@ class Exec:
         return quiet_s > (self._patience_s if is_full else _QUIET_S)
 
     def kill(self) -> None:
-        """SIGKILL to its session and to everything below it."""
-        if not self.pid:  # a door has still to fork it: its streams have ended
+        """Send SIGKILL to its session and to all its descendants."""
+        if not self.pid:  # a session has yet to fork it, and its streams have ended
             return
         below = proc.descendants(self.pid)
         proc.kill_session(self.pid)
@@ -313,12 +314,12 @@ class Exec:
             proc.kill_quietly(pid)
 
     def reap(self) -> None:
-        """Wait for the end of a process that was killed; it takes a millisecond."""
+        """Reap the killed process, which takes about a millisecond."""
         if self._child is not None:
             self._child.wait(_DEATH_S)
 
     def close(self) -> None:
-        """Close our ends of its streams; a terminal hangs up by that."""
+        """Close our ends of its streams, which hangs up a terminal."""
         loop = asyncio.get_running_loop()
         fds = set(self._outputs) | ({self._input} if self._input is not None else set())
         for fd in fds:
@@ -328,7 +329,7 @@ class Exec:
         self._outputs.clear()
         self._input = None
 
-    # What the client says.
+    # Messages of the client.
 
     def take(self, message: part_messages.FromExecClient) -> None:
         """Carry out a message."""
@@ -349,7 +350,7 @@ class Exec:
                 self._leave()
 
     def _leave(self) -> None:
-        """The client has gone."""
+        """Begin to end the command: its client has disconnected."""
         self.is_left = True
         self._kill_at = time.monotonic() + self._grace_s
         self.close()
@@ -359,7 +360,7 @@ class Exec:
             return
         if self._is_told:
             _signal_group(self.pid, signal.SIGHUP)
-            _signal_group(self.pid, signal.SIGCONT)  # who is stopped hears nothing
+            _signal_group(self.pid, signal.SIGCONT)  # a stopped process would not handle SIGHUP
 
     # Input.
 
@@ -379,7 +380,7 @@ class Exec:
 
     def _write_waiting(self) -> None:
         fd, loop = self._input, asyncio.get_running_loop()
-        if fd is None:  # nobody reads any more: what comes counts as taken
+        if fd is None:  # nobody reads any more: count the input as consumed
             self._taken(sum(map(len, self._waiting)))
             self._waiting.clear()
             return
@@ -432,7 +433,7 @@ class Exec:
             data = os.read(fd, min(room, part_messages.EXEC_CHUNK_BYTES))
         except BlockingIOError:
             return
-        except OSError:  # a terminal's word for its end
+        except OSError:  # how a terminal reports its end
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(fd)
@@ -464,7 +465,7 @@ def launch_words(
 
 
 def kill_sessions(leaders: set[int]) -> None:
-    """SIGKILL what is in these sessions and descends from us: numbers of old sessions are given out again."""
+    """Kill our own descendants in these sessions: session numbers are reused."""
     for pid in proc.descendants(os.getpid()) if leaders else ():
         facts = proc.read_process(pid)
         if facts is not None and proc.leader_of(facts, leaders) is not None:
@@ -480,7 +481,7 @@ def _resize(fd: int, rows: int, columns: int) -> None:
 
 
 def _signal_group(leader: int, signum: int) -> None:
-    if not leader:  # a door has still to fork it
+    if not leader:  # a session has yet to fork it
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signum)

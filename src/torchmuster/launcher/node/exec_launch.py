@@ -1,9 +1,9 @@
 """Enter the view of a running process of a task, then become a command in it.
 
-That process is the task's command, a child of the process that started us; or a worker, whose variables we were given as
-our own. Its namespaces (user, mount, network), its root,
-its working directory and its environment become ours; without a command its shell is started: bash, or sh.
-Exit codes: 125 when the view can't be entered, 126 and 127 as a shell has them.
+The process is either the task's command, a child of our parent, or a worker whose variables are our
+own environment. We take over its namespaces (user, mount, network), root, working directory and
+environment. Without a command we become its shell: bash, or else sh. Exit codes: 125 when the view
+can't be entered, 126 and 127 as in a shell.
 """
 
 import fcntl
@@ -28,10 +28,10 @@ _SHELLS = ("bash", "sh")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryOrder:
-    """The command line of `exec`.
+    """The arguments of the program `exec`.
 
     Attributes:
-        worker_ticks: When the worker started, in clock ticks after the boot; None for a task's command.
+        worker_ticks: The worker's start time in clock ticks since boot; None for a task's command.
     """
 
     pid: int
@@ -43,11 +43,12 @@ class EntryOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSurroundings:
-    """What is taken over from a process, opened while its /proc is still ours to see.
+    """What we take over from a process, opened while we still see its /proc.
 
     Attributes:
-        spaces: (descriptor, kind) of the namespaces that are not ours, in the order of entering.
-        root: Descriptor of its root; None when that is ours.
+        spaces: (descriptor, kind) of the namespaces that differ from ours, in the order of
+            entering.
+        root: Descriptor of its root; None when it is the same as ours.
         folder: Descriptor of its working directory.
     """
 
@@ -58,7 +59,7 @@ class ExecSurroundings:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Enter and become the command; ends the process in every case."""
+    """Enter the view and become the command, or exit; never return."""
     order = from_words(EntryOrder, arguments)
     try:
         surroundings = open_surroundings(order.pid, order.worker_ticks)
@@ -76,10 +77,10 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def open_surroundings(pid: int, worker_ticks: int | None = None) -> ExecSurroundings:
-    """Return what belongs to a process that is a child of our parent, or a worker that began at a known time.
+    """Open the surroundings of a sibling process or, with `worker_ticks`, of that worker.
 
     Raises:
-        LaunchError: It has gone, or it is not ours to follow.
+        LaunchError: The process has ended, can't be read, or is another one.
     """
     try:
         spaces = tuple((fd, kind) for name, kind in _KINDS if (fd := _space(pid, name)) is not None)
@@ -97,7 +98,7 @@ def open_surroundings(pid: int, worker_ticks: int | None = None) -> ExecSurround
         facts = proc.read_process(pid)
     except OSError as error:
         raise LaunchError(VIEW_FAILED, f"the task's process can't be seen: {error}") from error
-    # Asked last: had the number been given to another process meanwhile, it would not be our sibling.
+    # Check this last: another process that has got the number meanwhile is not our sibling.
     is_it = facts is not None and facts.parent_pid == os.getppid()
     if worker_ticks is not None:
         is_it = facts is not None and facts.start_ticks == worker_ticks
@@ -107,7 +108,7 @@ def open_surroundings(pid: int, worker_ticks: int | None = None) -> ExecSurround
 
 
 def _space(pid: int, name: str) -> int | None:
-    """Return a descriptor of a namespace of the process; None when it is our own."""
+    """Open a namespace of the process; return None when it is our own."""
     fd = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
     if os.path.samestat(os.fstat(fd), os.stat(f"/proc/self/ns/{name}")):
         os.close(fd)
@@ -119,7 +120,7 @@ def read_environment(pid: int) -> dict[str, str]:
     """Return the environment that a process was started with.
 
     Raises:
-        OSError: It has gone, or may not be read.
+        OSError: The process has ended, or may not be read.
     """
     with open(f"/proc/{pid}/environ", "rb") as file:
         pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
@@ -127,7 +128,7 @@ def read_environment(pid: int) -> dict[str, str]:
 
 
 def _take_terminal() -> None:
-    """Make standard input, a terminal, the one that controls our session."""
+    """Make the terminal on standard input the controlling terminal of our session."""
     try:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     except OSError as error:
@@ -155,10 +156,10 @@ def enter(surroundings: ExecSurroundings) -> None:
 
 
 def find_shell(search: str) -> str:
-    """Return the first shell that is there.
+    """Return the path of bash, or else of sh.
 
     Raises:
-        LaunchError: There is none.
+        LaunchError: Neither was found.
     """
     for name in _SHELLS:
         try:

@@ -1,4 +1,4 @@
-"""What a node is asked beside its workers' start: networks, facts, progress, stacks, commands of `muster exec`."""
+"""The agent's answers to the head: network survey, facts, progress, stacks, `muster exec`."""
 
 import asyncio
 import json
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from torchmuster.launcher.node.progress import NodeProgress
 
 
-# The agent's part in `muster exec` and a training run: a command beside a rank, with the rank's own variables.
+# `muster exec` in a training run: a command next to a rank, with the rank's own variables.
 #
-# A forked worker's /proc/PID/environ is its spawner's, so the launcher gets the variables from us, in its environment.
+# A forked worker's /proc/PID/environ is its spawner's, so we pass the variables to the command.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTarget:
-    """A worker to be entered; its launcher knows when it started, so that no other process is taken for it."""
+    """A worker to enter; its start time tells it from a later process with the same pid."""
 
     pid: int
     worker_ticks: int
     environment: Mapping[str, str]
 
     def has_begun(self) -> bool:
-        """Say that it can be entered: a worker has no view of its own to make."""
+        """Return True: a worker has no view of its own to wait for."""
         return True
 
     def poll(self) -> int | None:
-        """Return -1 when the worker has ended; its status is its parent's."""
+        """Return -1 when the worker has ended: only its parent gets the status."""
         return None if proc.is_running(self.pid) else -1
 
 
 def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
-    """Return the worker of this number; None when it has ended."""
+    """Return the worker with this pid as a target; None when it has ended."""
     facts = proc.read_process(pid)
     if facts is None or not facts.can_run:
         return None
@@ -85,20 +85,20 @@ def wanted_rank(start: part_messages.ExecStart, first_rank: int, num_workers: in
 
 
 def node_environment(environment: Mapping[str, str], rank: bool) -> dict[str, str]:
-    """Return the variables for a command: without those of one rank when a whole node was named."""
+    """Return the variables for a command; without those of a single rank when a node was named."""
     own = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE")
     return {name: value for name, value in environment.items() if rank or name not in own}
 
 
 def whole_environment(base: Mapping[str, str], worker: VariableChange) -> dict[str, str]:
-    """Return what a worker has: our own variables, the job's, and those of its rank."""
+    """Return a worker's environment: our own variables, the run's, and those of its rank."""
     every = {**os.environ, **base, **worker.values}
     return {name: value for name, value in every.items() if name not in worker.removed}
 
 
-# The agent's side of the look before the start: collect facts in a thread, send them when they are wanted.
+# The agent's side of the preflight: collect facts in a thread, send them on request.
 #
-# The thread is a daemon: a file system that hangs keeps neither the agent nor its end waiting.
+# The thread is a daemon, so a file system that hangs blocks neither the agent nor its exit.
 
 
 MAX_FACTS_BYTES = 128 << 10
@@ -107,7 +107,7 @@ MAX_FACTS_BYTES = 128 << 10
 class FactsServer:
     """Answers `AskFacts` on one node.
 
-    Facts are sent when they are collected and the spawner has said which torch it will import.
+    Sends the facts once they are collected and the spawner has reported which torch it imports.
     """
 
     def __init__(self, send: Callable[[messages.Message], None]) -> None:
@@ -124,7 +124,7 @@ class FactsServer:
         environment: Mapping[str, str],
         run_dir: RunDir,
     ) -> None:
-        """Begin to collect, if that has not begun; what is known already is sent again."""
+        """Start collecting, if that has not started; send again what is known already."""
         self._asked_at = time.time()
         if not self._begun:
             self._begun = True
@@ -134,7 +134,7 @@ class FactsServer:
         self._send_if_ready()
 
     def take_torch(self, found: Mapping[str, Any]) -> None:
-        """Take what the spawner says of the torch that it imports; only its first word counts."""
+        """Record the spawner's report on the torch that it imports; only the first one counts."""
         if self._torch is None:
             self._torch = found
             self._send_if_ready()
@@ -161,7 +161,7 @@ class FactsServer:
         )
         try:
             facts = codec.to_plain(collect(order))
-        except Exception as error:  # noqa: BLE001 - what can't be told is said
+        except Exception as error:  # noqa: BLE001 - the error is reported
             facts = {"unknown": {"all": f"{type(error).__name__}: {error}"[:200]}}
         try:
             loop.call_soon_threadsafe(self._take_facts, facts)
@@ -185,7 +185,7 @@ class FactsServer:
 
 
 def script_path(program: Program, instead: str | None) -> str | None:
-    """Return the path of the program's script; None for modules and commands."""
+    """Return the path of the script, or of `instead` where given; None for modules and commands."""
     target = instead
     if target is None:
         target = program.target if program.kind is ScriptKind.FILE else None
@@ -202,7 +202,7 @@ def network_facts(
 ) -> part_messages.NetworkFacts:
     """Return this node's interfaces, and what the user has set himself.
 
-    With `local_addr`, the address that the user names for this node, only its interface counts.
+    With `local_addr`, the address that the user gives for this node, list only its interface.
     """
     interfaces = own_interfaces()
     if local_addr is not None:
@@ -219,7 +219,7 @@ def network_facts(
 
 
 class Inquiries(AgentPart):
-    """Answers the head, and clients through it."""
+    """Answers requests of the head and, through it, of clients."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -230,7 +230,7 @@ class Inquiries(AgentPart):
         self._execs: Execs | None = None
 
     def take(self, message: messages.Message) -> bool:
-        """Take what the head asks."""
+        """Handle a request of the head; return False for other messages."""
         match message:
             case part_messages.AskFacts():
                 if self.agent.welcome is not None:
@@ -249,11 +249,11 @@ class Inquiries(AgentPart):
         return True
 
     def take_torch(self, found: Mapping[str, Any]) -> None:
-        """Take what the spawner says of the torch that it imports."""
+        """Record the spawner's report on the torch that it imports."""
         self.facts.take_torch(found)
 
     def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
-        """Return the ranks whose stacks show that they wait for others; who can't answer is taken for one that works."""
+        """Return the ranks whose stacks show a wait for others; without an answer, a rank works."""
         from torchmuster.launcher.facts.stacks import Doing, judge
         from torchmuster.launcher.node.stacks import take_stacks
 
@@ -270,7 +270,7 @@ class Inquiries(AgentPart):
         self,
         message: part_messages.AskNetwork | part_messages.ProbeNetwork | part_messages.EndProbe,
     ) -> None:
-        """Say which networks there are, call other nodes, or end that."""
+        """Report this node's networks, probe other nodes, or end the probe."""
         from torchmuster.launcher.node.probe import NetworkProbe
 
         if isinstance(message, part_messages.AskNetwork):
@@ -301,7 +301,7 @@ class Inquiries(AgentPart):
     # While workers run.
 
     async def serve(self) -> None:
-        """Tell every two seconds how far the workers are."""
+        """Report the workers' progress every two seconds."""
         reader: NodeProgress | None = None
         while True:
             await asyncio.sleep(PROGRESS_EVERY_S)
@@ -318,7 +318,7 @@ class Inquiries(AgentPart):
                 self._link.send(part_messages.Progress(attempt=attempt.attempt, ranks=ranks))
 
     def _gpus_of(self, attempt: NodeAttempt) -> dict[int, str]:
-        """Return the GPU of each rank: of those that it sees, the one with its local rank."""
+        """Return the GPU of each rank: among the visible ones, the one at its local rank."""
         from torchmuster.core.node.kernel import visible_gpus
 
         found = {}
@@ -371,6 +371,6 @@ class Inquiries(AgentPart):
         self._execs.take(message, target)
 
     def end_attempt(self) -> None:
-        """End the commands beside the ranks: the attempt has ended."""
+        """End the commands next to the ranks, because the attempt has ended."""
         if self._execs is not None:
             self._execs.end_all("the attempt has ended")

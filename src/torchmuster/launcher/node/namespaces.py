@@ -1,7 +1,7 @@
-"""The kernel's calls for namespaces and mounts, by ctypes: Python 3.11 has none of them.
+"""System calls for namespaces and mounts, by ctypes: Python 3.11 has none of them.
 
-Used by what runs in fresh processes of one thread (`place_launch`, `network_hold`). Nothing here
-touches the machine's own mounts: each caller has left them by `unshare` before it mounts anything.
+Only fresh processes with a single thread use them (`place_launch`, `network_hold`). Nothing here
+touches the machine's own mounts: each caller leaves them with `unshare` before it mounts anything.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by `flags` for new ones.
+    """Move this process into new namespaces of the kinds in `flags`.
 
     Raises:
         OSError: The kernel refused.
@@ -33,7 +33,7 @@ def unshare(flags: int) -> None:
 
 
 def join(path: str, kind: int) -> None:
-    """Enter the namespace behind `path` (`/proc/PID/ns/net`), which must be of `kind`."""
+    """Enter the namespace at `path` (`/proc/PID/ns/net`), which must be of `kind`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         join_fd(fd, kind)
@@ -42,18 +42,18 @@ def join(path: str, kind: int) -> None:
 
 
 def join_fd(fd: int, kind: int) -> None:
-    """Enter the namespace behind an open descriptor."""
+    """Enter the namespace of an open descriptor, which must be of `kind`."""
     _check(_libc.setns(fd, kind), "setns")
 
 
 def enter_user_namespace(flags: int) -> bool:
-    """Get the namespaces of `flags`; a user namespace comes with them only when it must.
+    """Enter new namespaces of the kinds in `flags`; add a user namespace only if required.
 
-    User and group stay what they are: each is mapped to itself. Returns whether there is a new user
+    User and group stay the same: each is mapped to itself. Return whether there is a new user
     namespace.
 
     Raises:
-        OSError: The kernel refuses both ways.
+        OSError: The kernel refuses with and without a user namespace.
     """
     try:
         unshare(flags)
@@ -76,22 +76,22 @@ def enter_user_namespace(flags: int) -> bool:
 
 
 def bind(source: str, target: str, *, recursive: bool = True) -> None:
-    """Show `source` at `target`; with what is mounted below it when `recursive`."""
+    """Bind-mount `source` at `target`; with the mounts below it when `recursive`."""
     _mount(source, target, BIND | (RECURSIVE if recursive else 0))
 
 
 def stop_propagation() -> None:
-    """Keep our mounts from the machine's; what is mounted there later (automount) still arrives."""
+    """Keep our mounts out of the machine's; its later mounts (automount) still reach us."""
     _mount("none", "/", SLAVE | RECURSIVE)
 
 
 def pivot_root(new_root: str) -> None:
-    """Make the mount point `new_root` the root of this process and let go of the old one."""
+    """Make the mount point `new_root` the root of this process and detach the old one."""
     machine = os.uname().machine
     if machine not in _PIVOT_ROOT:
         raise OSError(errno.ENOSYS, f"pivot_root is not known on {machine}")
     os.chdir(new_root)
-    # Both on one place: the old root is stacked on the new one, and the detach below takes it away.
+    # At the same path the old root is stacked on the new one; the detach below removes it.
     _check(_libc.syscall(_PIVOT_ROOT[machine], b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", _DETACH), "umount")
     os.chdir("/")

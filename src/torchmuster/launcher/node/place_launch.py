@@ -1,12 +1,13 @@
-"""Give one task its view of the machine's files, then become the task.
+"""Build a task's view of the machine's files, then become the task's command.
 
     view SPEC.json -- COMMAND ARGUMENTS...
     view --probe                            exit 0 when views can be made
 
-SPEC.json is what `place.prepare_place` wrote (0600). The process keeps its pid, uid, gid, session,
-standard streams and environment: all it does is to enter namespaces of its own, mount and `exec`.
-When that fails it ends with 125, or with 126 and 127 as a shell does when the command is at fault,
-says one sentence on standard error and the same as a line of JSON on the spec's `report_fd`.
+`place.prepare_place` writes SPEC.json (0600). The process keeps its pid, uid, gid, session,
+standard streams and environment: it only enters its own namespaces, mounts and calls `exec`. On
+failure it exits with 125, or with 126 or 127 as a shell does when the command is at fault. It
+prints one sentence to standard error and writes the same as a line of JSON to the spec's
+`report_fd`.
 """
 
 import errno
@@ -22,7 +23,7 @@ VIEW_FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 
 
 class LaunchError(Exception):
-    """The task can't be started; `code` is the exit code that says which half failed."""
+    """The task can't be started; `code` is the exit code, 125 if the view is at fault."""
 
     def __init__(self, code: int, what: str) -> None:
         super().__init__(what)
@@ -31,7 +32,7 @@ class LaunchError(Exception):
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Build the view and become the command; ends the process in every case."""
+    """Build the view and become the command, or exit; never return."""
     if arguments == ["--probe"]:
         _probe()
     spec: dict[str, Any] = {}
@@ -52,7 +53,7 @@ def _check_usage(arguments: list[str]) -> None:
 
 
 def own_environment() -> dict[str, str]:
-    """Return the environment we were started with; Python adds LC_CTYPE to its own in some locales."""
+    """Return our initial environment: in some locales Python adds LC_CTYPE to `os.environ`."""
     try:
         with open("/proc/self/environ", "rb") as file:
             pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
@@ -68,7 +69,7 @@ def become(command: list[str], environment: dict[str, str]) -> NoReturn:
         LaunchError: There is no such command, or it can't be executed.
     """
     path = find_command(command[0], environment.get("PATH", os.defpath))
-    # Python ignores these two; a program expects them as the kernel gives them.
+    # Python ignores these two signals; a program expects the kernel's defaults.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -88,10 +89,10 @@ def become(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 
 def find_command(name: str, search: str) -> str:
-    """Return the file that `name` starts.
+    """Return the path of the command `name`.
 
     Raises:
-        LaunchError: 127 when there is none, 126 when the only one is not executable.
+        LaunchError: 127 when it was not found, 126 when it is not executable.
     """
     folders = [""] if "/" in name else [folder or "." for folder in search.split(":")]
     blocked = None
@@ -136,7 +137,7 @@ def _read_spec(path: str) -> dict[str, Any]:
     if not isinstance(spec, dict):
         raise LaunchError(VIEW_FAILED, f"{path} holds no object")
     if spec.get("report_fd") is not None:
-        os.set_inheritable(spec["report_fd"], False)  # its end of file says: the task runs
+        os.set_inheritable(spec["report_fd"], False)  # its end of file means: the task runs
     return spec
 
 
@@ -171,7 +172,7 @@ def show_mirror(mirror: dict[str, Any]) -> None:
         _fill(folder, "/", mirror)
         namespaces.pivot_root(folder)
         return
-    # The descriptor still leads to the machine's own directory when the folder lies over it.
+    # The descriptor still refers to the machine's own directory once the folder is mounted over it.
     fd = os.open(at, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         namespaces.bind(folder, at, recursive=False)
@@ -186,7 +187,7 @@ def _make_mount_points(mirror: dict[str, Any]) -> None:
         _quietly(os.symlink, link, os.path.join(folder, name))
     for name in mirror["dirs"]:
         _quietly(os.mkdir, os.path.join(folder, name), 0o755)
-    # One empty file under all names: a new inode each costs 120 us on ext4, the mount itself 7 us.
+    # Link one empty file under all names: an inode for each costs 120 us on ext4, the mount 7 us.
     empty = folder + ".empty"
     _quietly(os.mknod, empty, 0o644)
     for name in mirror["files"]:
@@ -196,7 +197,7 @@ def _make_mount_points(mirror: dict[str, Any]) -> None:
 
 
 def _fill(target: str, source: str, mirror: dict[str, Any]) -> None:
-    # An entry that is gone by now, or can't be bound, is left out: it was no file of the task's.
+    # Leave out an entry that is gone by now or can't be bound: it was not a file of the task.
     for names, remove in ((mirror["dirs"], os.rmdir), (mirror["files"], os.unlink)):
         for name in names:
             place = os.path.join(target, name)

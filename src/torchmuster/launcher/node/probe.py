@@ -1,7 +1,8 @@
-"""A node's side of the survey of networks: a port that answers, and calls to other nodes' ports.
+"""A node's side of the network survey: answer other nodes' probes, and probe their ports.
 
-Every connection is authenticated with the run's secret before anything is read. The answering side takes at most
-4 MiB and 3 s of a caller; the port is open until the head says that the survey is over, for 10 s at most.
+Every connection is authenticated with the run's secret before anything is read. The answering side
+accepts at most 4 MiB and 3 s from a caller. The port is open until the head ends the survey, for 10
+s at most.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from torchmuster.core.net.handshake import HandshakeError, Reason, Role
 from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 
-MAX_BULK_BYTES = 4 << 20  # of one caller; the calling side stays within it and within 30 ms
+MAX_BULK_BYTES = 4 << 20  # from one caller; the calling side stays within it and within 30 ms
 ANSWER_FOR_S = 3.0
 OPEN_FOR_S = 10.0
 NUM_ECHOES = 5
@@ -30,27 +31,27 @@ _FIRST_BULK_BYTES = 64 << 10
 _MAX_ROUND_BYTES = (MAX_BULK_BYTES - _FIRST_BULK_BYTES) // 2
 _BULK_S = 0.012
 _MEASURE_FOR_S = 0.3
-_STALLED_AFTER_S = (1.2, 2.8)  # with 64 KiB on the way; a busy machine gets a second try
+_STALLED_AFTER_S = (1.2, 2.8)  # with 64 KiB in flight; for the first try, and for the second
 _AT_ONCE = 32
 
 Send = Callable[[messages.Message], None]
 
 
 class NetworkProbe:
-    """One survey on one node."""
+    """One node's part in one survey."""
 
     def __init__(self, survey: int, secrets: tuple[bytes, bytes | None], send: Send) -> None:
         self.survey = survey
         self._secrets = secrets
         self._send = send
         self._node: int | None = None
-        self._known = asyncio.Event()  # what we are called among the nodes
+        self._known = asyncio.Event()  # set once the head has sent our number
         self._tasks: set[asyncio.Task[None]] = set()
         self._seats = asyncio.Semaphore(_AT_ONCE)
         self._measuring = asyncio.Lock()
 
     def open(self) -> tuple[int, ...]:
-        """Listen on random ports, for IPv4 and, where there is one, for IPv6; return them."""
+        """Listen on a random port for IPv4 and, where possible, one for IPv6; return the ports."""
         ports = []
         for host in ("0.0.0.0", "::"):
             try:
@@ -60,7 +61,7 @@ class NetworkProbe:
             door = listener.Listener(listening, self._secrets, self._answer, _ignore)
             ports.append(door.port)
             serving = self._start(door.serve())
-            # A task that is cancelled before its first step closes nothing itself.
+            # A task that is cancelled before its first step does not close the socket.
             serving.add_done_callback(partial(_close, listening))
         asyncio.get_running_loop().call_later(OPEN_FOR_S, self.close)
         return tuple(ports)
@@ -134,7 +135,7 @@ class NetworkProbe:
                 self._report(result.candidate, found[result.candidate])
 
     def _report(self, candidate: int, found: list[PairResult]) -> None:
-        """Say that all calls on a candidate have ended."""
+        """Send the results of a candidate network, whose calls have all ended."""
         self._send(
             part_messages.ProbeResults(
                 survey=self.survey, candidates=(candidate,), results=tuple(found)
@@ -172,7 +173,7 @@ class NetworkProbe:
         """Return a channel to the very node that was meant.
 
         Raises:
-            ChannelClosedError: Another node has answered.
+            ChannelClosedError: Another node answered at that address.
         """
         channel = await self._connect(target.address, target.port)
         meant = part_messages.ProbeCall(survey=self.survey, node=target.node)
@@ -197,7 +198,7 @@ class NetworkProbe:
             return await connect(host, port, Role.PROBE, public, is_open=True)
 
     async def _measure(self, channel: Channel, result: PairResult) -> PairResult:
-        """Add latency and bandwidth; one network at a time, or both would be halved."""
+        """Add latency and bandwidth; measure one network at a time, or each would get half."""
         async with self._measuring:
             try:
                 async with asyncio.timeout(_MEASURE_FOR_S):
@@ -205,7 +206,7 @@ class NetworkProbe:
                     result = replace(result, latency_s=round_trip_s / 2)
                     rate = await _bulk(channel, _FIRST_BULK_BYTES, round_trip_s)
                     result = replace(result, bytes_per_s=rate)
-                    # The better of two: cores that import torch make one of them slow by accident.
+                    # Keep the better of two: cores busy importing torch can slow one down.
                     for _ in range(2):
                         size_bytes = min(int(rate * _BULK_S), _MAX_ROUND_BYTES)
                         if size_bytes > _FIRST_BULK_BYTES:
@@ -221,7 +222,7 @@ class NetworkProbe:
         first: PairResult,
         order: part_messages.ProbeNetwork,
     ) -> PairResult:
-        """Measure over another connection; when there is none now, the first try stands."""
+        """Measure over a new connection; return the first result if none can be made."""
         fresh = PairResult(candidate=first.candidate, source=first.source, target=first.target)
         try:
             async with asyncio.timeout(order.connect_s):
@@ -236,9 +237,9 @@ class NetworkProbe:
     async def _measure_whole(
         self, channel: Channel, result: PairResult, bulk_bytes: int, again: int
     ) -> PairResult:
-        """Add latency and bandwidth; bytes that do not arrive are a finding, not a missing measurement."""
+        """Add latency and bandwidth; report bytes that do not arrive as a finding of their own."""
         limit_s = _STALLED_AFTER_S[again]
-        # One that stands still must not keep the others waiting.
+        # A second try takes no lock: a stalled connection must not hold up the others.
         async with self._measuring if not again else contextlib.nullcontext():
             try:
                 async with asyncio.timeout(limit_s):
@@ -251,9 +252,7 @@ class NetworkProbe:
                         rate = max(rate, await _bulk(channel, left_bytes, round_trip_s))
                         result = replace(result, bytes_per_s=rate)
             except (ChannelClosedError, TimeoutError, OSError):
-                if (
-                    result.bytes_per_s is None
-                ):  # more than the first bulk may take its time on a slow link
+                if result.bytes_per_s is None:  # the rest may take its time on a slow link
                     what = "the connection was made, then"
                     size = (
                         f"{_FIRST_BULK_BYTES >> 10} KiB"
@@ -270,7 +269,7 @@ def _close(listening: socket.socket, _: "asyncio.Task[None]") -> None:
 
 
 def _ignore(peer: str, error: HandshakeError) -> None:
-    """Garbage on this port is not worth a line; a node that can't prove itself is not reached."""
+    """Ignore a failed handshake: the caller reports a node that it does not reach."""
 
 
 async def _echo(channel: Channel) -> float:
@@ -285,7 +284,7 @@ async def _echo(channel: Channel) -> float:
 
 
 async def _bulk(channel: Channel, size_bytes: int, round_trip_s: float) -> float:
-    """Send bytes until the other side says that it has them all; return bytes/s."""
+    """Send bytes, wait until the other side has acknowledged them all; return bytes/s."""
     loop = asyncio.get_running_loop()
     channel.send_nowait(part_messages.ProbeBulk(size_bytes=size_bytes))
     await channel.receive()

@@ -1,8 +1,8 @@
-"""The progress of this node's ranks: their heartbeats, and facts from /proc and of their GPUs.
+"""Read the progress of this node's ranks: their heartbeats, /proc, and the use of their GPUs.
 
-Read every two seconds, in a thread. The kernel's counters are the only word of a script that does not use the
-training library. What a rank has started counts for it; who that is is looked up every ten seconds, and at each
-report of a rank that does nothing itself.
+A thread reads it every two seconds. For a script that does not use the training library, the
+kernel's counters are the only source. The processes that a rank has started count for the rank;
+they are looked up every ten seconds, and at each report of a rank that is idle itself.
 """
 
 import os
@@ -25,12 +25,12 @@ _MIB = 1 << 20
 _IDLE_SHARE = 0.02  # of a processor
 _LOOK_EVERY_S = 10.0
 _Everybody = Callable[[], list[proc.ProcessFacts]]
-_UTIME, _STIME = 11, 12  # fields of /proc/PID/stat behind the name, from 0
+_UTIME, _STIME = 11, 12  # fields of /proc/PID/stat after the name, from 0
 
 
 @dataclass(slots=True)
 class _Usage:
-    """What one rank and what it has started have used, added up: processes that end take nothing away."""
+    """Total use of a rank and of the processes it has started, including those that have ended."""
 
     active_s: float = 0.0
     io_bytes: int = 0
@@ -40,7 +40,7 @@ class _Usage:
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid -> ticks, bytes
 
     def spend(self, pids: Sequence[int]) -> float:
-        """Add what these processes have used since the last look; return their processor time in it, in seconds."""
+        """Add what these processes have used since the last call; return its CPU seconds."""
         spent_ticks = 0
         for pid in pids:
             ticks = _ticks(pid)
@@ -71,9 +71,9 @@ class NodeProgress:
     """Reads the progress of the ranks of one attempt.
 
     Args:
-        folder: Of the workers' heartbeat files.
-        attempt: Its number.
-        gpus: Rank -> id of its GPU, as `CUDA_VISIBLE_DEVICES` names it; none where there is none.
+        folder: Folder of the workers' heartbeat files.
+        attempt: Number of the attempt.
+        gpus: Rank -> id of its GPU, as in `CUDA_VISIBLE_DEVICES`; ranks without a GPU are left out.
     """
 
     def __init__(self, folder: str, attempt: int, gpus: Mapping[int, str] | None = None) -> None:
@@ -84,9 +84,9 @@ class NodeProgress:
         self._usage: dict[int, _Usage] = {}
 
     def read(self, workers: Sequence[tuple[int, int]]) -> tuple[RankProgress, ...]:
-        """Return the progress of these (rank, pid)."""
+        """Return the progress of the given (rank, pid) pairs."""
         now = time.monotonic()
-        everybody = cache(proc.all_processes)  # one look at all processes serves all ranks
+        everybody = cache(proc.all_processes)  # one listing of all processes serves all ranks
         return tuple(self._read_rank(rank, pid, now, everybody) for rank, pid in workers)
 
     def _read_rank(self, rank: int, pid: int, now: float, everybody: _Everybody) -> RankProgress:
@@ -106,7 +106,7 @@ class NodeProgress:
         )
 
     def _read_usage(self, rank: int, pid: int, now: float, everybody: _Everybody) -> _Usage:
-        """Return what the rank and what it has started have used so far."""
+        """Return what the rank and the processes it has started have used so far."""
         usage = self._usage.setdefault(rank, _Usage())
         spent_s = usage.spend([pid])
         idle = bool(usage.at) and spent_s < _IDLE_SHARE * (now - usage.at)
@@ -150,7 +150,7 @@ def _ticks(pid: int) -> int | None:
 
 
 def _io_bytes(pid: int) -> int:
-    """Return what the process has read and written, the page cache included; 0 where that is not told."""
+    """Return the bytes that the process has read and written, page cache included; 0 if unknown."""
     total = 0
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
@@ -164,7 +164,7 @@ def _io_bytes(pid: int) -> int:
 
 
 def _rss_pages(pid: int) -> int:
-    """Return the resident pages of a process; what it shares with others counts for each; 0 when it is gone."""
+    """Return the resident pages of a process, shared ones included; 0 when it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1])

@@ -1,9 +1,9 @@
-"""Where the ranks of this node stand: their Python stacks, within a second, and what the kernel says of them.
+"""Collect the Python stacks of this node's ranks within a second, and the kernel's view of them.
 
-A worker has faulthandler write its stacks into a file when it gets `STACK_SIGNAL` (`spawner/last_words.py`). That works
-while C code holds the interpreter's lock. The signal is sent only to a process that has that very file open and
-catches the signal: for all others it would be the end. A stopped process and one that sleeps uninterruptibly can't
-answer; there py-spy is asked, where it is installed, and the kernel.
+A worker's faulthandler writes its stacks into a file on `STACK_SIGNAL` (`spawner/last_words.py`),
+even while C code holds the interpreter's lock. We send the signal only to a process that has that
+file open and catches the signal: it would kill any other. A process that is stopped or sleeps
+uninterruptibly can't answer; for it we ask py-spy, where installed, and the kernel.
 """
 
 import os
@@ -25,7 +25,7 @@ MAX_TEXT_BYTES = 12 << 10
 _MAX_CHILDREN = 8
 _AT_ONCE = 12
 _MAX_READ_BYTES = 256 << 10
-_QUIET_S = 0.03  # faulthandler has ended when it writes nothing more
+_QUIET_S = 0.03  # without a write for so long, faulthandler is done
 _POLL_S = 0.005
 _SPY_LIMIT_S = 3.0
 _SPIES_AT_ONCE = 16
@@ -35,7 +35,7 @@ _STOPPED = ("T", "t")
 
 @dataclass(slots=True)
 class _Asked:
-    """A process that was sent the signal, and what its file said so far."""
+    """A process that was sent the signal, and the state of its stack file."""
 
     pid: int
     path: str
@@ -51,14 +51,14 @@ def take_stacks(
     limit_s: float = LIMIT_S,
     logs: Mapping[int, str] | None = None,
 ) -> tuple[RankStack, ...]:
-    """Return where these (rank, pid) stand; takes about `limit_s`, with py-spy up to 3 s more.
+    """Return the stacks of the given ranks, within about `limit_s`, or 3 s more with py-spy.
 
     Args:
-        folder: Where the workers' stack files lie.
+        folder: Folder of the workers' stack files.
         attempt: The attempt that they belong to.
-        workers: Rank and process.
+        workers: (rank, pid) pairs.
         limit_s: How long a worker may take to write.
-        logs: Rank -> its log, where torch says which store it calls.
+        logs: Rank -> path of its log, where torch names the store that it calls.
     """
     deadline = time.monotonic() + limit_s
     paths = {rank: contract.stacks_path(folder, attempt, rank) for rank, _ in workers}
@@ -70,7 +70,7 @@ def take_stacks(
 
 
 def pieces(stacks: Sequence[RankStack]) -> list[tuple[tuple[RankStack, ...], bool]]:
-    """Return the stacks in parts that a message can hold, each with whether it is the last."""
+    """Split the stacks into parts that fit a message; return each with whether it is the last."""
     parts = [tuple(stacks[at : at + _AT_ONCE]) for at in range(0, len(stacks), _AT_ONCE)] or [()]
     return [(part, number == len(parts)) for number, part in enumerate(parts, 1)]
 
@@ -100,7 +100,7 @@ def _with_children(stack: RankStack, path: str) -> RankStack:
         return stack
     pids = [p for p in proc.children_of(stack.pid) if _answers(p, path)][:_MAX_CHILDREN]
     texts = []
-    for pid in pids:  # one after the other: they share the file
+    for pid in pids:  # one at a time: they share the file
         said = _ask([(pid, path)], time.monotonic() + LIMIT_S / 2)
         text = reading.main_first(said.get(pid, ""))
         facts = proc.read_process(pid)
@@ -110,7 +110,7 @@ def _with_children(stack: RankStack, path: str) -> RankStack:
 
 
 def _with_stores(stacks: Sequence[RankStack], logs: Mapping[int, str]) -> list[RankStack]:
-    """Add what those who make a store are connected to."""
+    """Add the connections of the ranks that are connecting to a store."""
     if not any(reading.makes_store(one.text, one.source) for one in stacks):
         return list(stacks)
     from torchmuster.launcher.node.store_calls import look
@@ -128,7 +128,7 @@ def _with_stores(stacks: Sequence[RankStack], logs: Mapping[int, str]) -> list[R
 
 
 def _ask(processes: Sequence[tuple[int, str]], deadline: float) -> dict[int, str]:
-    """Send the signal to all that answer it and return what they wrote, by pid."""
+    """Send the signal to the processes that answer it; return what they wrote, by pid."""
     asked: list[_Asked] = []
     for pid, path in processes:
         facts = proc.read_process(pid)
@@ -174,7 +174,7 @@ def _read(path: str) -> str:
 
 
 def _answers(pid: int, path: str) -> bool:
-    """Say whether the process has the stack file open and catches the signal."""
+    """Return whether the process has the stack file open and catches the signal."""
     try:
         same = os.path.samestat(os.stat(f"/proc/{pid}/fd/{contract.STACK_FD}"), os.stat(path))
     except OSError:
@@ -182,11 +182,11 @@ def _answers(pid: int, path: str) -> bool:
     return same and proc.catches_signal(pid, contract.STACK_SIGNAL)
 
 
-# Others.
+# py-spy and /proc.
 
 
 def _spy_all(pids: Sequence[int]) -> dict[int, tuple[str, str]]:
-    """Return what `_spy` says of several processes; it takes no longer than for one."""
+    """Return the result of `_spy` for several processes, asked in parallel."""
     if len(pids) < 2:
         return {pid: _spy(pid) for pid in pids}
     from concurrent.futures import ThreadPoolExecutor
@@ -196,7 +196,7 @@ def _spy_all(pids: Sequence[int]) -> dict[int, tuple[str, str]]:
 
 
 def _spy(pid: int, find: Callable[[int], str | None] | None = None) -> tuple[str, str]:
-    """Return what py-spy says of a process that does not answer, and why there is nothing."""
+    """Return py-spy's output for a process that does not answer, and the reason if empty."""
     facts = proc.read_process(pid)
     state = facts.state if facts is not None else ""
     if not state or state in ("Z", "X"):
@@ -223,7 +223,7 @@ def _spy(pid: int, find: Callable[[int], str | None] | None = None) -> tuple[str
 
 
 def find_spy(pid: int, which: Callable[..., str | None] = shutil.which) -> str | None:
-    """Return the py-spy on our PATH, on that of the process, or beside its interpreter."""
+    """Return the py-spy on our PATH, next to the process's interpreter, or on its PATH."""
     path = _word_of(f"/proc/{pid}/environ", b"PATH=")
     program = _word_of(f"/proc/{pid}/cmdline", b"")
     beside = os.path.dirname(program) if os.path.isabs(program) else ""
@@ -234,7 +234,7 @@ def find_spy(pid: int, which: Callable[..., str | None] = shutil.which) -> str |
 
 
 def _word_of(path: str, prefix: bytes) -> str:
-    """Return the first word of a file of /proc that begins so, without the prefix."""
+    """Return the first entry of a /proc file that begins with the prefix, without the prefix."""
     try:
         with open(path, "rb") as file:
             words = file.read(_MAX_SOURCE_BYTES).split(b"\0")
@@ -245,7 +245,7 @@ def _word_of(path: str, prefix: bytes) -> str:
 
 
 def where_in_kernel(pid: int) -> str:
-    """Return the function of the kernel in which a process sleeps; empty when that is not told."""
+    """Return the kernel function in which a process sleeps; empty if unknown."""
     try:
         with open(f"/proc/{pid}/wchan") as file:
             word = file.read(128).strip()
@@ -255,12 +255,12 @@ def where_in_kernel(pid: int) -> str:
 
 
 def waits_for_signal(pid: int) -> bool:
-    """Say whether a process waits for any signal, as `signal.pause()` does: ours would be the end of its wait."""
+    """Return whether a process waits for any signal (`signal.pause()`): ours would wake it."""
     return re.search(r"pause|sigsuspend", where_in_kernel(pid)) is not None
 
 
 def _uses_gpu(pid: int) -> bool:
-    """Say whether the process has opened a GPU's device."""
+    """Return whether the process has a GPU device open."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -276,7 +276,7 @@ def _uses_gpu(pid: int) -> bool:
 
 
 def _source(text: str) -> str:
-    """Return the line of the script at which the main thread stands."""
+    """Return the source line of the script that the main thread is executing."""
     frame = reading.user_frame(reading.main_frames(text))
     if frame is None:
         return ""

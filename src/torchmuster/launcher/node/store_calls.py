@@ -1,7 +1,8 @@
-"""Which store does a rank call? The script may have changed MASTER_ADDR or MASTER_PORT after its start.
+"""Find out which store a rank calls: the script may have changed MASTER_ADDR or MASTER_PORT.
 
-Three witnesses, of which none is enough: the kernel shows a process's connections (a refused call leaves none), torch
-names the address in the rank's log when a call has failed, and the script's own lines show where it was set.
+There are three sources, none sufficient alone: the kernel lists a process's connections (a refused
+call leaves none), torch names the address in the rank's log when a call has failed, and the
+script's own lines show where it was set.
 """
 
 import ipaddress
@@ -35,13 +36,13 @@ _SETS = re.compile(
 
 
 def look(pid: int, text: str, log_path: str, deadline: float) -> StoreCall:
-    """Return what a rank that makes a store is connected to.
+    """Return the evidence on the store to which a rank is connecting.
 
     Args:
-        pid: Of the rank.
+        pid: Process id of the rank.
         text: Its stacks.
-        log_path: Its log; a line that is on its way there is waited for.
-        deadline: Until when, in seconds of the monotonic clock.
+        log_path: Path of its log, polled until torch has named an address there.
+        deadline: When to stop polling, in seconds of the monotonic clock.
     """
     connected, calling = _connections(pid)
     named = "" if connected or calling else _named(log_path, deadline)
@@ -49,7 +50,7 @@ def look(pid: int, text: str, log_path: str, deadline: float) -> StoreCall:
 
 
 def _connections(pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the other ends of the process's TCP connections: the open ones, and those without an answer."""
+    """Return the peers of the process's TCP connections: the established, then the unanswered."""
     inodes = _sockets(pid)
     found: dict[str, list[str]] = {_ESTABLISHED: [], _SYN_SENT: []}
     for table in ("tcp", "tcp6"):
@@ -62,7 +63,7 @@ def _connections(pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def read_end(word: str) -> str:
-    """Return `10.0.0.1:29501` for an address as /proc/net/tcp writes it: words in the machine's byte order."""
+    """Return a /proc/net/tcp address (words in native byte order) as `10.0.0.1:29501`."""
     host, _, port = word.partition(":")
     packed = b"".join(
         int(host[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(host), 8)
@@ -90,7 +91,7 @@ def _sockets(pid: int) -> set[str]:
 
 
 def _named(path: str, deadline: float) -> str:
-    """Return the address that torch names in the end of a log; it writes it when the call for stacks broke its own."""
+    """Return the address at the end of a log, where torch names it if our signal broke its call."""
     while path:
         found = list(_NAMED.finditer(last_bytes(path, _MAX_LOG_BYTES)))
         if found:
@@ -102,7 +103,7 @@ def _named(path: str, deadline: float) -> str:
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    """Return the lines of the script's files on the stack that set the address of a store."""
+    """Return the lines that set the address of a store in the script's files on the stack."""
     found: list[str] = []
     frames = reading.main_frames(text)
     for file in dict.fromkeys(f.file for f in frames if not reading.is_library(f.file)):

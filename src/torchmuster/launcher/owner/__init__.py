@@ -1,1 +1,1 @@
-"""What an owner does beyond a run on this machine."""
+"""The owner's tasks beyond runs on this machine: claim the head's port, continue in another job."""

@@ -1,6 +1,6 @@
-"""The head's port may be taken: by the head of this very run, which is fine, or by something else, which is said.
+"""Claim the head's port, which this run's head, or an unrelated process, may already use.
 
-Only where this machine owns the address: whoever is to listen there then is on this machine.
+Use it only if this machine owns the address: then whatever listens there is on this machine.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ _ANSWERS_WITHIN_S = 1.0
 
 
 def claim(host: str, port: int, address: str) -> socket.socket:
-    """Return a socket that listens on the head's port.
+    """Return a socket that listens on the head's port, for the only possible head.
 
     Raises:
-        UsageError: Something else listens there, and nobody else can be the head.
+        UsageError: The port can't be bound, for instance since another process listens there.
     """
     try:
         return bind(address, port)
@@ -42,12 +42,12 @@ def claim(host: str, port: int, address: str) -> socket.socket:
 def claim_or_find_head(
     host: str, port: int, address: str, limit_s: float, say: Callable[[str], None]
 ) -> socket.socket | None:
-    """Return a socket that listens on the head's port; None when a head of muster answers there already.
+    """Return a socket that listens on the head's port; None when a head already answers there.
 
-    A port that something else has taken is waited for.
+    Wait for a port that another process uses.
 
     Raises:
-        JoinTimeoutError: It was taken for too long.
+        JoinTimeoutError: The port was not free within `limit_s`.
     """
     begun = time.monotonic()
     say_at, pause = begun + _FIRST_SAY_S, threading.Event()
@@ -77,7 +77,7 @@ def claim_or_find_head(
 
 
 def is_muster(host: str, port: int) -> bool:
-    """Say whether what listens there answers as a head of muster does."""
+    """Return whether a head of muster answers there."""
     with contextlib.suppress(OSError):
         limit_s = _ANSWERS_WITHIN_S
         with socket.create_connection((host, port), timeout=limit_s) as connection:

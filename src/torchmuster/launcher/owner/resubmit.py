@@ -1,4 +1,4 @@
-"""How the head of a job continues its run in another: by requeue, by a new job, or by the next one of a chain."""
+"""Continue a job's run in another job: by requeue, by a new job, or in the next job of a chain."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from torchmuster.launcher.model.run import record_of
 
 QUICK_TIMEOUT_S = 3.0
 COMMAND_TIMEOUT_S = 8.0  # the job itself has only seconds left
-# What a job has from its scheduler would be read by the submit command as wishes for the new one.
+# The submit command would read these variables of the job as options for the new job.
 _OF_LAUNCHERS = ("PMI_", "PMIX_")
 Ask = Callable[[list[str]], proc.Answered]
 
@@ -30,25 +30,25 @@ def ask_command(argv: list[str]) -> proc.Answered:
     """Run a scheduler's command for at most 8 s.
 
     Raises:
-        MusterError: It can't be executed.
+        MusterError: The command can't be executed.
     """
     return proc.ask(argv, b"", COMMAND_TIMEOUT_S)
 
 
 def ask_quickly(argv: list[str]) -> proc.Answered:
-    """Run a scheduler's command for at most 3 s: a run waits for it.
+    """Run a scheduler's command for at most 3 s, because a run waits for it.
 
     Raises:
-        MusterError: It can't be executed.
+        MusterError: The command can't be executed.
     """
     return proc.ask(argv, b"", QUICK_TIMEOUT_S)
 
 
 def ask_beside(argv: list[str]) -> proc.Answered:
-    """Do the same from any thread of an owner, which ends what else it has started.
+    """Do the same, safely for any thread of an owner, which kills its other child processes.
 
     Raises:
-        MusterError: It can't be executed.
+        MusterError: The command can't be executed.
     """
     return proc.ask_beside(argv, QUICK_TIMEOUT_S)
 
@@ -56,7 +56,7 @@ def ask_beside(argv: list[str]) -> proc.Answered:
 def find_end(
     dialect: Dialect, job_id: str, clock: Callable[[], float], ask: Ask = ask_quickly
 ) -> float | None:
-    """Ask the scheduler when a job has to end, seconds since 1970; None when it doesn't say."""
+    """Ask the scheduler when a job must end (seconds since 1970); None if it doesn't say."""
     for argv in dialect.end_argv(job_id):
         try:
             answer = ask(argv)
@@ -74,11 +74,11 @@ _TRY_EVERY_S, _TRY_LATER_S = 5.0, 60.0
 
 @dataclass(slots=True)
 class Chain:
-    """The links of one run, as the head of the newest one sees them.
+    """The links of one run, seen from the newest one.
 
     Attributes:
-        num_resubmits: How many continuations there may be.
-        way: The one to try first; None for the scheduler's best.
+        num_resubmits: How many further jobs the run may use.
+        way: The method to try first; None for the scheduler's preferred one.
     """
 
     run_dir: RunDir
@@ -92,7 +92,7 @@ class Chain:
     _is_in_doubt: bool = False
 
     def begin(self, first_attempt: int) -> str | None:
-        """Note that this job is the run's now; a sentence when there is nothing to do for it."""
+        """Record this job as the run's newest link; return a sentence if nothing is left to do."""
         links = read_links(self.run_dir) or Links()
         newest = links.newest
         if is_cancelled(self.run_dir):
@@ -110,7 +110,7 @@ class Chain:
 
     @property
     def may_go_on(self) -> bool:
-        """Say whether another link may follow."""
+        """Return whether another link may follow."""
         return len(self.links.links) < self.links.most
 
     def go_on(
@@ -121,13 +121,16 @@ class Chain:
         say: Callable[[str], None],
         pause: Callable[[float], bool] = lambda _: False,
     ) -> bool:
-        """Continue a run whose time was up or which lost a node, or note why it ends here; say whether it goes on.
+        """Continue a run that ran out of time or lost a node, or record why it ends.
+
+        Return whether it continues.
 
         Args:
-            result: How this link has ended.
-            time_was_up: The job's time is why.
-            say: Gets sentences for the user.
-            pause: Waits so many seconds where every way was refused; False where there is no time to try again.
+            result: The result of this link.
+            time_was_up: Whether the job's time limit ended it.
+            say: Shows a sentence to the user.
+            pause: Waits so many seconds before the next try; returns False if there is no time for
+                one.
         """
         wanted = time_was_up or result.node_was_lost
         if result.state is not RunState.PREEMPTED or not wanted:
@@ -158,7 +161,7 @@ class Chain:
                     told.add(sentence)
                     say(sentence)
                 is_away = is_away or self._is_away(why)
-            # A server may be away for a minute; one that took a job without a word must not get another.
+            # A server may be away for a minute; one that may have got a job must not get another.
             if self._is_in_doubt or not is_away or not pause(pause_s):
                 self._note(replace(self.links, ended="no way to continue"))
                 return False
@@ -168,12 +171,12 @@ class Chain:
             pause_s = min(2 * pause_s, _TRY_LATER_S)
 
     def _is_away(self, why: str) -> bool:
-        """Say whether these words are those of a scheduler that could not be reached; any other has decided."""
+        """Return whether the message says that the scheduler was not reached: then try again."""
         known: Sequence[Refusal] = getattr(self.dialect, "refusals", ())
         return any(one.is_away and re.search(one.pattern, why, re.IGNORECASE) for one in known)
 
     def _requeues(self, say: Callable[[str], None]) -> bool:
-        """Start the job again that has lost a node, where its scheduler does so with every other job: the same link."""
+        """Requeue a job that has lost a node, as the same link, if its scheduler always does so."""
         if self.dialect.resubmit_methods[:1] != (ResubmitMethod.REQUEUE,):
             return False
         try:
@@ -199,7 +202,7 @@ class Chain:
             return f"{self.dialect.name} does not support it"
         try:
             if way is ResubmitMethod.REQUEUE:
-                # Noted first: the job may be ended while the command still runs.
+                # Record it first: the job may be ended while the command still runs.
                 self._append(self.job_id, way, first_attempt)
                 self._requeue()
             elif way is ResubmitMethod.SUBMIT:
@@ -220,7 +223,7 @@ class Chain:
         return chain[position]
 
     def _submit(self) -> str:
-        """Submit the script again; the new job waits for the end of this one, whose folder it takes over."""
+        """Submit the script again; the new job waits for this one's end and uses its folder."""
         after = JobDependency(job_id=self.job_id, kind=AfterKind.ANY)
         name = os.path.basename(self.run_dir.path)
         job = JobRequest(
@@ -230,7 +233,10 @@ class Chain:
         return self.dialect.job_id(self._command([*self._outside(), *argv]))
 
     def _requeue(self) -> None:
-        """Start this job again; a command that a signal ends without a word has done it, and ended with the job."""
+        """Requeue this job.
+
+        A command that a signal ended without output has succeeded: it ended with the job.
+        """
         answer = self.ask(self.dialect.requeue_argv(self.job_id))
         was_ended = answer.status is not None and answer.status < 0 and not answer.stderr.strip()
         if not was_ended:
@@ -257,7 +263,7 @@ class Chain:
         return answer.stdout.decode(errors="replace")
 
     def _unless_cancelled(self, say: Callable[[str], None]) -> bool:
-        """The user may have cancelled the run while its next link was made."""
+        """Return True; if the user has cancelled the run, cancel its new job and return False."""
         newest = self.links.newest
         if newest is None or not is_cancelled(self.run_dir):
             return True
@@ -278,17 +284,17 @@ class Chain:
 
 
 def restarts_spent(run_dir: RunDir, max_restarts: int) -> int:
-    """Return what earlier lives of a run have spent of its restarts: a chain has one budget."""
+    """Return how many restarts a run's earlier attempts have spent: a chain has one budget."""
     failures = (one.failure for one in record_of(run_dir).attempts if one.failure is not None)
     left = [one.restarts_left for one in failures if one.restarts_left is not None]
     return min(max(max_restarts - min(left, default=max_restarts), 0), max_restarts)
 
 
 def parse_method(text: str | None) -> ResubmitMethod | None:
-    """Return the way that a word names.
+    """Return the method with this name.
 
     Raises:
-        UsageError: There is none of that name.
+        UsageError: There is no such method.
     """
     words = [way.value for way in ResubmitMethod]
     if text is not None and text not in words:
@@ -297,9 +303,10 @@ def parse_method(text: str | None) -> ResubmitMethod | None:
 
 
 def _is_complete(result: Result, links: Links, *, is_new: bool) -> bool:
-    """Say whether nothing may follow this result: of a job that is started again, only a success.
+    """Return whether nothing may follow this result; after a requeue, only a success is final.
 
-    So PBS starts a job again whose host it takes for dead, also when its script has just ended.
+    For example, PBS starts a job again when it believes the host dead, even if the script has just
+    ended.
     """
     if result.state is RunState.SUCCEEDED:
         return True

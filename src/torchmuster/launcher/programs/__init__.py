@@ -1,1 +1,1 @@
-"""Programs on nodes beyond the agent: successors, debuggers. Standard library only."""
+"""Programs on nodes besides the agent: successors of a lost head, debugger sessions."""

@@ -1,7 +1,8 @@
-"""The stream between a user's client and the debugger in a worker: standard input and output here, the worker there.
+"""Connect a user's client, on our standard input and output, to the debugger in a worker.
 
-The agent starts it for an authenticated client, as it starts the commands of `muster exec`. The worker listens on a Unix
-socket; where its debugger wants a port, it calls back on one of the loopback, and nobody else's call is taken.
+The agent starts this program for an authenticated client, like the commands of `muster exec`. The
+worker listens on a Unix socket. If its debugger needs a port, it calls back on a loopback port,
+where only this user's connection is accepted.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ _CHUNK_BYTES = 64 << 10
 
 
 def main(words: Sequence[str]) -> int:
-    """Carry one session of the worker that listens at the path; return the exit code."""
+    """Carry one debugger session of the worker that listens at the path; return the exit code."""
     (path,) = words
     with socket.socket(socket.AF_UNIX) as worker:
         try:
@@ -41,7 +42,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _called_back(worker: socket.socket) -> socket.socket | None:
-    """Tell the worker a port and return the connection that comes from this user's process; None if none comes."""
+    """Send the worker a port; return this user's connection to it, None if none comes."""
     with socket.create_server(("127.0.0.1", 0), backlog=4) as listener:
         worker.sendall(struct.pack("!H", listener.getsockname()[1]))
         listener.settimeout(_CALL_S)

@@ -1,6 +1,6 @@
-"""Start a command on another node as its job's head would: with the head's variables, in the head's folder.
+"""Become a command on another node, with the variables and in the folder of the job's head.
 
-pbsdsh brings nothing of it, ssh neither. This process becomes the command.
+Neither pbsdsh nor ssh passes them on.
 """
 
 import os
@@ -15,7 +15,7 @@ from torchmuster.errors import MusterError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnterOrder:
-    """The command line of `enter`; `variable` is NAME=VALUE, `environment` is a file."""
+    """The arguments of the program `enter`; `variable` is NAME=VALUE, `environment` a file."""
 
     environment: str
     cwd: str
@@ -24,12 +24,16 @@ class EnterOrder:
 
 
 def enter_argv(python: str, order: EnterOrder) -> list[str]:
-    """Return the command line that starts the command there; the first word is `python`, an absolute path."""
+    """Return the command line to start the command there with `python`, an absolute path."""
     return proc.node_program("enter", *to_words(order), python=python)
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Become the command; return only when that is not possible."""
+    """Become the command.
+
+    Raises:
+        MusterError: The command can't be started.
+    """
     order = from_words(EnterOrder, arguments)
     take_environment(order.environment)
     os.environ |= dict(word.split("=", 1) for word in order.variable)

@@ -1,4 +1,7 @@
-"""Becomes another command that dies with us: `leashed COMMAND...`; a client that is killed must not leave kubectl behind."""
+"""Become a command that dies with its parent: `leashed COMMAND...`.
+
+A client that is killed must not leave kubectl running.
+"""
 
 import os
 
@@ -6,6 +9,6 @@ from torchmuster.core import proc
 
 
 def main(arguments: list[str]) -> int:
-    """Become the command; the kernel's promise to end it with its parent stays across `exec`."""
+    """Become the command; the kernel keeps the parent-death signal across `exec`."""
     proc.die_with_parent(os.getppid())
     os.execvp(arguments[0], arguments)

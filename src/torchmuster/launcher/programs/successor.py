@@ -1,4 +1,8 @@
-"""What makes an agent the head of its run when that is lost: a socket, a head in this process, an owner beside it."""
+"""Replace a lost head: an agent votes, asks the engine, becomes the head (`docs/succession.md`).
+
+The new head runs in the agent's process and listens on a new socket; its owner is a separate
+process.
+"""
 
 import asyncio
 import os
@@ -29,28 +33,25 @@ from torchmuster.core.programs.head_host import HeadHost
 from torchmuster.core.programs.launch import began_at, machines_left_out
 from torchmuster.errors import MusterError
 
-# One agent's part when its head is lost: it votes, asks the engine, and becomes the head (`docs/succession.md`).
-
-
 _LOOK_EVERY_S = 0.5
-_SELDOM_S = 10.0  # while the head is there: to know its term when it is lost
+_SELDOM_S = 10.0  # while the head is present, to know its term if it is lost
 _ASK_LIMIT_S = 8.0
 _SAY_EVERY_S = 30.0
-_GONE_S = 2.0  # its machine runs, and nothing listens there
+_GONE_S = 2.0  # how long the head's machine must run with nothing listening there
 
 
 class Succession:
-    """What one agent does about a head that it may replace.
+    """One agent's part in replacing a lost head.
 
     Args:
-        claims: Of the run.
-        place: The agent's own.
-        node: Its machine, as the engine calls it.
-        link: To the head.
-        is_idle: Says whether no worker of this node lives.
-        take_over: Makes this agent's process the head; it has claimed a term.
-        ask: Returns the command that ends with 0 where the engine says that a machine is lost.
-        say: Tells the user of this node.
+        claims: The run's claims.
+        place: The agent's place.
+        node: The engine's name for its machine.
+        link: The link to the head.
+        is_idle: Returns whether no worker of this node is alive.
+        take_over: Makes this agent's process the head, once it has claimed a term.
+        ask: Returns a command that exits with 0 if the engine says that a machine is lost.
+        say: Shows a sentence to the user on this node.
     """
 
     def __init__(
@@ -75,18 +76,18 @@ class Succession:
         self._asking: asyncio.Task[None] | None = None
 
     def has_proof_of(self, term: int) -> bool:
-        """Say whether the engine has said that the machine of this term's head is lost."""
+        """Return whether the engine has said that the machine of this term's head is lost."""
         return self._proved == term
 
     async def watch(self) -> None:
-        """Look until this agent has become the head, or ends."""
+        """Watch the head until this agent has become the head."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
                 if await self._look():
                     return
             except OSError as error:
-                why = error.strerror or str(error)  # the path is another one each time
+                why = error.strerror or str(error)  # without the path, which differs each time
                 if why != self._failure:
                     self._failure = why
                     where = self._claims.folder
@@ -95,7 +96,7 @@ class Succession:
                     )
 
     async def _look(self) -> bool:
-        """Look, and do what follows; say whether this agent has become the head."""
+        """Check the head and make one move; return whether this agent has become the head."""
         now, silent = self._link.clock(), self._link.silent_s() is not None
         if not silent and not self._heir.has_voted and now < self._seldom_at:
             return False
@@ -160,19 +161,19 @@ class Succession:
 
 
 _SUCCESSOR_LOOK_EVERY_S = 2.0
-_OWNER_ENDS_S = 90.0  # it may submit a job
+_OWNER_ENDS_S = 90.0  # the owner may have to submit a job
 _END_LOOK_S = 0.05
 _LINES = 200
 _MOST_OWNERS = 5
 
 
 class Successor:
-    """Watches a lost head's place for one agent, and takes it.
+    """Watches the head for one agent, and makes the agent the head when the head is lost.
 
     Args:
-        options: The agent's.
-        agent: Of this process.
-        host: Where the head will be.
+        options: The agent's options.
+        agent: The agent of this process.
+        host: Runs the head in this process.
         disk: Writes the record.
     """
 
@@ -205,7 +206,7 @@ class Successor:
         return proc.node_program("node-lost", *to_words(words))
 
     async def watch(self) -> None:
-        """Wait for the head's loss; as the head, wait for whoever takes its place."""
+        """Wait until the head is lost; as the head, wait until another one replaces it."""
         await self._succession.watch()
         while self._office is not None:
             await asyncio.sleep(_SUCCESSOR_LOOK_EVERY_S)
@@ -214,13 +215,13 @@ class Successor:
             try:
                 newest = await asyncio.to_thread(self._claims.newest)
             except OSError:
-                continue  # it shows at the next attempt
+                continue  # the next look shows it
             if newest is not None and newest.holder != self._office.holder:
                 self._agent.fail(deposed(self._office))
                 return
 
     async def _take_over(self, claim: Term) -> None:
-        """Become the head: the claim is ours."""
+        """Become the head, with a claim that this agent has made."""
         run_dir, before = self._run_dir, await asyncio.to_thread(self._before, claim)
         lost = before.node if before is not None else "another node"
         expected = frozenset(before.members) - {before.place} if before is not None else frozenset()
@@ -250,7 +251,7 @@ class Successor:
         told = own_endpoints(port)
         await asyncio.to_thread(self._claims.announce, claim.number, told)
         newest = await asyncio.to_thread(self._claims.newest)
-        if newest != claim:  # this node stood still meanwhile
+        if newest != claim:  # another claim was made while this node was suspended
             listening.close()
             raise deposed(office)
         head = self._host.begin(options, listening, self._options.head, self._agent)
@@ -266,7 +267,7 @@ class Successor:
         self._start_owner(claim.place, port)
 
     def _tell(self, head: TrainingHead, claim: Term, before: Term | None, most: int) -> None:
-        """Write what the lost head could not: how its attempt ended, and who goes on."""
+        """Write what the lost head could not: how its attempt ended, and which node continues."""
         if before is None:
             return
         attempt, path = before.next_attempt - 1, self._run_dir.events
@@ -302,7 +303,7 @@ class Successor:
             return None
 
     def _start_owner(self, place: int, port: int) -> None:
-        """Start what starts agents, watches the time and ends the job: the old one was on the lost machine."""
+        """Start an owner to start agents, watch the time and end the job; the old one was lost."""
         self._owner_words = (place, port)
         words = SucceedWords(
             run_dir=self._run_dir.path, place=place, head_pid=os.getpid(), head_port=port
@@ -320,7 +321,7 @@ class Successor:
             os.close(log)
 
     async def end(self) -> None:
-        """Wait for the owner, which goes on or ends the job; it ends with this process, too."""
+        """Wait for the owner, which continues the run or ends the job; it ends with us, too."""
         until = time.monotonic() + _OWNER_ENDS_S
         while self._owner is not None and time.monotonic() < until:
             if self._owner.poll() is None:
@@ -329,7 +330,7 @@ class Successor:
                 return
 
     def _replace_owner(self, owner: proc.Child) -> bool:
-        """Start the owner again if something has killed it: without one the job would outlive its run."""
+        """Start the owner again if it was killed: without one the job would outlive its run."""
         proc.let_go(owner)
         self._owner = None
         status, self._owners_left = owner.poll(), self._owners_left - 1
