@@ -1,6 +1,8 @@
-"""Interfaces of nodes, the networks that they may form, and results of probes: values only.
+"""The network of a run: interfaces, probe results, and the choice among them, as pure functions.
 
-What is chosen among them, and why, stands below them.
+A candidate is one interface per node: of one subnet, of one name, or those of the agents' own
+connections. So point-to-point links and subnets that are routed into each other are candidates,
+too. Only probes decide whether all nodes reach each other, never the addresses.
 """
 
 import ipaddress
@@ -11,24 +13,24 @@ from typing import Any
 
 from torchmuster.core.model.text import few_of
 
-# Above 32 nodes a node calls the head, its two neighbours and 8 random ones, not all.
+# Above 32 nodes each node calls only the head, its two neighbours and 8 random nodes.
 ALL_PAIRS_UP_TO = 32
 RANDOM_PEERS = 8
-# Every node of a ring sends 4 MiB for each candidate: 64 * 7 * 4 MiB is less than 2 GB.
+# Every node of a ring sends 4 MiB per candidate: 64 * 7 * 4 MiB is less than 2 GB.
 RING_UP_TO = 64
 MAX_CANDIDATES = 7
-# Variables that name interfaces, each in a grammar of its own.
+# Variables that name interfaces, each with its own grammar.
 GLOO, NCCL, TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
 VARIABLES = (GLOO, NCCL, TENSORPIPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One interface of a node with its first address of a family.
+    """An interface of a node with its first address of one family.
 
     Attributes:
-        prefix_bits: Length of the network's prefix; 32 (128) for a point-to-point link.
-        speed_mbit: What the driver says, in Mbit/s; None when it says nothing.
+        prefix_bits: Prefix length of its network; 32 (128) for a point-to-point link.
+        speed_mbit: Speed in Mbit/s as reported by the driver; None if it reports none.
     """
 
     name: str
@@ -40,11 +42,12 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNode:
-    """The facts about one node before the probes; in a list of nodes the head is the first.
+    """The facts about one node before the probes; the head is the first node of a list.
 
     Attributes:
-        used_address: The node's end of its agent's connection; on the head, the end that most others reached.
-        machine: What two agents of one machine have in common; empty: this node has a machine of its own.
+        used_address: The node's end of its agent's connection; on the head, the end that most
+            others used.
+        machine: An id that agents on the same machine share; empty: the node is its own machine.
     """
 
     name: str
@@ -55,7 +58,7 @@ class NetworkNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One interface for each node, in the order of the nodes: a candidate for the network of the run."""
+    """A candidate for the run's network: one interface per node, in the order of the nodes."""
 
     members: tuple[Interface, ...]
     is_used: bool = False  # by the agents' own connections
@@ -63,18 +66,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unused:
-    """An interface that is not used, and why, in a few words."""
+    """An unused interface, and the reason in a few words."""
 
     name: str
     why: str
 
 
-# Source and target by their places, why one does not reach the other (or None), microseconds and MB/s.
+# Source and target by index, why the target is unreachable (or None), microseconds and MB/s.
 PairRow = tuple[int, int, str | None, float | None, float | None]
 
 
 def pair_row(pair: Any) -> PairRow:
-    """Return the row of a measured pair: a `PairResult`, or a `Pair` of the doctor's."""
+    """Return the row for a measured pair: a `PairResult`, or a `Pair` of the doctor."""
     return (
         pair.source,
         pair.target,
@@ -89,10 +92,10 @@ class PairResult:
     """The result of one probe; `why` is None when the other node was reached.
 
     Attributes:
-        candidate, source, target: Positions in the lists of candidates and nodes.
-        latency_s: Half of the shortest round trip; None when it was not measured.
-        bytes_per_s: Payload of one connection; what a program in Python could move at least.
-        stalled: A connection was made, and then bytes did not arrive.
+        candidate, source, target: Indices in the lists of candidates and nodes.
+        latency_s: Half of the shortest round trip; None if not measured.
+        bytes_per_s: Payload rate of one connection: a lower bound, measured in Python.
+        stalled: A connection was opened, but then bytes did not arrive.
     """
 
     candidate: int
@@ -109,9 +112,9 @@ class Choice:
     """The network of a run.
 
     Attributes:
-        candidate: Its position in the list of candidates.
-        latency_s: The largest that was measured in it; None when none was.
-        bytes_per_s: The smallest that was measured in it.
+        candidate: Its index in the list of candidates.
+        latency_s: The largest measured latency; None if none was measured.
+        bytes_per_s: The smallest measured bandwidth.
     """
 
     candidate: int
@@ -123,7 +126,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNetwork:
-    """No network connects all nodes: the sentence of the error, and what was tried."""
+    """No network connects all nodes: the error sentence, and what was tried."""
 
     what: str
     tried: tuple[str, ...]
@@ -140,15 +143,8 @@ def significant(number: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-# Which network a run uses: pure functions from interfaces and probes to one choice with its reasons.
-#
-# A candidate is one interface for each node: of one subnet, of one name, or those of the agents' own
-# connections. So point-to-point links and subnets that are routed into each other are candidates too; whether
-# all nodes reach each other is for the probes to say, never for the addresses.
-
-
-CLEARLY = 1.5  # times as fast: less is noise
-_CLEARLY_S = 0.00005  # of latency: less is how busy the nodes' cores were
+CLEARLY = 1.5  # times as fast; smaller differences are noise
+_CLEARLY_S = 0.00005  # of latency; smaller differences are CPU load
 _MAX_UNUSED = 16
 _MAX_TRIED = 8
 
@@ -162,7 +158,7 @@ def network_of(interface: Interface) -> str:
 
 
 def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list[Unused]]:
-    """Return the candidates for a network of all nodes, the likeliest first, and the interfaces that can't be one."""
+    """Return the candidates, likeliest first, and the interfaces that can't be part of one."""
     found: dict[tuple[str, ...], Candidate] = {}
     repeated: dict[str, str] = {}
     used = _used_members(nodes)
@@ -192,7 +188,7 @@ def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list
 
 
 def _most_repeated(nodes: Sequence[NetworkNode], addresses: Sequence[str]) -> int:
-    """Return the number of machines that have the same address; agents on one machine share its addresses."""
+    """Return how many machines share an address; agents on one machine count once."""
     machines: dict[str, set[str | int]] = {}
     for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
         machines.setdefault(address, set()).add(node.machine or number)
@@ -222,7 +218,7 @@ def _usable(node: NetworkNode) -> list[Interface]:
 def _shared(
     nodes: Sequence[NetworkNode], key: Callable[[Interface], Hashable]
 ) -> Iterable[Members]:
-    """Yield one interface of each node for every key that all nodes have."""
+    """Yield one interface per node for every key that all nodes have."""
     tables = [{key(one): one for one in reversed(_usable(node))} for node in nodes]
     for one in dict.fromkeys(map(key, _usable(nodes[0]))):
         if all(one in table for table in tables):
@@ -246,7 +242,7 @@ def _missing(nodes: Sequence[NetworkNode]) -> dict[str, str]:
 
 
 def draw_peers(num_nodes: int, seed: int) -> list[list[int]]:
-    """Return the nodes that each node connects to: all others, or the head, its neighbours and about 8 random ones.
+    """Return each node's peers: all others, or the head, two neighbours and about 8 random nodes.
 
     The target connects back, so each pair is tried in both directions.
     """
@@ -256,7 +252,7 @@ def draw_peers(num_nodes: int, seed: int) -> list[list[int]]:
     draw = random.Random(seed)
     peers: list[set[int]] = [set() for _ in everyone]
     for node in everyone:
-        # Half of the random ones are drawn by this node, the other half draw it.
+        # A node draws half of its random peers; the others draw it.
         for other in (0, (node + 1) % num_nodes, *draw.sample(everyone, RANDOM_PEERS // 2)):
             if other != node:
                 peers[node].add(other)
@@ -265,7 +261,10 @@ def draw_peers(num_nodes: int, seed: int) -> list[list[int]]:
 
 
 def measured_peer(node: int, num_nodes: int) -> int | None:
-    """Return the node to which a node measures the connection: the next one in a ring, or with many nodes only between node 1 and the head."""
+    """Return the node to which a node measures bandwidth, or None.
+
+    That is the next one in a ring; with more than 64 nodes only nodes 0 and 1 measure each other.
+    """
     if num_nodes <= RING_UP_TO:
         return (node + 1) % num_nodes
     return {0: 1, 1: 0}.get(node)
@@ -276,8 +275,9 @@ class NetworkFindings:
     """The results of the probes so far.
 
     Attributes:
-        complete: (candidate, node) for each node all of whose calls on this candidate have ended.
-        results: By (candidate, source, target): failures, and what was measured; the rest were reached.
+        complete: (candidate, node) for each node that has finished all its calls on this candidate.
+        results: By (candidate, source, target): failures and measurements; all other pairs
+            connected.
     """
 
     complete: set[tuple[int, int]] = field(default_factory=set)
@@ -289,12 +289,12 @@ class NetworkFindings:
         self.complete.update(complete)
 
     def results_of(self, candidate: int) -> list[PairResult]:
-        """Return the failures and what was measured on a candidate, by source and target."""
+        """Return the failures and measurements on a candidate, ordered by source and target."""
         mine = [result for key, result in self.results.items() if key[0] == candidate]
         return sorted(mine, key=lambda r: (r.source, r.target))
 
     def failure(self, candidate: int, num_nodes: int) -> PairResult | None:
-        """Return the first pair that did not reach each other or has not reported; None when all did."""
+        """Return the first pair that failed or has not reported; None if all pairs connected."""
         mine = [r for key, r in self.results.items() if key[0] == candidate and r.why is not None]
         if mine:
             return min(mine, key=lambda r: (r.source, r.target))
@@ -321,9 +321,9 @@ def choose(
     findings: NetworkFindings,
     unused: Sequence[Unused] = (),
 ) -> Choice | NoNetwork:
-    """Return the best network on which every probed pair reached each other, in both directions.
+    """Return the best network on which all probed pairs connected in both directions.
 
-    Calls that have not ended count as failed. IPv6 is taken only where no IPv4 network is good.
+    Unfinished calls count as failed. IPv6 is chosen only if no IPv4 network is good.
     """
     failures = [findings.failure(number, len(nodes)) for number in range(len(candidates))]
     good = [number for number, failure in enumerate(failures) if failure is None]
@@ -336,7 +336,7 @@ def choose(
     for number, failure in enumerate(failures):
         reason = _why_slower(findings, best, number)
         if failure is not None:
-            # By the later of the two: the head, where it is one, is where the reader sits.
+            # Name the later of the two: if one is the head, that is where the reader sits.
             reason = f"not reachable from {nodes[max(failure.source, failure.target)].name}"
         for name in _names(candidates[number].members):
             reasons.setdefault(name, reason)
@@ -380,7 +380,7 @@ def _names(members: Members) -> list[str]:
 
 
 def describe(members: Members) -> tuple[str, str]:
-    """Return the name of a network (`eth0`, or `eth0, ens5`) and its subnet, or the number of its subnets."""
+    """Return a network's name (`eth0`, or `eth0, ens5`), and its subnet or number of subnets."""
     names = _names(members)
     name = few_of(names, 3)
     subnets = list(dict.fromkeys(network_of(member) for member in members))
@@ -411,7 +411,7 @@ def _no_network(
 
 
 def matches(variable: str, value: str, names: Sequence[str]) -> list[str]:
-    """Return the interfaces that a user's value selects: NCCL's grammar (`^`, `=`, prefixes), or plain names."""
+    """Return the interfaces that a user's value selects, in NCCL's grammar or as plain names."""
     if not variable.startswith("NCCL"):
         words = [word.strip() for word in value.split(",")]
         return [name for name in names if name in words]
