@@ -4,7 +4,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# `__init__.pyi` says the same to type checkers.
+# `__init__.pyi` declares the same for type checkers.
 _API = {
     "launch": "launcher.api.launch",
     "runs": "launcher.api.launch",
@@ -25,7 +25,7 @@ _API = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Python API when it is used: nodes import this package too, and have the standard library only."""
+    """Import the Python API on first use: nodes import this package too, with no other packages."""
     name = {"Run": "RunHandle", "Session": "SessionHandle"}.get(name, name)
     if name not in _API:
         raise AttributeError(f"module 'torchmuster' has no attribute {name!r}")
@@ -44,19 +44,20 @@ def barrier(
     """Wait for all tasks of this task's group; works inside a workflow (`muster submit`).
 
     Args:
-        name: Letters, digits, `.`, `_` and `-`, at most 64. The same name can be used again and again.
-        count: How many callers have to come; None for each task of the group once.
+        name: Letters, digits, `.`, `_` and `-`, at most 64. A name can be used repeatedly.
+        count: Number of callers to wait for; None: each task of the group, once.
         rank: The caller's number below `count`, when several processes of one task call.
-        timeout_s: The limit of the wait, in seconds.
+        timeout_s: Longest wait, in seconds.
 
     Raises:
-        torchmuster.errors.BarrierTimeoutError: The limit has passed; the message names who is missing.
-        torchmuster.errors.BarrierError: A task ended that would have to come, or callers disagree.
+        torchmuster.errors.BarrierTimeoutError: The limit has passed; the message names the missing
+            callers.
+        torchmuster.errors.BarrierError: A task that was expected has ended, or callers disagree.
         torchmuster.errors.ChannelError: The agent of this task can't be reached, or has ended.
         torchmuster.errors.UsageError: This process is not part of a workflow.
     """
     import importlib
 
-    # By its name: modules below `net` import this package, for its version.
+    # By name: modules below `net` import this package for its version.
     task_call = importlib.import_module("torchmuster.workflow.task_call")
     task_call.wait_at_barrier(name, count=count, rank=rank, timeout_s=timeout_s)

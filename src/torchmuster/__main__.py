@@ -1,11 +1,11 @@
-"""`python -m torchmuster` and the command `muster`: a Ctrl-C ends it without a traceback, from the first import on."""
+"""Entry point of `muster` and `python -m torchmuster`: Ctrl-C ends it without a traceback."""
 
 import os
 from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command; exit as it says, or with 130 after Ctrl-C."""
+    """Run the command; exit with its code, or with 130 after Ctrl-C."""
     try:
         from torchmuster.core.cli.main import main as run_command  # most of a quick command's time
 

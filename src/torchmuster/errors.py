@@ -1,40 +1,40 @@
 """The errors that a user sees.
 
-    MusterError            everything below; `cli` alone catches it, prints it and exits
+    MusterError            everything below; entry points catch it, print it and exit
     ├── UsageError         2   the command line or a file that the user wrote is wrong
     ├── RunDirectoryError  3   the run directory can't be made, read or written
     ├── NotFoundError      4   no such run, no such log
-    ├── ChannelError       5   the other side refused us, or can't be reached
-    ├── JoinTimeoutError   6   nodes that were asked for never came
-    ├── HeadLostError      7   the head of the run has ended under us
+    ├── ChannelError       5   the other side refused the connection, or can't be reached
+    ├── JoinTimeoutError   6   requested nodes never joined
+    ├── HeadLostError      7   the head ended before the run did
     ├── BarrierError      12   a barrier failed: it can never be full, or it refused this caller
     │   └── BarrierTimeoutError 6   it was not full within the limit
     ├── DataError         13   files could not be moved, or a dataset is damaged
-    ├── EngineError       14   a scheduler's answer can't be understood
-    ├── MissingRecordError 15  a run has ended well in pods, and its results, logs and files did not come
+    ├── EngineError       14   a scheduler's answer can't be parsed
+    ├── MissingRecordError 15  a run in pods succeeded, but its results and files did not arrive
     └── in torchmuster.train, raised in the user's script:
         ├── NotFiniteError 1   a step's gradients are not finite, and `on_nan` is `stop` or `replay`
-        ├── DiffersError   1   a rank has computed something else than another from the same numbers (`verify_every`)
+        ├── DiffersError   1   two ranks got different results from the same input (`verify_every`)
         ├── WorldError     8   the world is not what the launcher promised
         ├── DatasetError   9   the dataset doesn't keep to what exact data order needs
         ├── SnapshotError 10   a snapshot can't be written, read, or doesn't fit
         └── OnceError     11   the process that was to do the work for all failed
 
-Each says what happened (one sentence, no period), where, why (the evidence) and how to mend it.
+Each says what happened (one sentence, no period), where, why (the evidence) and how to fix it.
 A traceback in front of a user means a bug in muster.
 """
 
 
 class MusterError(Exception):
-    """An error with the four parts that `ui.errors` prints.
+    """An error with the four parts that `core.cli.messages` prints.
 
     Attributes:
         what: One sentence without a period, with the numbers that disagree.
-        where: File, option, node or rank; None when the sentence already says it.
-        why: The evidence, in the other program's words where there is one.
+        where: File, option, node or rank; None when `what` already names it.
+        why: The evidence, quoted from the other program where there is one.
         fix: One command or one edit; None when unknown.
-        muster_final: A worker that it ends is not started again: another attempt would end in the
-            same way. The launcher looks for this name on any exception.
+        muster_final: A worker that ends with this error is not restarted: another attempt would
+            fail in the same way. The launcher checks any exception for this attribute.
     """
 
     exit_code = 1
@@ -55,11 +55,11 @@ class MusterError(Exception):
         self.fix = fix
 
     def parts(self) -> dict[str, str | None]:
-        """Return the four parts by name, for another process: `MusterError(**parts)` is the same error there."""
+        """Return the four parts by name; `MusterError(**parts)` rebuilds the error elsewhere."""
         return {"what": self.what, "where": self.where, "why": self.why, "fix": self.fix}
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: the lines of the user's own code, and the error; nothing of ours."""
+        """Return what IPython shows: the user's own frames and the error, no frames of muster."""
         import os
         import sysconfig
         import traceback
@@ -71,7 +71,7 @@ class MusterError(Exception):
         return [*traceback.format_list(own), f"{type(self).__name__}: {text}".rstrip()]
 
     def explain_to_user(self) -> str:
-        """Return where, why and fix as lines: what a worker reports in place of a traceback."""
+        """Return where, why and fix as lines; a worker reports them in place of a traceback."""
         parts = [("at", self.where), ("because", self.why), ("hint", self.fix)]
         return "\n".join(f"{name}: {text}" for name, text in parts if text)
 
@@ -85,7 +85,7 @@ class ManyErrors(Exception):  # noqa: N818 - it is a bag of errors, not one
 
 
 class UsageError(MusterError):
-    """What the user typed or wrote can't be done; nothing was started."""
+    """What the user typed or wrote is invalid; nothing was started."""
 
     exit_code = 2
     muster_final = True
@@ -104,13 +104,13 @@ class NotFoundError(MusterError):
 
 
 class ChannelError(MusterError):
-    """The other side of the channel refused us or can't be reached."""
+    """The other side of the channel refused the connection, or can't be reached."""
 
     exit_code = 5
 
 
 class JoinTimeoutError(MusterError):
-    """Nodes that were asked for did not come in time."""
+    """Requested nodes did not join in time."""
 
     exit_code = 6
 
@@ -128,19 +128,19 @@ class BarrierError(MusterError):
 
 
 class BarrierTimeoutError(BarrierError):
-    """A barrier was not full within its limit; the sentence names who is missing."""
+    """A barrier was not full within its limit; `what` names the missing callers."""
 
     exit_code = 6
 
 
 class MissingRecordError(MusterError):
-    """A run in pods has succeeded, and its results, logs and files did not come to its client."""
+    """A run in pods succeeded, but its results, logs and files did not reach the client."""
 
     exit_code = 15
 
 
 def found_bug(whose: str, error: BaseException | None) -> MusterError:
-    """Return the error that reports a bug of ours, with the traceback of what was not expected."""
+    """Return an error that reports a bug in muster, with the traceback of `error`."""
     what = f"{whose} met a bug in muster"
     try:
         import traceback
@@ -152,7 +152,7 @@ def found_bug(whose: str, error: BaseException | None) -> MusterError:
 
 
 class SessionBusyError(UsageError):
-    """Another run is in a session."""
+    """The session is already occupied by another run."""
 
     def __init__(self, session: str, run_id: str) -> None:
         super().__init__(

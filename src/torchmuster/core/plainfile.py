@@ -1,6 +1,7 @@
-"""Plain files: opened by a path that others gave, without a wait for somebody at its other end; written whole.
+"""Open plain files at untrusted paths without blocking on a pipe, and write files completely.
 
-A named pipe in place of a manifest or a muster.toml would hold its reader for ever, and a device may do anything.
+A named pipe in place of a manifest or a muster.toml would block its reader for ever, and a device
+may do anything.
 """
 
 import errno
@@ -12,19 +13,19 @@ _DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")
 
 
 def open_plain(path: str, *, or_descriptor: bool = False) -> BufferedReader:
-    """Open a plain file for reading; a link to one will do.
+    """Open a plain file for reading; symbolic links are followed.
 
     Args:
-        path: Of the file.
-        or_descriptor: A path on a command line may also be a descriptor that the shell has opened: `<(...)`.
+        path: Path of the file.
+        or_descriptor: Also accept a descriptor that the shell has opened, `<(...)`.
 
     Raises:
-        OSError: It can't be opened, or is no plain file.
+        OSError: It can't be opened, or is not a plain file.
     """
     if or_descriptor and os.fspath(path).startswith(_DESCRIPTORS):
         return open(path, "rb")
     _check(os.stat(path), path)
-    # Without O_NONBLOCK, a pipe that takes its place now would let us wait for its writer.
+    # Without O_NONBLOCK, opening a pipe that has just replaced the file would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check(os.fstat(fd), path)
@@ -35,10 +36,10 @@ def open_plain(path: str, *, or_descriptor: bool = False) -> BufferedReader:
 
 
 def open_own(path: str) -> BufferedReader:
-    """Open a plain file of this user for reading; the last part of its path is no link.
+    """Open a plain file of this user for reading; the last component must not be a link.
 
     Raises:
-        OSError: It can't be opened, is a link, is no plain file, or another user's.
+        OSError: It can't be opened, is a link, is not a plain file, or belongs to another user.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -64,7 +65,7 @@ def _check(status: os.stat_result, path: str) -> None:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` to a descriptor, which may take it in parts."""
+    """Write all of `data` to a descriptor, repeating partial writes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,4 +1,4 @@
-"""What the core adds to its own plug points."""
+"""Entries that the core adds to plug points."""
 
 PLUGS = {
     "commands": {

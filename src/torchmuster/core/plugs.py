@@ -1,8 +1,9 @@
-"""Plug points: the tables by which other rooms, and other packages, add to what is here (docs/plugging-in.md).
+"""Plug points: tables to which rooms and other packages add entries (docs/plugging-in.md).
 
-A room has a module `plug` with `PLUGS`: for each point that it adds to, names and what they mean, as "module:name" below
-`torchmuster`. Other packages add by an entry point of the group `torchmuster.POINT`, under a name that none of ours has.
-Nothing is imported before it is asked for, and a room that is not here adds nothing.
+A room has a module `plug` with `PLUGS`: for each plug point, a table from names to targets, written
+as "module:name" below `torchmuster`. Other packages use an entry point of the group
+`torchmuster.POINT`, under a name that no room uses. Targets are imported on first use; a room that
+is not installed adds nothing.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from torchmuster.errors import UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# In the order in which they are asked: what a plain run needs is found in the first.
+# In the order of lookup: what a plain run needs is found in the first.
 ROOMS = ("core", "launcher", "workflow", "multirun", "kubernetes", "diagnose", "report")
 
 
@@ -36,19 +37,19 @@ def _plugs(room: str) -> dict[str, dict[str, Any]]:
 
 
 def table(point: str) -> dict[str, Any]:
-    """Return what our rooms add to a point, by name, without importing it."""
+    """Return what the rooms add to a plug point, by name, without importing it."""
     return {name: what for room in ROOMS for name, what in _plugs(room).get(point, {}).items()}
 
 
 def load(what: str) -> Any:
-    """Return what "module:name", or a module alone, means below `torchmuster`."""
+    """Import and return "module:name", or a whole module, below `torchmuster`."""
     module, _, name = what.partition(":")
     found = importlib.import_module(f"torchmuster.{module}")
     return getattr(found, name) if name else found
 
 
 def find(point: str, name: str) -> Any:
-    """Return what a name of a point means in our rooms, loaded; None where no room that is here adds it."""
+    """Load and return what the rooms register as `name` at a plug point; None if none does."""
     for room in ROOMS:
         if (what := _plugs(room).get(point, {}).get(name)) is not None:
             return load(what)
@@ -56,20 +57,20 @@ def find(point: str, name: str) -> Any:
 
 
 def entry(name: str) -> str:
-    """Return the path of a program that the job's interpreter runs itself; empty where no room has it."""
+    """Return the path of a program that the job's interpreter runs directly; empty if unknown."""
     path = table("entries").get(name)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.join(package, *path.split("/")) if path is not None else ""
 
 
 def every(point: str) -> Iterator[Any]:
-    """Yield all that our rooms add to a point, loaded, in the order of the rooms."""
+    """Load and yield everything that the rooms add to a plug point, in the order of the rooms."""
     yield from map(load, table(point).values())
 
 
 @functools.cache
 def _is_mentioned() -> bool:
-    """Say whether any installed package adds something: a tenth of the time that `importlib.metadata` takes to look."""
+    """Say whether an installed package adds entries, ten times faster than `importlib.metadata`."""
     for folder in sys.path:
         with contextlib.suppress(OSError):
             for name in os.listdir(folder or "."):
@@ -85,10 +86,10 @@ def _is_mentioned() -> bool:
 
 @functools.cache
 def others(point: str) -> "dict[str, EntryPoint]":
-    """Return what other packages add to a point, by name.
+    """Return what other packages add to a plug point, by name.
 
     Raises:
-        UsageError: Two bring the same name, or a name is ours.
+        UsageError: Two packages use the same name, or a room already has it.
     """
     if not _is_mentioned():
         return {}
@@ -111,7 +112,7 @@ def others(point: str) -> "dict[str, EntryPoint]":
 
 
 def load_other(point: str, name: str) -> Any:
-    """Return what another package adds under a name, loaded; None where there is none.
+    """Load and return what another package adds under a name; None if there is none.
 
     Raises:
         UsageError: It can't be imported.
@@ -132,7 +133,7 @@ def load_other(point: str, name: str) -> Any:
 
 
 def carried(point: str) -> tuple[str, ...]:
-    """Return what other packages add to a point of programs on nodes, for a plan: nodes look for no packages.
+    """Return other packages' entries at a plug point, for the plan: nodes search no packages.
 
     Each is "name=folder|module:name"; the folder is the one from which the module is imported.
     """
@@ -148,7 +149,7 @@ def carried(point: str) -> tuple[str, ...]:
 
 
 def load_carried(those: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return what a plan carries, loaded, by name; and for what this node lacks a sentence each."""
+    """Load a plan's carried entries; return them by name, and a sentence for each missing one."""
     found: dict[str, Any] = {}
     lacking = []
     for one in those:
@@ -156,7 +157,7 @@ def load_carried(those: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
         folder, _, value = rest.partition("|")
         module, _, attribute = value.partition(":")
         if folder and folder not in sys.path:
-            sys.path.append(folder)  # behind our own: nothing of it stands for a module of ours
+            sys.path.append(folder)  # last, so that it can't shadow a module of ours
         try:
             found[name] = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:

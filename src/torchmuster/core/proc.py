@@ -1,4 +1,4 @@
-"""The only module that starts commands, and what it takes to end them for good.
+"""Start commands, and end them with all their descendants; no other module starts commands.
 
 Standard library only: agents use it on nodes where nothing else is installed.
 """
@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 
 from torchmuster.errors import MusterError
 
-# What starts every program of ours on a node: it is run by its path.
+# The script that starts each of our programs on a node; it is run by its path.
 PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NODE_DOOR = os.path.join(PACKAGE_FOLDER, "core", "programs", "__main__.py")
 
@@ -28,31 +28,29 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-# What PBS gives to every process of a job. Its daemons know a job by the sessions that they started: what leaves them is
-# not accounted, not limited, not suspended and not ended.
+# PBS sets it in every process of a job. Its daemons recognize a job by the sessions that they
+# started: a process in another session is not accounted, limited, suspended or ended.
 _OF_A_JOB_BY_SESSION = "PBS_JOBID"
 
-# Children that a shell had before it became us by `exec`, e.g. the `tee` of `exec muster ... > >(tee log)`.
+# Children of the shell that replaced itself with us by `exec`: the `tee` in `exec muster > >(tee
+# log)`.
 _inherited: frozenset[int] | None = None
 _beside: set[int] = set()
-_left_sessions: set[int] = set()  # of processes that go on when the run has ended well
+_left_sessions: set[int] = set()  # of processes that may outlive a successful run
 
 
 def importable(path: str | None, root: str) -> str:
-    """Return a PYTHONPATH by which scripts can import torchmuster from a folder that has nothing else."""
+    """Return a PYTHONPATH with which scripts can import torchmuster: `path`, then `root`."""
     return os.pathsep.join([*([path] if path else []), root])
 
 
 def node_program(name: str, *words: str, python: str = sys.executable) -> list[str]:
-    """Return the command line of one of our programs (`core/programs/__main__.py`), which no site or variable disturbs."""
+    """Return the command line of one of our programs, isolated from site packages and variables."""
     return [python, "-I", "-S", NODE_DOOR, name, *words]
 
 
-# Processes whose end can be asked for: those that we started, forked ourselves, or had forked by a door.
-
-
 class HasStatus(Protocol):
-    """A process whose end can be asked for."""
+    """A process whose exit status can be polled: started or forked here, or forked by a server."""
 
     pid: int
 
@@ -71,18 +69,18 @@ class ForkedAgent(HasStatus, Protocol):
     """An agent that something else has forked for us."""
 
     def wait_started(self) -> None:
-        """Wait until it has begun.
+        """Wait until it has started.
 
         Raises:
-            MusterError: It can't.
+            MusterError: It can't start.
         """
 
     def let_go(self) -> None:
-        """Ask for its end no more: it ends by its lifeline."""
+        """Stop watching it; its lifeline ends it."""
 
 
 class ForkedChild:
-    """A child that we forked ourselves."""
+    """A child that this process forked."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -93,7 +91,7 @@ class ForkedChild:
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has reaped it
+            except ChildProcessError:  # already reaped elsewhere
                 pid, status = self.pid, 0
             if pid != 0:
                 self._status = os.waitstatus_to_exitcode(status)
@@ -113,7 +111,7 @@ class ForkedChild:
 
 
 class Child:
-    """A process that we started and are the parent of."""
+    """A child that this process started as a command."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
         self._popen = popen
@@ -146,17 +144,18 @@ def start(
     pass_fds: Sequence[int] = (),
     takes_terminal: bool = False,
 ) -> Child:
-    """Start a command apart from us, see `stand_apart`; standard input is /dev/null unless given.
+    """Start a command, detached as by `stand_apart`; standard input defaults to /dev/null.
 
     Args:
         argv: The command.
         env: Its environment; None: ours.
-        cwd: Its folder.
+        cwd: Its working directory.
         stdin: Its standard input.
         stdout: Its standard output; None: ours.
         stderr: Its standard error; None: ours.
-        pass_fds: What it inherits beside them.
-        takes_terminal: It makes its standard input its terminal, which only the leader of a session can.
+        pass_fds: Further descriptors that it inherits.
+        takes_terminal: It makes its standard input its controlling terminal, which only a session
+            leader can.
 
     Raises:
         MusterError: The command can't be executed.
@@ -182,14 +181,15 @@ def start(
 
 
 def keeps_session() -> bool:
-    """Say whether processes of ours have to stay in our session: in a job of PBS."""
+    """Say whether our processes have to stay in this session: in a PBS job they do."""
     return bool(os.environ.get(_OF_A_JOB_BY_SESSION))
 
 
 def stand_apart() -> None:
-    """Leave the process group of who forked us, so that a signal for its group is not for us.
+    """Leave the parent's process group, so that signals to that group don't reach this process.
 
-    With a session of its own a process also has no terminal; in a job of PBS it must stay in that of the job.
+    In its own session a process also has no terminal; in a PBS job it must stay in the job's
+    session.
     """
     if keeps_session():
         os.setpgid(0, 0)
@@ -204,7 +204,7 @@ def start_beside(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> Child:
-    """Start a command that `end_children` leaves alone: who starts it ends it, and says so by `let_go`.
+    """Start a command that `end_children` spares; the caller ends it, then calls `let_go`.
 
     Raises:
         MusterError: The command can't be executed.
@@ -220,12 +220,12 @@ def let_go(child: Child) -> None:
 
 
 def leave_sessions(sessions: Iterable[int]) -> None:
-    """Let `end_children` leave the processes of these sessions alone from now on."""
+    """Make `end_children` spare the processes of these sessions from now on."""
     _left_sessions.update(sessions)
 
 
 def own_package_environment() -> dict[str, str]:
-    """Return our environment, in which another Python finds this very torchmuster."""
+    """Return our environment, extended so that another Python imports this very torchmuster."""
     source = os.path.dirname(PACKAGE_FOLDER)
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source}
@@ -233,7 +233,7 @@ def own_package_environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What a short helper process said; the status is None when its time was up."""
+    """The output of a short helper process; the status is None when it timed out."""
 
     status: int | None
     stdout: bytes
@@ -241,7 +241,7 @@ class Answered:
 
 
 def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> Answered:
-    """Give a request to a command on standard input and wait for its end; it is killed after `timeout_s`.
+    """Run a command with `request` on standard input until it ends; kill it after `timeout_s`.
 
     Raises:
         MusterError: The command can't be executed.
@@ -261,7 +261,7 @@ def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> Answered:
 
 
 def ask_beside(argv: Sequence[str], timeout_s: float, request: bytes | None = None) -> Answered:
-    """Run a command that `end_children` leaves alone, from any thread; it is killed after `timeout_s`.
+    """Run a command that `end_children` spares, from any thread; kill it after `timeout_s`.
 
     Without a request its standard input is /dev/null.
 
@@ -296,7 +296,7 @@ def ask_beside(argv: Sequence[str], timeout_s: float, request: bytes | None = No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """What /proc says of one process."""
+    """What /proc says about one process."""
 
     pid: int
     parent_pid: int
@@ -307,18 +307,18 @@ class ProcessFacts:
 
     @property
     def can_run(self) -> bool:
-        """Say whether it can still run: one whose parent has not waited for its end can't."""
+        """Say whether it can still run: a zombie can't."""
         return self.state not in ("Z", "X")
 
 
 def read_process(pid: int) -> ProcessFacts | None:
-    """Return the facts of a process, or None when there is none (a zombie counts as a process)."""
+    """Return the facts about a process, a zombie included; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             text = stat.read()
     except OSError:
         return None
-    # The name stands in parentheses and may hold anything, parentheses included.
+    # The name is in parentheses and may contain anything, parentheses included.
     fields = text[text.rindex(b")") + 2 :].split()
     return ProcessFacts(
         pid=pid,
@@ -337,9 +337,9 @@ def is_running(pid: int) -> bool:
 
 
 def state_beside(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str | None:
-    """Return the state of a process of this very machine (`X`: it has gone); None when it may be another's.
+    """Return the state of a process on this machine (`X`: gone); None if it may be elsewhere.
 
-    `whose` and `own` are `boot_id()` and `network_id()`, of that process and of this one.
+    `whose` and `own` are (`boot_id()`, `network_id()`) of that process and of this one.
     """
     if whose != own or not all(own):
         return None
@@ -348,7 +348,7 @@ def state_beside(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str 
 
 
 def state_here(pid: int, whose: tuple[str, str]) -> str | None:
-    """Return `state_beside` of a process whose ids are `whose`, as seen by this one."""
+    """Return `state_beside` of a process with the ids `whose`, seen from this process."""
     return state_beside(pid, whose, (boot_id(), network_id()))
 
 
@@ -374,18 +374,18 @@ def descendants(root: int) -> list[int]:
 
 
 def leader_of(facts: ProcessFacts, leaders: Container[int]) -> int | None:
-    """Return which of these started a process, by its session or its group; None for a stranger."""
+    """Return the process in `leaders` that started this one, by session or group; None if none."""
     return next((pid for pid in (facts.session, facts.group) if pid in leaders), None)
 
 
 def kill_quietly(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Send a signal to a process that may have gone."""
+    """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL the process group of a command of `start` and what else is in its session."""
+    """SIGKILL the process group of a command of `start` and the rest of its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     for facts in all_processes():
@@ -400,7 +400,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to SIGKILL this process when its parent dies; leave at once if it has."""
+    """Ask the kernel to SIGKILL this process when its parent dies; die now if it already has."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -413,7 +413,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def catches_signal(pid: int, signum: int) -> bool:
-    """Say whether the process has a handler of its own for `signum` (`SigCgt` in /proc)."""
+    """Say whether the process handles `signum` itself (`SigCgt` in /proc)."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             for line in status:
@@ -425,7 +425,7 @@ def catches_signal(pid: int, signum: int) -> bool:
 
 
 def boot_id() -> str:
-    """Return what identifies this boot of this kernel and this process namespace."""
+    """Return an id of this boot of the kernel and of this process namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
@@ -434,7 +434,7 @@ def boot_id() -> str:
 
 
 def network_id() -> str:
-    """Return what identifies this boot of this kernel and this network namespace."""
+    """Return an id of this boot of the kernel and of this network namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/net')}"
@@ -455,17 +455,17 @@ def children_of(pid: int) -> list[int]:
 
 
 def _note_inherited() -> None:
-    """Remember the children that were here before our first; they are not ours to end."""
+    """Remember the children that existed before our first; they are not ours to end."""
     global _inherited
     if _inherited is None:
         _inherited = frozenset(children_of(os.getpid()))
 
 
 def end_children(keep: frozenset[int] = frozenset()) -> bool:
-    """SIGKILL and reap every child of this process but `keep`; return whether any is left.
+    """SIGKILL and reap every child of this process except `keep`; return whether any is left.
 
-    Call it until it returns False: the children of a killed child become ours when this process
-    is a subreaper, so each pass meets the next generation.
+    Call it until it returns False: when this process is a subreaper, the children of a killed child
+    become ours, so each pass meets the next generation.
     """
     keep |= (_inherited or frozenset()) | _beside
     left = False
@@ -480,7 +480,7 @@ def end_children(keep: frozenset[int] = frozenset()) -> bool:
 
 
 def _ended_children(keep: frozenset[int]) -> list[int]:
-    """Return the children that `end_children` ends."""
+    """Return the children that `end_children` has to end."""
     found = [pid for pid in children_of(os.getpid()) if pid not in keep]
     if not _left_sessions:
         return found
@@ -497,13 +497,9 @@ def name_of(pid: int) -> str:
         return "?"
 
 
-# What starts an agent on another host: a command whose words are kept, for when it ends and no agent has connected.
-#
-# What it writes to standard error goes on to ours at once.
-
-
-# An agent calls a second or two after its start; a host with a cold file system needs more. OpenPBS's pbsdsh hangs for
-# ever when its host is gone, also when the host is back, so a start has to end.
+# An agent connects a second or two after its start; a host with a cold file system needs longer.
+# OpenPBS's pbsdsh hangs for ever when its host is gone, even if the host returns, so a start needs
+# a limit.
 CALL_LIMIT_S = 60.0
 _MAX_LINES = 4
 _MAX_LINE = 200
@@ -511,11 +507,14 @@ _DRAIN_S = 1.0
 
 
 class Starter:
-    """One start of an agent.
+    """A command that starts an agent on another host.
+
+    It forwards the command's standard error, and keeps its last lines for the case that it ends
+    before an agent has connected.
 
     Attributes:
         child: The command: pbsdsh, srun, ssh.
-        log_bytes: How long the output of the job was before.
+        log_bytes: Length of the job's output before it.
     """
 
     def __init__(self, child: Child, stderr_fd: int, stdout_fd: int | None = None) -> None:
@@ -532,20 +531,20 @@ class Starter:
             reading.start()
 
     def is_late(self, now: float) -> bool:
-        """Say whether an agent would have called long ago: this start brings none."""
+        """Say whether the agent should have connected long ago, so that this start has failed."""
         return now - self._began_at > CALL_LIMIT_S
 
     def said(self) -> tuple[str, ...]:
-        """Return its last lines; for a command that has ended."""
+        """Return the last lines of a command that has ended."""
         for reading in self._readings:
-            reading.join(_DRAIN_S)  # a daemon that it left may hold the pipe open
+            reading.join(_DRAIN_S)  # a daemon that it started may hold the pipe open
         return tuple(self._lines)
 
     def _read(self, read_fd: int, passes_on: bool) -> None:
         with open(read_fd, "rb") as stream:
             for line in stream:
                 if passes_on:
-                    with contextlib.suppress(OSError):  # nobody reads ours any more
+                    with contextlib.suppress(OSError):  # our own reader is gone
                         os.write(2, line)
                 text = line.decode(errors="replace").strip()
                 if text:
@@ -559,11 +558,12 @@ def start_agent(
 
     Args:
         argv: The command.
-        beside: `end_children` leaves it alone.
-        keeps_output: Its standard output is kept with its other words: the agent writes none, and pbsdsh tells there how it ended.
+        beside: `end_children` spares it.
+        keeps_output: Keep its standard output along with its standard error: the agent writes
+            nothing there, and pbsdsh reports there how it ended.
 
     Raises:
-        MusterError: It can't be executed.
+        MusterError: The command can't be executed.
     """
     pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(1 + keeps_output)]
     streams = dict(zip(("stderr", "stdout"), (write_fd for _, write_fd in pipes), strict=False))
@@ -580,6 +580,6 @@ def start_agent(
 
 
 def describe_end(status: int, said: Sequence[str]) -> str:
-    """Return the sentence on a command that ended before its agent called."""
+    """Return the sentence about a command that ended before its agent connected."""
     words = f": {' / '.join(said)}" if said else ", without a word"
     return f"what started its agent ended (exit code {status}){words}"

@@ -1,4 +1,4 @@
-"""`python -m torchmuster.gpucheck [--part correctness|bench] [--only NAME ...] [--out FILE|FOLDER]`."""
+"""Usage: `python -m torchmuster.gpucheck [--part correctness|bench] [--only NAME] [--out PATH]`."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from torchmuster.gpucheck.table import BENCH, CHECKS, CORRECTNESS, GpuCheck
 
 
 def main(argv: list[str]) -> int:
-    """Run the checks; return 0 if none has failed, 1 if one has, 2 for a mistake in the command line."""
+    """Run the checks; return 0 if none failed, 1 if one did, another code for an error."""
     options = _parser().parse_args(argv)
     if options.one:
         conduct.run_one(options.one, options.scratch)
@@ -62,10 +62,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _choose(part: str | None, only: list[str]) -> list[GpuCheck]:
-    """Return the checks of a part, or those that are named.
+    """Return the checks of a part, or the named ones.
 
     Raises:
-        UsageError: A name is none of a check.
+        UsageError: A name matches no check.
     """
     words = [word for text in only for word in text.replace(",", " ").split()]
     for word in words:

@@ -1,4 +1,4 @@
-"""Run each check in a process of its own, end one that hangs, and see that its device is empty again."""
+"""Run each check in its own process, end hung ones, and verify that the device is empty again."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _LEFT_BYTES = 64 << 20
 
 
 def conduct(checks: Sequence[GpuCheck], machine: device.GpuMachine, path: str) -> list[CheckResult]:
-    """Run checks one after the other and add each result to a file at once."""
+    """Run checks one after another; add each result to a file at once."""
     proc.become_subreaper()
     call, ended = results.begin_call(path, results.describe(machine)), []
     for check in checks:
@@ -62,7 +62,7 @@ def _failed(check: GpuCheck, took: float, why: str) -> CheckResult:
 
 
 def _end_all() -> None:
-    """End what a check has left running, generation after generation."""
+    """End what a check has left running, one generation after another."""
     deadline = time.monotonic() + _EMPTY_S
     while proc.end_children() and time.monotonic() < deadline:
         time.sleep(0.2)  # noqa: TID251 - the kernel has no event for the end of all descendants
@@ -77,7 +77,7 @@ def _read(check: GpuCheck, scratch: str, took: float, how_ended: str) -> CheckRe
 
 
 def _what_is_left(machine: device.GpuMachine, before: Sequence[int]) -> str:
-    """Wait until the devices are as they were; return what is not."""
+    """Wait until the devices are as before; return what is not."""
     deadline = time.monotonic() + _EMPTY_S
     more = 0 if machine.pretended else _LEFT_BYTES
     while True:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, real by nvidia-smi or pretended by a folder, and what is in use on them."""
+"""The GPUs of this machine, real (by nvidia-smi) or pretended (by a folder), and their use."""
 
 import os
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ PRETENDED = "pretended"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMachine:
-    """What this machine has.
+    """The GPUs and driver of this machine.
 
     Attributes:
-        gpus: Those that CUDA_VISIBLE_DEVICES leaves visible.
-        why_none: Why there is none, in words.
-        pretended: The folder in which pretended devices are held; empty: they are real.
+        gpus: The GPUs that CUDA_VISIBLE_DEVICES leaves visible.
+        why_none: Why there is no GPU, as a phrase.
+        pretended: Folder that records the use of pretended devices; empty if they are real.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -27,12 +27,12 @@ class GpuMachine:
 
     @property
     def patience(self) -> float:
-        """By what limits are multiplied: a processor that pretends is shared, and slower."""
+        """Factor for time limits: a pretending processor is shared, and slower."""
         return 10.0 if self.pretended else 1.0
 
     @property
     def names(self) -> list[str]:
-        """The names of the visible GPUs in CUDA_VISIBLE_DEVICES."""
+        """Names of the visible GPUs for CUDA_VISIBLE_DEVICES."""
         return [str(gpu.index) for gpu in self.gpus]
 
 
@@ -60,7 +60,7 @@ def _pretended(number: int) -> Gpu:
 
 
 def in_use(machine: GpuMachine) -> list[int]:
-    """Return the bytes in use on each visible GPU; of a pretended one, the number of processes that hold it."""
+    """Return the bytes in use on each visible GPU; for a pretended one, the number of its users."""
     if machine.pretended:
         held = [name.partition("-") for name in os.listdir(machine.pretended)]
         alive = [number for number, _, pid in held if proc.is_running(int(pid))]
@@ -69,7 +69,7 @@ def in_use(machine: GpuMachine) -> list[int]:
 
 
 def forget(machine: GpuMachine) -> None:
-    """Remove the marks that ended processes have left on pretended devices."""
+    """Remove the marks of ended processes from pretended devices."""
     if machine.pretended:
         for name in os.listdir(machine.pretended):
             if not proc.is_running(int(name.partition("-")[2])):

@@ -1,4 +1,4 @@
-"""What a check is given: runs of muster and of torchrun, what their scripts report, and two ways to end early."""
+"""The toolkit of a check: runs of muster and torchrun, the facts they report, two exceptions."""
 
 import contextlib
 import glob
@@ -20,20 +20,20 @@ _MAY_BE_IN_A_JOB = ("run", "sweep", "replay", "doctor")
 
 
 class FailedError(Exception):
-    """What was promised is not so; the text is the evidence."""
+    """A promise does not hold; the text is the evidence."""
 
 
 class ImpossibleError(Exception):
-    """This machine can't show it; the text says why."""
+    """This machine can't test it; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """A command that has ended.
+    """A command that has ended, with its output and facts.
 
     Attributes:
         began: When it was started, by `time.time()`.
-        facts: What its scripts have reported, by time.
+        facts: The facts that its scripts reported, by time.
     """
 
     line: str
@@ -47,35 +47,35 @@ class Ran:
         return [fact[name] for fact in self.facts if name in fact]
 
     def one(self, name: str) -> Any:
-        """Return the last value of a fact; a check fails where nobody has reported it."""
+        """Return the last value of a fact; fail the check if it was not reported."""
         return (self.all(name) or [self.fail(f"no rank reported `{name}`")])[-1]
 
     def ranks(self, name: str) -> dict[int, Any]:
-        """Return the last value of a fact of each rank."""
+        """Return each rank's last value of a fact."""
         return {fact["rank"]: fact[name] for fact in self.facts if name in fact}
 
     def fail(self, what: str) -> NoReturn:
-        """End the check: it has failed, with what the command said as evidence."""
+        """Fail the check, with the command's output as evidence."""
         raise FailedError(f"{what}\n$ {self.line}  (exit code {self.code})\n{self.text[-1500:]}")
 
     def expect(self, holds: object, what: str) -> None:
-        """Fail unless something is so."""
+        """Fail the check unless `holds` is true."""
         if not holds:
             self.fail(what)
 
     def expect_words(self, *words: str) -> None:
-        """Fail unless the command said all of these."""
+        """Fail the check unless the output contains all of these words."""
         missing = [word for word in words if word not in self.text]
         self.expect(not missing, f"it does not say {', '.join(map(repr, missing))}")
 
 
 @dataclass(slots=True)
 class Kit:
-    """Of one check.
+    """The toolkit of one check.
 
     Attributes:
-        measures: Numbers by name, with their unit in it; they go into the file.
-        scratch: A folder that is removed afterwards.
+        measures: Numbers for the results, by name with the unit.
+        scratch: A folder that is removed after the check.
     """
 
     machine: GpuMachine
@@ -86,7 +86,7 @@ class Kit:
 
     @property
     def quick(self) -> bool:
-        """Whether devices are pretended: sizes and times are then as small as they can be."""
+        """Whether devices are pretended, so that sizes and times are minimal."""
         return bool(self.machine.pretended)
 
     def muster(
@@ -99,16 +99,16 @@ class Kit:
         limit_s: float = _RUN_S,
         over_nodes: bool = False,
     ) -> Ran:
-        """Run a script of the kit by `muster run OPTIONS`.
+        """Run a script of the kit with `muster run OPTIONS`.
 
         Args:
-            options: Before the script.
+            options: Options before the script.
             script: Its name without `.py`.
-            words: For the script.
+            words: Arguments of the script.
             env: Variables to set; None removes one.
-            ok: Whether it has to succeed, or to fail; None: either.
-            limit_s: After which it is ended.
-            over_nodes: On all nodes of the job around us; else on this machine alone.
+            ok: Whether it has to succeed or to fail; None: either.
+            limit_s: Time limit.
+            over_nodes: Use all nodes of the surrounding job; else only this machine.
         """
         words = (*options, os.path.join(SCRIPTS, f"{script}.py"), *words)
         ran = self.command(["run", *words], env=env, limit_s=limit_s, over_nodes=over_nodes)
@@ -129,7 +129,7 @@ class Kit:
         program: Sequence[str] = ("-m", "torchmuster"),
         over_nodes: bool = False,
     ) -> Ran:
-        """Run muster, or another module of this interpreter, and collect what it says and what its scripts report."""
+        """Run muster, or another module of this interpreter; return its output and facts."""
         self._num_runs += 1
         facts = os.path.join(self.scratch, f"facts-{self._num_runs}")
         os.mkdir(facts)
@@ -140,7 +140,7 @@ class Kit:
         began = time.time()
         with open(path, "wb") as said:
             environment, out = self._environment(facts, env), said.fileno()
-            # A folder of its own: without muster the library keeps snapshots where it is started.
+            # Its own folder: without muster the library keeps snapshots where it is started.
             leashed = proc.node_program("leashed", *argv)
             child = proc.start(leashed, env=environment, cwd=facts, stdout=out, stderr=out)
         code = child.wait(limit_s := limit_s * self.machine.patience)
@@ -162,7 +162,7 @@ class Kit:
         own = proc.own_package_environment()
         own |= {
             "MUSTER_HOME": os.path.join(self.scratch, "home"),
-            "TMPDIR": self.scratch,  # what is left where a check is ended goes with it
+            "TMPDIR": self.scratch,  # so leftovers of a killed check are removed, too
             "GPUCHECK_FACTS": facts,
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
             "PYTHONUNBUFFERED": "1",
@@ -175,7 +175,7 @@ class Kit:
         return own
 
     def torchrun(self, num: int, script: str, *words: object, restarts: int = 0) -> Ran:
-        """Run a script of the kit by torchrun at its best settings."""
+        """Run a script of the kit with torchrun at its best settings."""
         options = ["--standalone", "--nproc-per-node", num, "--max-restarts", restarts]
         line = [*options, os.path.join(SCRIPTS, f"{script}.py"), *words]
         ran = self.command(line, program=("-m", "torch.distributed.run"))

@@ -1,4 +1,4 @@
-"""The page that is made of a file of results, and the line of the README."""
+"""The page made from a file of results, and the summary line for the README."""
 
 import glob
 import os
@@ -12,7 +12,7 @@ from torchmuster.gpucheck.table import CHECKS
 
 
 def as_markdown(whole: Mapping[str, Any]) -> str:
-    """Return a page: what ran where, and each check with its outcome and numbers."""
+    """Return the page: what ran where, and each check with its outcome and numbers."""
     lines = ["# What has run on GPUs", "", f"{summary(whole)}", ""]
     for number, call in enumerate(whole["calls"]):
         told = "; ".join(f"{name} {_flat(value)}" for name, value in call.items())
@@ -36,7 +36,7 @@ def _flat(value: Any) -> str:
 
 
 def summary(whole: Mapping[str, Any] | None) -> str:
-    """Return one sentence on what has run on GPUs and what has not."""
+    """Return a sentence on what has run on GPUs and what has not."""
     found = _on_real_gpus(whole) if whole else []
     if not whole or not found:
         return "**Not yet run on a GPU**: everything here was measured on CPUs with Gloo; `make gpu` tries it on yours"
@@ -60,7 +60,7 @@ def _on_real_gpus(whole: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def newest(folder: str) -> dict[str, Any] | None:
-    """Return the newest file of results on GPUs in a folder; None where there is none."""
+    """Return the newest file of GPU results in a folder, or None."""
     found = [results.read(path) for path in glob.glob(os.path.join(folder, "*.json"))]
     found = [whole for whole in found if _on_real_gpus(whole)]
     return max(found, key=lambda whole: whole["calls"][-1]["time"], default=None)

@@ -1,4 +1,4 @@
-"""The file of the kit: the results of several calls, the newest of each check, with what the machine was."""
+"""The results file of the kit: the newest result of each check, with the machine and version."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class CheckResult:
 
     Attributes:
         outcome: `passed`, `failed` or `not possible here`.
-        evidence: Of a failure; or why it is not possible.
+        evidence: Evidence of a failure, or why the check is not possible.
     """
 
     name: str
@@ -35,7 +35,7 @@ class CheckResult:
 
 
 def describe(machine: GpuMachine) -> dict[str, Any]:
-    """Return what a reader has to know of this machine and of what was tried on it."""
+    """Return the facts about this machine and the tested version."""
     found = look_for_torch()
     return {
         "gpus": [f"{gpu.name}, {gpu.memory_bytes >> 30} GiB" for gpu in machine.gpus],
@@ -61,10 +61,10 @@ def _commit() -> str:
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the file of earlier calls; an empty one where there is none.
+    """Return the file of earlier calls; an empty record if there is none.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: It is unreadable, or not a results file.
     """
     try:
         with open(path) as file:
@@ -79,7 +79,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def begin_call(path: str, facts: Mapping[str, Any]) -> int:
-    """Note a call with its machine; return its number."""
+    """Add a call with its machine; return its number."""
     whole = read(path)
     whole["calls"].append(dict(facts))
     atomic.write_json(path, whole)
@@ -87,20 +87,20 @@ def begin_call(path: str, facts: Mapping[str, Any]) -> int:
 
 
 def add(path: str, result: CheckResult, call: int) -> None:
-    """Add one result: it takes the place of an earlier one of the same check."""
+    """Add one result, replacing an earlier one of the same check."""
     whole = read(path)
     whole["checks"][result.name] = {**asdict(result), "call": call}
     atomic.write_json(path, whole)
 
 
 def default_name(machine: GpuMachine) -> str:
-    """Return the name of the file for this machine's GPU."""
+    """Return the default file name for this machine's GPU."""
     name = machine.gpus[0].name if machine.gpus else "no-gpu"
     return "-".join(w for w in "".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
 def print_line(result: CheckResult) -> None:
-    """Print how a check has ended."""
+    """Print the result of a check."""
     print(f"{result.outcome:18} {result.seconds:6.1f} s  {result.name}", flush=True)
     if result.evidence:
         print("".join(f"    {line}\n" for line in result.evidence.splitlines()), end="", flush=True)

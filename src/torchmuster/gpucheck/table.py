@@ -1,4 +1,4 @@
-"""All checks: what matters most comes first."""
+"""All checks, the most important first."""
 
 import itertools
 import json
@@ -16,11 +16,12 @@ from torchmuster.gpucheck.device import GpuMachine, in_use
 from torchmuster.gpucheck.kit import SCRIPTS, FailedError, ImpossibleError, Kit, Ran
 from torchmuster.launcher.engines.own_job import find_own_job
 
-# Numbers: starts and recovery beside torchrun, interleaved, what a step costs, and a GPT of 100 M parameters.
+# Numbers: starts and recovery compared with torchrun, interleaved; the cost of a step; a GPT of 100
+# M parameters. The first docstring line of a check is printed as its promise.
 
 
 def starts(num: int) -> Callable[[Kit], None]:
-    """Return the check that times the start of some ranks on one GPU to their first all-reduce, by both launchers."""
+    """Return a check that times the start of `num` ranks on one GPU, by muster and by torchrun."""
 
     def check(kit: Kit) -> None:
         words = ["backend=nccl" if num == 1 else "backend=gloo"]
@@ -149,7 +150,7 @@ def nccl_over_nodes(kit: Kit) -> None:
     ran.expect(len(ran.ranks("total")) >= 2, "fewer than two ranks reported")
 
 
-# Which rank gets which device, and what happens where there are more ranks than devices.
+# Which rank gets which device, and what happens if ranks outnumber devices.
 
 
 def by_rank(kit: Kit) -> None:
@@ -215,13 +216,13 @@ def parts_of_gpus(kit: Kit) -> None:
     by_rank(kit)
 
 
-# Faults on the device: who dies is named, the device is free again, and the run goes on or ends with the cause.
+# Faults on the device: the culprit is named, the device freed, and the run continues or ends.
 
 
 _ONE = ("--nproc-per-node", 1)
 _ONCE = (*_ONE, "--max-restarts", 0)
 _HANG_S = 12
-# As the driver writes them. Source: NVIDIA, "XID Errors", and logs in tests/incidents.
+# In the driver's format. Source: NVIDIA, "XID Errors", and logs in tests/incidents.
 _KERNEL_LOG = """\
 [ 9721.113] NVRM: Xid (PCI:0000:3b:00): 79, pid=31337, GPU has fallen off the bus.
 [ 9721.114] NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)
@@ -300,7 +301,7 @@ def xid(kit: Kit) -> None:
     ran.expect_words("Xid 79")
 
 
-# Fork: the parent has imported torch and never touched CUDA, its children use it.
+# Fork: the parent has imported torch without touching CUDA; its children use CUDA.
 
 
 _PRELOAD = "torchmuster.gpucheck.scripts.early"
@@ -360,7 +361,7 @@ def compiled(kit: Kit) -> None:
     _expect_total(ran, 3072.0)
 
 
-# Tools on the device: verified steps, replay, what `top` and `doctor` show, members that share a GPU.
+# Tools on the device: verified steps, replay, `top`, `doctor`, sweep members that share a GPU.
 
 
 def verified_steps(kit: Kit) -> None:
@@ -405,7 +406,7 @@ def top(kit: Kit) -> None:
 
 
 def expect_use(shown_mib: int, smi_mib: int) -> None:
-    """Fail unless `muster top` shows the memory that nvidia-smi shows."""
+    """Fail unless `muster top` shows the same memory use as nvidia-smi."""
     if abs(shown_mib - smi_mib) > smi_mib / 10 + 64:
         raise FailedError(f"`muster top` shows {shown_mib} MiB in use, nvidia-smi {smi_mib}")
 
@@ -418,7 +419,7 @@ def doctor(kit: Kit) -> None:
 
 
 def expect_gpus(told: Any, machine: GpuMachine) -> None:
-    """Fail unless `muster doctor --json` has as many GPUs as nvidia-smi, with their name and driver."""
+    """Fail unless `muster doctor --json` lists the same GPUs and driver as nvidia-smi."""
     (node,) = told["nodes"]
     shown = (node["num_gpus"], node["gpu"] or "", node["driver"])
     first = machine.gpus[0]
@@ -448,7 +449,8 @@ def per_gpu(kit: Kit) -> None:
     ran.expect(ran.all("visible") == [[name], [name]], f"the members see {ran.all('visible')}")
 
 
-# The training library and its snapshots on the device: killed at random steps, the weights are those of the undisturbed run.
+# The training library and its snapshots on the device: a run killed at random steps ends with the
+# weights of an undisturbed run.
 
 
 _STEPS = 24
@@ -456,7 +458,7 @@ _GIB = 1 << 30
 
 
 def exact_resume(kind: str) -> Callable[[Kit], None]:
-    """Return the check of a kind of training: killed twice at steps that are drawn, and compared bit for bit."""
+    """Return a check of one kind of training: killed twice at random, same bits at the end."""
 
     def check(kit: Kit) -> None:
         kills = f"{kit.draw.randint(2, _STEPS - 8)},{kit.draw.randint(_STEPS - 7, _STEPS - 1)}"
@@ -469,7 +471,7 @@ def exact_resume(kind: str) -> Callable[[Kit], None]:
 
 
 def _killed_run(kit: Kit, *words: str) -> Ran:
-    """Return a run whose worker was killed and that went on from what was saved."""
+    """Return a run whose worker was killed and that resumed from a snapshot."""
     ran = kit.muster([*_ONE, "--max-restarts", 5], "train", *words)
     kills, resumed = ran.all("killed"), ran.all("resumed")
     ran.expect(len(resumed) == len(kills) + 1, f"{len(kills)} kills, begun {len(resumed)} times")
@@ -479,7 +481,7 @@ def _killed_run(kit: Kit, *words: str) -> Ran:
 
 
 def expect_same(kit: Kit, plain: Ran, killed: Ran, *words: str) -> None:
-    """Fail unless two runs have the same weights; where two undisturbed ones differ too, as near as those are."""
+    """Fail unless the weights are equal, or as close as those of two undisturbed runs."""
     if plain.one("weights") == killed.one("weights"):
         kit.measures["bit for bit"] = True
         return
@@ -567,9 +569,9 @@ class GpuCheck:
 
     Attributes:
         run: Raises `FailedError` or `ImpossibleError`.
-        limit_s: After which it is ended; several times what it needs on one GPU.
-        num_gpus: Without so many it is not possible.
-        says: What holds where it passes; empty: the first line of the docstring of `run`.
+        limit_s: Time limit, several times what it needs on one GPU.
+        num_gpus: Number of GPUs that it needs.
+        says: Its promise; empty: the first line of the docstring of `run`.
     """
 
     name: str
@@ -581,7 +583,7 @@ class GpuCheck:
 
     @property
     def promise(self) -> str:
-        """What holds where it passes."""
+        """What holds if it passes."""
         return self.says or (self.run.__doc__ or "").strip().splitlines()[0]
 
 

@@ -1,1 +1,1 @@
-"""The group of all commands, and muster run."""
+"""The command group `muster`, `muster run`, and what commands share."""

@@ -1,4 +1,4 @@
-"""How a command follows a run: its terminal, the verdict, the last lines, the exit code."""
+"""Follow a run from a command: terminal, verdict, last lines, exit code."""
 
 import json
 import os
@@ -22,7 +22,7 @@ CHOICES = (
     "off",
     "line",
     "full",
-)  # of a status below the output of a run that is followed on a terminal
+)  # rows of status below the output on a terminal
 _KEY = "torchmuster.progress"
 
 
@@ -33,36 +33,36 @@ def _keep(context: click.Context, _: click.Parameter, value: str | None) -> None
 option = click.option(
     "--progress",
     type=click.Choice(CHOICES),
-    expose_value=False,  # read where the run is followed, behind many calls that don't care
+    expose_value=False,  # read only where the run is followed, many calls below
     callback=_keep,
     help="Status below the output, on a terminal: no, one row (default) or two.",
 )
 
 
 def wanted() -> str:
-    """Return what the command that runs now was told by `--progress`."""
+    """Return the value of `--progress` for the running command."""
     context = click.get_current_context(silent=True)
     return (context.meta.get(_KEY) if context is not None else None) or CHOICES[1]
 
 
 GOES_ON = 130
-# This process owns the run in the background, and its caller waits for the run's id.
+# This process owns the run in the background; its caller waits for the run's id.
 is_launched = False
-# `muster dev` shows what the ranks print and why they failed, and says the rest in a line of its own.
+# `muster dev` shows only what the ranks print and why they failed, and prints its own last line.
 is_brief = False
 
 
 class Screen(Protocol):
-    """What a room shows, or offers, beside the output of a run that is followed."""
+    """What a room shows or offers alongside the output of a run that is followed."""
 
     def start(self) -> None:
         """Begin."""
 
     def end(self) -> None:
-        """Show no more: the run has ended, and its last words come."""
+        """Stop showing: the run has ended, and its last lines follow."""
 
     def close(self) -> None:
-        """Leave nothing behind, however the run was left."""
+        """Clean up, whether or not the run has ended."""
 
 
 def follow_run(
@@ -73,14 +73,15 @@ def follow_run(
     say: "Callable[[TerminalVoice, Any, RunDir], int] | None" = None,
     as_json: bool = False,
 ) -> int:
-    """Follow a run on the terminal, say how it has ended, and return its exit code.
+    """Follow a run on the terminal, report how it ended, and return its exit code.
 
     Args:
-        plan: Of the run, or of whatever else is followed.
-        run_dir: Its folder.
-        follow: Follows it to its end. Returns None where it continues without this process, and has said how to see it again.
-        say: Says how it has ended, and returns the exit code; by default that of a run.
-        as_json: Print the result, too.
+        plan: The plan of the run, or of whatever else is followed.
+        run_dir: Its run directory.
+        follow: Follows it to its end. Returns None if it continues without this process, having
+            printed how to view it again.
+        say: Reports how it ended and returns the exit code; default `say_end`.
+        as_json: Also print the result as JSON.
     """
     from torchmuster.core.model import codec
 
@@ -99,7 +100,7 @@ def follow_run(
             is_read = getattr(plan, "preflight", "") in (
                 "long",
                 "only",
-            )  # `muster doctor` says the end
+            )  # `muster doctor` reports the end
             code = (
                 say_end(voice, result, run_dir, is_read=is_read)
                 if say is None
@@ -115,7 +116,7 @@ def follow_run(
 
 
 def shown_here(plan: "RunPlan", *, detach: bool = False) -> "RunPlan":
-    """Return the plan of a run that this process shows, unless `detach`: a file or a pipe gets every line."""
+    """Return the plan for a run that this process shows; files and pipes get every line."""
     from torchmuster.core.files.terminal import every_line_streams
 
     return replace(plan, every_line=() if detach or is_launched else every_line_streams())
@@ -135,7 +136,7 @@ def _voice_for(plan: Any, run_dir: "RunDir") -> "TerminalVoice":
 
 
 def go_to_the_background(run_id: str, run_dir: "RunDir") -> None:
-    """Say the run's id to who has started this process, if it is `launched`; all else goes into a file, as of `--detach`."""
+    """If `launched`, print the run's id for the caller, then write output to the supervisor log."""
     global is_launched
     if not is_launched:
         return
@@ -150,7 +151,7 @@ def go_to_the_background(run_id: str, run_dir: "RunDir") -> None:
 
 
 def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False) -> int:
-    """Let a process of its own follow the run; print the run's id."""
+    """Let a detached process follow the run; print the run's id."""
     from torchmuster.core.owner.detach import detach_supervisor
 
     detach_supervisor(run_dir)
@@ -158,13 +159,13 @@ def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False
 
 
 def print_id(run_id: str, *, as_json: bool = False, **more: Any) -> int:
-    """Print the id of a run that nobody follows here."""
+    """Print the id of a run that is not followed here."""
     click.echo(json.dumps({"run_id": run_id, **more}) if as_json else run_id)
     return 0
 
 
 def last_line(result: "Result", run_dir: "RunDir") -> str:
-    """Return the last line of a run: how it ended, and how to go on if that was no success."""
+    """Return the last line of a run: how it ended and, unless it succeeded, how to continue."""
     from torchmuster.core.cli.messages import summary
     from torchmuster.core.model.states import RunState
 
@@ -177,7 +178,7 @@ def last_line(result: "Result", run_dir: "RunDir") -> str:
 def say_end(
     voice: "TerminalVoice", result: "Result", run_dir: "RunDir", *, is_read: bool = False
 ) -> int:
-    """Say how a run has ended, unless its caller reads and says it; return its exit code."""
+    """Report how a run has ended, unless its caller does (`is_read`); return its exit code."""
     from torchmuster.core.cli.messages import last_report, paint_report, uses_colour
     from torchmuster.core.model.states import RunState
     from torchmuster.core.owner.record import keep_result
@@ -202,7 +203,7 @@ def say_end(
 
 
 def say_report(voice: "TerminalVoice", run_dir: "RunDir", run_id: str) -> None:
-    """Say where the page of a failed run is, or how to make it, when all else has been said; a replay needs none."""
+    """Print last where the page of a failed run is, or how to make it; a replay has none."""
     from torchmuster.core.owner.record import read_plan
 
     plan = read_plan(run_dir)

@@ -1,4 +1,4 @@
-"""Which place a command means: each room that has places is asked, and what none takes is on this machine."""
+"""Find the place for runs that a command means: ask each room in turn; default: this machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """What a command line says of the place.
+    """What a command line says about the place for runs.
 
     Attributes:
-        by_slots: Hosts have as many workers as their list says, where the command line says none.
-        is_one_of_many: srun may have started the command on each node, as torchrun.
+        by_slots: Hosts run as many workers as their list says, as the command line gives no number.
+        is_one_of_many: srun may have started the command on every node, as it does torchrun.
     """
 
     engine: str | None = None
@@ -33,7 +33,7 @@ class Where:
 
 
 def where_of(request: "RunRequest") -> Where:
-    """Return what the request of a run says of its place."""
+    """Return what a run request says about its place for runs."""
     return Where(
         engine=request.engine,
         hosts=request.hosts,
@@ -45,16 +45,17 @@ def where_of(request: "RunRequest") -> Where:
 
 
 def where_of_words(given: Mapping[str, Any]) -> Where:
-    """Return what the words of a command line say of the place."""
+    """Return what the options of a command line say about the place for runs."""
     names = ("engine", "hosts", "hostfile", "here")
     return Where(session=given.get("session"), **{name: given[name] for name in names})
 
 
 def find_place(where: Where, problems: "Problems") -> Place:
-    """Return the place that is meant; an engine that takes no jobs, or is none, is noted.
+    """Return the requested place for runs; note an engine that is unknown or accepts no jobs.
 
     Raises:
-        UsageError: Hosts are named for another kind of engine, or nobody names any; this is a login node.
+        UsageError: Hosts are given for another kind of engine, or no engine is given on a login
+            node.
         NotFoundError: There is no such session.
     """
     for find in plugs.every("places"):

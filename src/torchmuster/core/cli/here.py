@@ -1,4 +1,4 @@
-"""Runs whose agents are processes of this machine."""
+"""The place for runs whose agents are processes on this machine."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Here(Place):
-    """Simulated nodes of this machine."""
+    """This machine, with simulated nodes."""
 
     kind = "here"
     name = "local"
@@ -35,7 +35,7 @@ class Here(Place):
 
     @cached_property
     def gpus(self) -> tuple[str, ...]:
-        """Return this machine's, as its environment shows them."""
+        """Return this machine's GPUs, as its environment shows them."""
         from torchmuster.core.node.kernel import visible_gpus
 
         return tuple(visible_gpus())
@@ -68,7 +68,7 @@ class Here(Place):
         if detach:
             detach_supervisor(run_dir)
             return None
-        go_to_the_background(plan.run_id, run_dir)  # before the agents inherit where we write
+        go_to_the_background(plan.run_id, run_dir)  # before the agents inherit our streams
         engine = LocalEngine(plan, run_dir, self.gpus, terminal=own_terminal())
         early = EarlyStop()
         engine.start_all()
@@ -76,7 +76,7 @@ class Here(Place):
 
 
 def show_agents(plan: "RunPlan", job: Any = None) -> None:
-    """Print the commands of the agents that a run on this machine, or in the job around us, would start."""
+    """Print the agent commands that a run on this machine, or in the job around us, would start."""
     from torchmuster.core.engines.local import agent_argv
     from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.node.options import AgentOrder
@@ -84,7 +84,7 @@ def show_agents(plan: "RunPlan", job: Any = None) -> None:
     run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
     host = "127.0.0.1" if job is None else job.node_names[0]
     for place in range(plan.num_places if job is None else len(job.nodes)):
-        # The port is the one that is free then.
+        # The actual port is chosen at the start.
         order = AgentOrder(run_dir=run_dir.path, place=place, head=(f"{host}:0",))
         argv = agent_argv(order)
         if job is not None and place > 0:
@@ -95,7 +95,7 @@ def show_agents(plan: "RunPlan", job: Any = None) -> None:
 
 
 def show_workers(plan: "RunPlan") -> None:
-    """Print what the workers of a run would be, at the end of a dry run."""
+    """Print the workers of a run, at the end of a dry run."""
     words = shlex.join([*plan.program.python, *plan.program.display()])
     num_workers = sum(plan.num_workers(place) for place in range(plan.max_nodes))
     click.echo(f"\n# {num_workers} worker{'s' if num_workers != 1 else ''}: {words}")
@@ -103,7 +103,7 @@ def show_workers(plan: "RunPlan") -> None:
 
 
 def own(engine: Any, early: "EarlyStop", voice: "TerminalVoice") -> "Result":
-    """Say what runs where, and own it to its end."""
+    """Announce the run and own it to its end."""
     from torchmuster.core.files.layout import near
     from torchmuster.core.owner.session import note_on_session
     from torchmuster.core.owner.supervise import own_run  # while the agents start

@@ -1,6 +1,6 @@
 """`muster`: the group of all commands.
 
-Commands are imported when they are called, so that `muster --help` stays quick.
+Commands are imported on call, so that `muster --help` stays quick.
 """
 
 import os
@@ -21,7 +21,7 @@ _OTHERS = "Other packages"
 
 
 class _ReaderHasGoneError(Exception):
-    """Nobody reads what a command prints; of a `BrokenPipeError` click would make exit code 1."""
+    """The reader of the output has gone; click would turn a `BrokenPipeError` into exit code 1."""
 
 
 class _LazyGroup(click.Group):
@@ -96,7 +96,7 @@ def _help(ctx: click.Context) -> NoReturn:
 
 
 def _with_dashes(name: str) -> str:
-    """Take torchrun's `--nproc_per_node` for `--nproc-per-node`, as torchrun does."""
+    """Normalize underscores to dashes: accept torchrun's `--nproc_per_node`, as torchrun does."""
     return name.replace("_", "-")
 
 
@@ -119,7 +119,7 @@ def muster() -> None:
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run a command; every error of ours ends in a message and an exit code."""
+    """Run a command; turn every error of ours into a message and an exit code."""
     try:
         code: Any = muster.main(
             args=arguments, prog_name="muster", standalone_mode=False, windows_expand_args=False
@@ -130,10 +130,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _leave(many.errors)
     except click.exceptions.Exit as end:
         code = end.exit_code
-    except click.Abort:  # Ctrl-C, where nobody waits for it
+    except click.Abort:  # Ctrl-C that nothing else handled
         _interrupted()
     except RuntimeError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # within an import, by older Pythons
+        if isinstance(error.__cause__, KeyboardInterrupt):  # in an import, older Pythons
             _interrupted()
         raise
     except click.UsageError as error:
@@ -156,7 +156,7 @@ def _check_working_directory() -> None:
 
 
 def _interrupted() -> NoReturn:
-    """End at once, without the directory of what has not begun: a thread that notes the code's version would wait for git."""
+    """Exit at once, removing an unbegun run directory; a thread may still be waiting for git."""
     if (create := sys.modules.get("torchmuster.core.owner.create")) is not None:
         create.remove_unbegun()
     os._exit(130)
@@ -179,7 +179,7 @@ def _if_the_scripts(command: str) -> str:
 
 
 def _translate(error: click.UsageError, words: list[str]) -> UsageError:
-    """Return click's complaint in our own form."""
+    """Return click's complaint in the form of our errors."""
     command = " ".join(
         [
             "muster",
@@ -189,7 +189,7 @@ def _translate(error: click.UsageError, words: list[str]) -> UsageError:
     if error.ctx is not None and isinstance(
         getattr(error.ctx.parent, "command", None), click.Group
     ):
-        command = error.ctx.command_path  # of a command in a group: `muster session end`
+        command = error.ctx.command_path  # a command in a group: `muster session end`
     help_line = f"{command} --help"
     if isinstance(error, click.NoSuchOption):
         known: list[str] = []

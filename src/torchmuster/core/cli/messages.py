@@ -19,14 +19,14 @@ _YELLOW = "\x1b[1;33m"
 
 
 def uses_colour() -> bool:
-    """Return whether standard error is a terminal with colour."""
+    """Return whether standard error is a colour terminal."""
     return (
         sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
 
 
 def paint_report(report: Report, *, colour: bool) -> str:
-    """Return the text of a report."""
+    """Return the text of a report, coloured if `colour`."""
     text = render_report(report)
     if not colour:
         return text
@@ -63,7 +63,7 @@ def summary(result: Result, how_to_go_on: str | None = None) -> str:
     """Return the last line of a run.
 
     Args:
-        result: Of the run.
+        result: Result of the run.
         how_to_go_on: What an unsuccessful run has saved, and how to continue it.
     """
     if result.attempts == 0 and result.state is not RunState.SUCCEEDED:
@@ -89,12 +89,12 @@ def _unsaved_end(result: Result) -> str:
 
 
 def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> Report | None:
-    """Return the report at the end of a run, with evidence from its logs; None when the last line is enough.
+    """Return the report at the end of a run, with evidence from its logs; None if it adds nothing.
 
     Args:
-        result: Of the run.
-        run_dir: Its logs are there.
-        shown: What the terminal has shown: a traceback is not printed twice.
+        result: Result of the run.
+        run_dir: Run directory with its logs.
+        shown: Output that the terminal has shown: a traceback is not printed twice.
     """
     if not is_worth_a_report(result):
         return None
@@ -104,6 +104,6 @@ def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> 
 
 
 def is_worth_a_report(result: Result) -> bool:
-    """Return whether the verdict contains more than the last line."""
+    """Return whether the verdict says more than the last line."""
     failed = result.state is not RunState.SUCCEEDED or result.exit_code != 0
     return result.report is not None and failed

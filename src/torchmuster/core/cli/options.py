@@ -1,4 +1,4 @@
-"""Options that several commands have, each declared once: the same name, meaning and words everywhere."""
+"""Options that several commands share, each declared once with one name, meaning and help text."""
 
 import os
 from collections.abc import Callable
@@ -9,11 +9,12 @@ from click.shell_completion import CompletionItem
 
 from torchmuster.core import plugs
 
-# What a shell completes: run ids, `last`, and what `--on` names. Quick: names of folders, and keys of muster.toml.
+# Shell completion of run ids, `last`, and the names for `--on`. It reads only folder names and keys
+# of muster.toml, so it is quick.
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return `last` and the short ids that begin so; whole ids where that is what was typed."""
+    """Return `last` and short ids with this prefix; full ids if a full id was begun."""
     from torchmuster.core.files.layout import runs_dir, short_id
 
     try:
@@ -29,12 +30,12 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 def complete_files(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Leave it to the shell, which knows files best."""
+    """Leave file names to the shell, which completes them best."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return what completes the names of `engines` or `sessions`, where a room that is here knows them."""
+    """Return the completion function for names of `engines` or `sessions`."""
 
     def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         known = plugs.find("completions", what)
@@ -61,7 +62,7 @@ parallel = click.option(
 regex = click.option("--regex", help="Only files whose relative path matches (re.match).")
 yes = click.option("-y", "--yes", is_flag=True, help="Without asking.")
 
-# With what a job runs, and what it asks for.
+# The interpreter of a job, and the resources it requests.
 python = click.option(
     "--python", metavar="PATH", help="The job's interpreter, with flags if quoted."
 )
@@ -78,5 +79,5 @@ gpus_per_node = click.option(
 
 
 def json(words: str = "As JSON.") -> Callable[[Any], Any]:
-    """Return `--json`; `words` say more where it is not what the command prints otherwise."""
+    """Return `--json`; `words` is its help where the JSON has more than the plain output."""
     return click.option("--json", "as_json", is_flag=True, help=words)

@@ -1,7 +1,7 @@
-"""What a place has to do with a run, and what is done in the same way for all of them.
+"""Places for runs: the interface of a place, and the steps that are the same for all of them.
 
-A command asks `find.find_place` once. What differs from place to place is a method or an attribute here: nothing outside
-of a place asks which one it is.
+A command calls `find.find_place` once. What differs between places is a method or an attribute
+here: code outside a place never asks which one it is.
 """
 
 import shlex
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Follow = Callable[[TerminalVoice], Result | None]
 
 
-# What only a scheduler's job can be asked for.
+# Options that only a scheduler's job has.
 OF_A_JOB = {
     "time_limit": "--time",
     "queue": "--partition",
@@ -42,11 +42,12 @@ class Place:
     """A place for runs.
 
     Attributes:
-        kind: By which other rooms plug in what they start here.
-        name: What plans call it.
-        takes_no_job_options: Why options of a scheduler's job mean nothing here; empty where they do.
+        kind: Key under which other rooms register what they start here.
+        name: Its name in plans.
+        takes_no_job_options: Why options of a scheduler's job mean nothing here; empty where they
+            do.
         takes_no_environment: Why `--ship-env` means nothing here; empty where it does.
-        is_followed_here: The process that follows a run here prints what its ranks print.
+        is_followed_here: The process that follows a run here prints the output of its ranks.
     """
 
     kind = ""
@@ -55,30 +56,30 @@ class Place:
     takes_no_environment = ""
     is_followed_here = True
 
-    # Of `muster doctor` and `muster torchrun`.
+    # For `muster doctor` and `muster torchrun`.
 
-    is_simulated = False  # its nodes are this machine
-    job: Any = None  # around this shell, whose nodes are used
+    is_simulated = False  # its nodes are processes on this machine
+    job: Any = None  # the job around this shell, whose nodes are used
 
-    # Of `muster engines check`: rows of check, ok (None where nobody can tell) and found.
+    # For `muster engines check`: rows of check, ok (None if unknown) and found.
 
     needs_commands = True
 
     def look(self) -> "list[dict[str, Any]]":
-        """Return what can be found out without a job, beyond its commands."""
+        """Return what can be found out without a job, apart from its commands."""
         raise NotImplementedError
 
     def try_out(self, limit_s: float) -> "tuple[list[dict[str, Any]], str] | None":
-        """Try it in at most so many seconds, and return what was found, and what is left; None where there is nothing to try."""
+        """Try the place within `limit_s`; return findings and leftovers, None if impossible."""
         del limit_s
         return None
 
     def fill(self, request: "RunRequest") -> "RunRequest":
-        """Return the request with what the place says of options that were not given."""
+        """Fill in options that were not given from what the place knows."""
         return request
 
     def check_detach(self, words: str, problems: "Problems") -> None:
-        """Note it where a run ends with its client; `words` is the command without `--detach`."""
+        """Note it if runs here end with their client; `words` is the command without `--detach`."""
 
     def plan(
         self, request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
@@ -91,22 +92,22 @@ class Place:
         raise NotImplementedError
 
     def instead(self) -> int | None:
-        """Start it from a node that can, and return its exit code; None where this process can."""
+        """Start it from a node that can, and return its exit code; None if this process can."""
         return None
 
     def settle(self, plan: "RunPlan") -> "RunPlan":
-        """Return the plan of a run that is to start now: the last moment to refuse it."""
+        """Return the final plan of a run about to start: the last chance to refuse it."""
         return plan
 
     def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow | None":
-        """Start a run that has its folder; return what follows it, None where it continues without us."""
+        """Start a run that has its directory; return its follower, None if it runs without us."""
         raise NotImplementedError
 
     def cell(self, what: str) -> Any:
         """Return what starts a `workflow`, a `sweep` or a `session` here.
 
         Raises:
-            UsageError: Nothing does.
+            UsageError: None of them can be started here.
         """
         found = plugs.find("cells", f"{what} {self.kind}")
         if found is None:
@@ -115,7 +116,7 @@ class Place:
 
 
 class Nowhere(Place):
-    """The place of a name that is none, which has been noted: what else is wrong is said with it."""
+    """Stands in for an unknown place, already noted, so that other problems are found too."""
 
     kind = "nowhere"
 
@@ -130,14 +131,14 @@ class Nowhere(Place):
 
 
 def say_ignored_of_a_job(place: Place, given: "Mapping[str, Any]") -> None:
-    """Say which options that were given are of a scheduler's job, and mean nothing in a place."""
+    """Say which of the given options are for a scheduler's job and are ignored in this place."""
     ignored = [word for name, word in OF_A_JOB.items() if given.get(name) is not None]
     if ignored:
         warn([f"ignored: {', '.join(ignored)}: {place.takes_no_job_options}"])
 
 
 def check(place: Place, request: "RunRequest", problems: "Problems") -> None:
-    """Note the options that a place can't take, and say which it does not look at."""
+    """Note the options that a place can't accept, and warn about the ones that it ignores."""
     if place.takes_no_job_options:
         say_ignored_of_a_job(place, {name: getattr(request, name) for name in OF_A_JOB})
         if request.resubmit:
@@ -163,7 +164,7 @@ def check(place: Place, request: "RunRequest", problems: "Problems") -> None:
 
 
 def begin(place: Place, plan: "RunPlan", *, detach: bool, snapshots: str | None = None) -> int:
-    """Start a planned run and follow it to its end, on the snapshots of an earlier one where it has any."""
+    """Start a planned run and follow it to its end; `snapshots` are those of an earlier run."""
     from torchmuster.core.cli.ending import shown_here
     from torchmuster.core.owner.create import create_run_dir, link_snapshots
 
@@ -179,7 +180,7 @@ def begin(place: Place, plan: "RunPlan", *, detach: bool, snapshots: str | None 
 
 
 def start_and_follow(place: Place, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> int:
-    """Start a run that has its folder, and follow it to its end."""
+    """Start a run that has its directory, and follow it to its end."""
     from torchmuster.core.cli.ending import follow_run, print_id
     from torchmuster.core.owner.create import note_failed_start
 
@@ -189,7 +190,7 @@ def start_and_follow(place: Place, plan: "RunPlan", run_dir: "RunDir", *, detach
 
 
 def row(check: str, *, ok: bool | None, found: str) -> dict[str, Any]:
-    """Return a row of `muster engines check`; `ok` is None where nobody can tell."""
+    """Return a row of `muster engines check`; `ok` is None if unknown."""
     return {"check": check, "ok": ok, "found": found}
 
 
@@ -202,7 +203,7 @@ def warn(sentences: Iterable[str]) -> None:
 def plan_elsewhere(
     request: "RunRequest", run_id: str, num_gpus: int, problems: "Problems"
 ) -> "RunPlan | None":
-    """Return the plan of a run on other nodes, each with so many GPUs."""
+    """Return the plan of a run on other nodes, with `num_gpus` GPUs each."""
     from torchmuster.core.spec.launch import plan_run
 
     gpus = [str(index) for index in range(num_gpus)]
@@ -211,11 +212,8 @@ def plan_elsewhere(
 
 
 def too_few(plan: "RunPlan", there: int) -> tuple[str, str] | None:
-    """Return how many nodes are asked for, and the option that asks for fewer; None where there are enough."""
+    """Return the nodes asked for, and an option that asks for fewer; None if there are enough."""
     if plan.min_nodes + plan.spares <= there:
         return None
     spares = f" and {plan.spares} spare" if plan.spares else ""
     return f"{plan.min_nodes} nodes{spares}", f"--nodes {max(there - plan.spares, 1)}"
-
-
-# Which place a command means: the only module that asks for engines, kinds of sites and the job around this shell.

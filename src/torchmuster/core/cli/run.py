@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from torchmuster.core.spec.problems import Problems
 
 
-# What every start of a run checks, wherever it goes: its id, and a debugger that can be reached.
+# Checks before every start of a run: its id, and whether a debugger can be reached.
 
 
 def choose_id(request: "RunRequest", problems: "Problems") -> str:
-    """Return the id of the run; a problem is noted."""
+    """Return the id of the run; note a problem."""
     from torchmuster.core.owner.create import choose_run_id
     from torchmuster.errors import UsageError
 
@@ -33,7 +33,7 @@ def choose_id(request: "RunRequest", problems: "Problems") -> str:
 
 
 def check_debugger(request: "RunRequest", problems: "Problems") -> None:
-    """Refuse a debugger that could not be reached from here."""
+    """Refuse a debugger that this terminal could not reach."""
     for option in ("debugpy", "pdb"):
         value = getattr(request, option)
         if value is None or value is False:
@@ -80,10 +80,10 @@ _SECTIONS = {
 
 
 class RunCommand(click.Command):
-    """Shows its options in sections: thirty in one list are read by nobody. One that stands in none is listed last."""
+    """A command that lists its options in sections; options without a section come last."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take what follows `--debugpy` for its rank only where it is a number, and nothing that follows `--ship-env`."""
+        """Let `--debugpy` consume the next word only if it is a number, and `--ship-env` never."""
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         with_value = {word for p in options if not p.is_flag for word in p.opts}
         here = 0
@@ -91,13 +91,13 @@ class RunCommand(click.Command):
             is_last = here + 1 == len(args)
             if args[here] == "--debugpy" and (is_last or not args[here + 1].isdecimal()):
                 args = [*args[:here], "--debugpy=0", *args[here + 1 :]]
-            if args[here] == "--ship-env":  # the next word is none of its own
+            if args[here] == "--ship-env":  # it never consumes the next word
                 args = [*args[:here], "--ship-env=", *args[here + 1 :]]
             here += 2 if args[here] in with_value else 1
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write them in their sections."""
+        """Write the options in their sections."""
         records = {
             str(param.name): record
             for param in self.get_params(ctx)
@@ -258,7 +258,8 @@ class RunCommand(click.Command):
     help="Start on the nodes that a session holds: `muster session`.",
     shell_complete=complete("sessions"),
 )
-# Of `torchmuster.launch` alone: this process stays as the owner of the run; a file says what stands in no command line.
+# Used by `torchmuster.launch` only: this process stays as the owner of the run. The file holds what
+# doesn't fit a command line.
 @click.option("--launched", hidden=True)
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script", shell_complete=complete_files)
@@ -273,14 +274,14 @@ def run(**given: Any) -> int:
 
 
 def request_of(given: dict[str, Any]) -> "RunRequest":
-    """Return the request that the words of the command line make."""
+    """Return the request that the command line makes."""
     from torchmuster.core.spec.launch import RunRequest
 
     off = given["no_preflight"] or os.environ.get("MUSTER_PREFLIGHT") in ("off", "no", "0")
     said = {name: value for name, value in given.items() if value is not None}
     del said["no_preflight"]
     if given["pdb"]:
-        said.setdefault("max_restarts", 0)  # nobody wants to look at the same failure again
+        said.setdefault("max_restarts", 0)  # one failure is enough to debug
     if "launched" in said:
         order = read_order(said["launched"])
         variables = (f"{name}={value}" for name, value in order.environment.items())
@@ -290,7 +291,7 @@ def request_of(given: dict[str, Any]) -> "RunRequest":
 
 
 def read_order(path: str) -> "LaunchOrder":
-    """Return what a client in Python has left in a file."""
+    """Return the order that a Python client has written to a file."""
     import json
 
     from torchmuster.core.model import codec
@@ -302,7 +303,7 @@ def read_order(path: str) -> "LaunchOrder":
 
 
 def launch(request: "RunRequest") -> int:
-    """Start a run in its place and follow it to its end; return the exit code."""
+    """Start a run in its place for runs and follow it to its end; return the exit code."""
     from torchmuster.core.cli import ending
     from torchmuster.core.cli.spelling import option_behind, option_names
 
@@ -318,10 +319,10 @@ def launch(request: "RunRequest") -> int:
 
 
 def start_run(request: "RunRequest") -> int:
-    """Start a run in its place and follow it, or show what would be started.
+    """Start a run in its place for runs and follow it, or show what would be started.
 
     Raises:
-        ManyErrors: All that is wrong with the request.
+        ManyErrors: Everything that is wrong with the request.
     """
     from torchmuster.core.cli.find import find_place, where_of
     from torchmuster.core.cli.place import begin, check
@@ -349,7 +350,7 @@ def start_run(request: "RunRequest") -> int:
 
 
 def _input_waits() -> bool:
-    """Say whether somebody has put something into standard input: a file, or a pipe that holds bytes already."""
+    """Say whether standard input has data: a file, or a pipe that already holds bytes."""
     import fcntl
     import stat
     import termios
@@ -365,7 +366,7 @@ def _input_waits() -> bool:
 
 
 def _stdin_rank(request: "RunRequest") -> int | None:
-    """Return who gets standard input: nobody unless asked for, or someone sits at a terminal."""
+    """Return the rank that gets standard input: as requested, else 0 at a terminal, else None."""
     if request.stdin_rank is not None or request.pdb:  # pdb reads the terminal itself
         return request.stdin_rank
     try:

@@ -1,4 +1,4 @@
-"""What somebody meant who typed an option that does not exist."""
+"""Guess what the user meant by an option or command that does not exist."""
 
 from collections.abc import Collection, Sequence
 
@@ -9,13 +9,13 @@ from torchmuster.errors import UsageError
 _MOST_SOURCE = 1 << 20
 _EVERYBODYS = frozenset({"--help"})
 
-# Commands and options that were removed, and what to use instead. An entry stays for one release.
+# Removed commands and options, with their replacements. An entry is kept for one release.
 REMOVED = {
     "muster convert": "write `nodes`, `nproc_per_node` and `script` by hand, as docs/rewriting.md shows",
     "muster sweep --gpu-mem": "`--per-gpu K` lets K members share a GPU; choose K so that their memory fits",
 }
 
-# torchrun's word for it, and what `muster run` calls it; None: it is not needed.
+# torchrun's options and those of `muster run`; None: not needed.
 TORCHRUN_OPTIONS: dict[str, str | None] = {
     "--nnodes": "--nodes",
     "--max-restarts": "--max-restarts",
@@ -50,7 +50,7 @@ TORCHRUN_OPTIONS: dict[str, str | None] = {
 }
 
 
-# What others call it, and what `muster run` calls it.
+# Options of other tools, and the corresponding ones of `muster run`.
 _OTHER_WORDS = {
     "--job-name": "`--name NAME`",
     "-J": "`--name NAME`",
@@ -75,7 +75,7 @@ _OTHER_WORDS = {
 }
 
 
-# What others call it, an option of the commands that look, and what it is there.
+# Options of other tools, an option of the commands that have an equivalent, and the hint.
 _OTHER_WORDS_OF_VIEWS = {
     "--lines": ("--tail", "here it is `--tail N`"),
     "--watch": ("--json", "the shell's `watch` runs a command again and again: `watch muster ...`"),
@@ -87,14 +87,14 @@ def refuse_removed(words: str) -> None:
     """Refuse a command or an option that was removed: `muster convert`, `muster sweep --gpu-mem`.
 
     Raises:
-        UsageError: It names what to use instead.
+        UsageError: It was removed; the error names the replacement.
     """
     if (instead := REMOVED.get(words.replace("_", "-"))) is not None:
         raise UsageError(f"`{words}` was removed", fix=instead)
 
 
 def hint_for_option(given: str, known: Sequence[str]) -> str | None:
-    """Return how to mend an unknown option; None when nothing is near."""
+    """Return a hint for an unknown option; None if nothing is similar."""
     if given in _OTHER_WORDS and "--nproc-per-node" in known:
         return f"here it is {_OTHER_WORDS[given]}"
     needed, hint = _OTHER_WORDS_OF_VIEWS.get(given, ("", ""))
@@ -111,7 +111,7 @@ def hint_for_option(given: str, known: Sequence[str]) -> str | None:
                 f"{theirs} that `muster run` does without: leave it out, or use `muster torchrun`"
             )
         return f"{theirs}: here it is `{ours}`, or use `muster torchrun` with torchrun's own line"
-    # Without the dashes: they are all that `--on` and `--foo` have in common.
+    # Compare without the dashes, which are all that `--on` and `--foo` have in common.
     from torchmuster.core.model.text import nearest
 
     near = nearest(dashed[2:], [name[2:] for name in known])
@@ -124,9 +124,10 @@ def option_names(command: click.Command) -> set[str]:
 
 
 def option_behind(script: str, args: Sequence[str], ours: Collection[str]) -> str | None:
-    """Return a sentence on an option of ours behind a script that does not seem to know it; None without one.
+    """Return a note about a muster option placed after a script that seems not to know it, or None.
 
-    It stays the script's: only what its source says decides whether somebody may have meant us.
+    The script still gets the option; its source only decides whether the user may have meant
+    muster.
     """
     for word in args:
         name = word.partition("=")[0].replace("_", "-")
@@ -136,7 +137,7 @@ def option_behind(script: str, args: Sequence[str], ours: Collection[str]) -> st
             with open(script, errors="replace") as file:
                 source = file.read(_MOST_SOURCE)
         except OSError:
-            return None  # a module: nobody has read it
+            return None  # a module, or an unreadable script
         if name[2:] in source.replace("_", "-"):
             continue
         return f"`{name}` comes after {script}, so {script} gets it; options of muster go before the script"
@@ -144,16 +145,16 @@ def option_behind(script: str, args: Sequence[str], ours: Collection[str]) -> st
 
 
 class NearMissGroup(click.Group):
-    """A group that says which command was meant."""
+    """A command group that suggests the nearest command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Show the help when there is no command."""
+        """Show the help if no command is given."""
         return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest command for one that does not exist."""
+        """Suggest the nearest command for one that does not exist."""
         name = args[0] if args else ""
         if name and name not in self.commands and not name.startswith("-"):
             from torchmuster.core.model.text import nearest

@@ -1,1 +1,1 @@
-"""How agents are started on this machine, and which schedulers there are."""
+"""The local engine, and the facts about schedulers that need no dialect."""

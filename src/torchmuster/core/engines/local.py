@@ -1,7 +1,7 @@
-"""The local engine: it "allocates" nodes on this machine, each with an agent of its own.
+"""The local engine: simulates nodes on this machine, each with its own agent.
 
-It owns what it starts. When an agent dies, its orphans become ours (we are a subreaper) and are killed
-before a replacement is started; when we die, the agents see the end of their lifeline.
+It owns what it starts. When an agent dies, its orphans become ours (we are a subreaper) and are
+killed before a replacement starts; when we die, the agents see the end of their lifeline.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ HEAD = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEnd:
-    """The end of an agent process, or of what started one elsewhere and what it said; the status is negative for a signal.
+    """The end of an agent, or of the command that was to start one; a negative status is a signal.
 
     Attributes:
-        is_gone: What it said is that the node is out of the job.
+        is_gone: The output says that the node is out of the job.
     """
 
     place: int
@@ -43,17 +43,18 @@ def agent_argv(order: AgentOrder) -> list[str]:
 
 
 class AgentProcesses:
-    """The agents that an engine has started, as processes of ours; `_lifeline` ends those on this machine.
+    """The agents that an engine has started as our processes; `_lifeline` ends the local ones.
 
     Attributes:
-        address: Where the head listens, for this machine.
-        bind_to: The addresses on which it listens: all, where it is measured which of them the others reach.
-        terminal: What shows the run's output, if that is one.
-        term: The head's newest, where another node may take its place; `holder` is who has claimed it.
+        address: Where the head listens, as seen from this machine.
+        bind_to: The address that the head binds; all of them where a survey finds out which of them
+            others reach.
+        terminal: The terminal that shows the run's output, if any.
+        term: The head's newest term, where another node may replace it; `holder` is its claimant.
     """
 
     run_dir: RunDir
-    head_place: int = HEAD  # another one where an agent has become the head
+    head_place: int = HEAD  # differs once another agent has become the head
     bind_to: ClassVar[str] = "0.0.0.0"
     terminal: Terminal | None = None
     term: int | None = None
@@ -68,17 +69,17 @@ class AgentProcesses:
     keeps_agents: ClassVar[bool] = True
 
     def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
-        """Start the agent with the head, on this machine: the first one, or one that the other agents look for."""
+        """Start the agent with the head on this machine, first or as a replacement."""
         proc.become_subreaper()
         is_first = self._lifeline is None
-        if is_first:  # that of another job of the same run is past
+        if is_first:  # the file of an earlier job of this run is outdated
             with contextlib.suppress(OSError):
                 os.unlink(self.run_dir.moved)
         self._lifeline = self._lifeline or os.pipe2(os.O_CLOEXEC)
         listening = bind(self.bind_to, 0)
         self.address = ("127.0.0.1", int(listening.getsockname()[1]))
         with listening:
-            # Our copy is closed at once: when the head dies, callers shall be refused.
+            # Our copy is closed at once: when the head dies, connections must be refused.
             self._start_here(
                 HEAD,
                 listen_fd=listening.fileno(),
@@ -89,11 +90,11 @@ class AgentProcesses:
             self._announce()
 
     def _announce(self) -> None:
-        """Tell the other agents where the head is that stands in for a lost one."""
+        """Announce the replacement head's address to the other agents."""
         atomic.write_json(self.run_dir.moved, self._endpoints())
 
     def _endpoints(self) -> tuple[str, ...]:
-        """Return where other agents find the head."""
+        """Return the addresses at which other agents find the head."""
         return (f"127.0.0.1:{self.address[1]}",)
 
     def _start_here(
@@ -121,21 +122,20 @@ class AgentProcesses:
         self._agents.append((place, self._launch(order)))
 
     def _launch(self, order: AgentOrder) -> HasStatus:
-        """Start the process of an agent."""
         fds = [fd for fd in (order.lifeline_fd, order.listen_fd) if fd is not None]
         return proc.start(agent_argv(order), env=self._environment(order.place), pass_fds=fds)
 
     def _environment(self, place: int) -> dict[str, str] | None:
-        """Return the variables of an agent on this machine; None for ours."""
+        """Return the environment of an agent on this machine; None for ours."""
         return None
 
     def holds(self, place: int) -> bool:
-        """Say whether an agent of this place runs."""
+        """Say whether an agent runs at this place."""
         return any(p == place for p, _ in self._agents)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The head's addresses for other machines: none, it listens for this one."""
+        """The head's addresses for other machines: none, as it only serves this one."""
         return ()
 
     @property
@@ -150,7 +150,7 @@ class AgentProcesses:
         return [child.pid for _, child in self._agents]
 
     def poll(self) -> list[AgentEnd]:
-        """Reap agents that have ended, and end what they left behind."""
+        """Reap ended agents, and end what they left behind."""
         ends: list[AgentEnd] = []
         for place, child in list(self._agents):
             status = child.poll()
@@ -160,17 +160,17 @@ class AgentProcesses:
                 is_gone = self._says_gone(said)
                 ends.append(AgentEnd(place=place, status=status, said=said, is_gone=is_gone))
         self._any_failed = self._any_failed or any(end.status != 0 for end in ends)
-        if self._any_failed:  # an agent that ended with 0 has left only what it was to leave
+        if self._any_failed:  # an agent that ended with 0 leaves only what may stay
             proc.end_children(frozenset(child.pid for _, child in self._agents))
         return ends
 
     def _says_gone(self, said: Sequence[str]) -> bool:
-        """Say whether what was to start an agent says that its node is out of the job."""
+        """Say whether the output of a failed start says that the node is out of the job."""
         del said
         return False
 
     def _words_of(self, child: HasStatus) -> tuple[str, ...]:
-        """Return the last words of a process that has ended; agents of this machine write to their logs."""
+        """Return the last lines of an ended process; local agents write to their logs instead."""
         return ()
 
     def kill_head(self) -> None:
@@ -180,11 +180,11 @@ class AgentProcesses:
                 child.send_signal(9)
 
     def has_orphans(self) -> bool:
-        """Kill and reap what ended agents left behind; say whether any of it is left."""
+        """Kill and reap what ended agents left behind; say whether any of it remains."""
         return proc.end_children(frozenset(child.pid for _, child in self._agents))
 
     def cut_lifeline(self) -> None:
-        """Let the agents end themselves and their workers."""
+        """Close the lifeline, so that the agents end their workers and themselves."""
         if self._lifeline is not None:
             for fd in self._lifeline:
                 os.close(fd)
@@ -205,17 +205,17 @@ class LocalEngine(AgentProcesses):
         super().__init__()
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
-        """Start one agent on every place, the head first."""
+        """Start one agent at every place, the head first."""
         self.start_head(first_attempt=first_attempt, restarts_spent=restarts_spent)
         for place in range(1, self.plan.num_places):
             self.start_place(place)
 
     def start_place(self, place: int) -> None:
-        """Start an agent on one place, first or replacement."""
+        """Start an agent at a place, the first one or a replacement."""
         self._start_here(place)
 
     def _environment(self, place: int) -> dict[str, str] | None:
-        """Give each simulated node GPUs of its own."""
+        """Assign each simulated node its own GPUs."""
         if self.plan.num_places == 1 or not self.gpus:
             return None
         first = sum(self.plan.num_workers(p) for p in range(place))

@@ -1,1 +1,1 @@
-"""The run directory, atomic writes, the writer thread. Standard library only."""
+"""The run directory, atomic writes, and threads that write files and the terminal."""

@@ -1,4 +1,4 @@
-"""Atomic writes of small files, mostly JSON."""
+"""Write small files atomically, mostly JSON."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from torchmuster.core.plainfile import open_plain, write_all
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
     """Write, fsync and rename: a reader gets the old file or the new one."""
-    # A folder may be shared with hosts that have a process of the same number.
+    # Other hosts may share the folder, and have a process with the same pid.
     temporary = f"{path}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
         write_synced(temporary, data, mode=mode, flags=os.O_TRUNC)
@@ -22,7 +22,7 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def write_synced(path: str, data: bytes, *, mode: int, flags: int) -> None:
-    """Write a file and fsync it; `flags` say what becomes of one that is there: `O_TRUNC` or `O_EXCL`."""
+    """Write and fsync a file; `flags` decide about an existing one: `O_TRUNC` or `O_EXCL`."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | flags, mode)
     try:
         write_all(fd, data)
@@ -32,7 +32,7 @@ def write_synced(path: str, data: bytes, *, mode: int, flags: int) -> None:
 
 
 def as_json(value: Any) -> bytes:
-    """Return a value as the indented JSON of a file."""
+    """Return a value as indented JSON with a newline."""
     return json.dumps(value, indent=1).encode() + b"\n"
 
 

@@ -1,8 +1,8 @@
-"""The folder in which heads claim their terms, and agents vote that one is lost (`core/model/succession.py`).
+"""The folder where heads claim terms and agents vote that one is lost (`core/model/succession.py`).
 
-It may be on a network's disk. A claim is linked there when it is whole, which only one process can do for each number. What
-a directory has is cached for up to a minute by the clients of NFS, unless they see that it has changed: so whoever looks
-makes and removes a file first.
+It may be on a network file system. A claim is written first and then linked, which only one process
+can do for each number. NFS clients cache a directory's listing for up to a minute unless they see
+it change, so a reader creates and removes a file first.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ _HEAD = re.compile(r"head-(\d{1,9})\.json")
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_BYTES = 1 << 20
 _ODD = (errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EPERM, errno.EACCES)
-_VOID_S = 10.0  # whoever writes a claim is done by then
+_VOID_S = 10.0  # a claim is completely written by then
 
 
 class Claims:
     """The claims and votes of one run.
 
     Args:
-        folder: Made by the run's first owner.
+        folder: Created by the run's first owner.
 
     Attributes:
-        damaged: The path of a newest claim that can't be read, which counts as nobody's after some seconds.
+        damaged: Path of the newest claim, if unreadable; after some seconds it counts as nobody's.
     """
 
     def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +46,7 @@ class Claims:
 
     @property
     def estate(self) -> str:
-        """Return the path of what a first owner leaves for the one after it."""
+        """Return the path of the file that the first owner leaves for its successor."""
         return os.path.join(self.folder, "estate.json")
 
     @property
@@ -55,10 +55,10 @@ class Claims:
         return os.path.exists(self.estate)
 
     def newest(self, *, fresh: bool = True) -> Term | None:
-        """Return the newest claim that can be read; None before the first.
+        """Return the newest readable claim; None before the first.
 
         Args:
-            fresh: What a cache says does not count.
+            fresh: Bypass the cached listing.
 
         Raises:
             OSError: The folder can't be read.
@@ -70,7 +70,8 @@ class Claims:
             number = numbers.pop()
             claim = self.read(number)
             if claim is not None:
-                # The term itself is taken, so the next one follows it, as after a claimant that died.
+                # A damaged term stays claimed, so the next one follows it, as after a claimant that
+                # died.
                 return claim if void is None else replace(claim, number=void)
             if self._clock() - self._damaged_since.setdefault(number, self._clock()) < _VOID_S:
                 return None
@@ -78,7 +79,7 @@ class Claims:
         return None
 
     def head_node(self) -> str:
-        """Return the node of the newest claim, for a sentence."""
+        """Return the node of the newest claim, as part of a sentence."""
         try:
             newest = self.newest()
         except OSError:
@@ -86,7 +87,7 @@ class Claims:
         return newest.node if newest is not None else "another node"
 
     def take(self, claim: Term) -> bool:
-        """Claim a term; return False when somebody else has it.
+        """Claim a term; return False if another process has it.
 
         Raises:
             OSError: The folder can't be written to.
@@ -98,7 +99,7 @@ class Claims:
             atomic.write_synced(temporary, data, mode=0o600, flags=os.O_EXCL)
             self._link(temporary, path, data)
         except FileExistsError:
-            # The answer to our own link may have been lost, and the link been tried again.
+            # The reply to our own link may have been lost, and the link retried.
             return self.read(claim.number) == claim
         finally:
             with contextlib.suppress(OSError):
@@ -111,21 +112,21 @@ class Claims:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # Without links it is not whole at once; who reads half of it looks again.
+            # Without links it is not complete at once; a reader of half a claim retries.
             atomic.write_synced(path, data, mode=0o600, flags=os.O_EXCL)
 
     def votes(self, number: int, *, fresh: bool = True) -> frozenset[int]:
-        """Return the places of the agents that have lost the head of a term."""
+        """Return the places whose agents have voted that the head of a term is lost."""
         names = self._names() if fresh else os.listdir(self.folder)
         matches = (_VOTE.fullmatch(name) for name in names)
         return frozenset(int(m[2]) for m in matches if m is not None and int(m[1]) == number)
 
     def vote(self, number: int, place: int) -> None:
-        """Note that the agent of a place has lost the head of a term."""
+        """Record that the agent of a place has lost the head of a term."""
         os.close(os.open(self._vote(number, place), os.O_WRONLY | os.O_CREAT, 0o600))
 
     def withdraw(self, number: int, place: int) -> None:
-        """Take that back."""
+        """Withdraw the vote of a place."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._vote(number, place))
 
@@ -142,10 +143,10 @@ class Claims:
         return os.path.join(self.folder, f"lost-{number}.{place}")
 
     def read(self, number: int) -> Term | None:
-        """Return the claim of a term; None when it is not whole yet, or none.
+        """Return the claim of a term; None if it is incomplete or invalid.
 
         Raises:
-            OSError: It can't be read now.
+            OSError: It can't be read right now.
         """
         try:
             with open_own(self._path(number)) as file:
@@ -159,7 +160,7 @@ class Claims:
         return claim if claim.number == number else None
 
     def announce(self, number: int, addresses: Sequence[str]) -> None:
-        """Write where the head of a term listens: each its own file, so that one of the past overwrites nothing.
+        """Write where the head of a term listens, one file per term, so no old head overwrites it.
 
         Raises:
             OSError: It can't be written.
@@ -167,14 +168,14 @@ class Claims:
         atomic.write_json(os.path.join(self.folder, f"head-{number}.json"), list(addresses))
 
     def forget_heads(self) -> None:
-        """Remove where heads have listened: those of an earlier job."""
+        """Remove the addresses of heads of an earlier job."""
         for name in os.listdir(self.folder):
             if _HEAD.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(self.folder, name))
 
     def announced(self, *, fresh: bool) -> tuple[int, Any] | None:
-        """Return the newest term whose head has said where it listens, and what it has said.
+        """Return the newest term whose head has announced addresses, and these; None without one.
 
         Raises:
             OSError: The folder can't be read.

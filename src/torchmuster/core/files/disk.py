@@ -1,9 +1,9 @@
-"""A thread that writes files, so that no event loop ever waits for a disk.
+"""Threads that write files and slow streams, so that no event loop ever waits for a disk.
 
 A hung file system must not stop heartbeats, and a full one must not stop training: blocks wait in a
-bounded queue; those that do not fit or can't be written are dropped, counted and marked in the file.
-A disk that works but is slower than its writers makes them wait; one that makes no progress for half a
-second does not. If the folder is removed, this is reported, and the folder is not created again.
+bounded queue; those that do not fit or can't be written are dropped, counted and marked in the
+file. A disk that works but is slower than its writers makes them wait; one that makes no progress
+for half a second does not. If the folder is removed, this is reported, and it is not recreated.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.plainfile import open_own, write_all
 
-# Bounds the logs of a run: thousands of attempts of thousands of ranks would fill a disk with files.
+# Limit of a run's log files: thousands of attempts of thousands of ranks would fill a disk.
 
 
 MOST_FILES = 100_000
@@ -27,18 +27,18 @@ _LEAST_KEPT = 20
 
 
 def attempts_kept(world_size: int) -> int:
-    """Return of how many of the last attempts the logs are kept; those of the first one always are."""
+    """Return how many of the last attempts keep their logs; the first attempt always does."""
     return max(_LEAST_KEPT, MOST_FILES // max(1, world_size))
 
 
 def too_old(newest: int, world_size: int) -> int | None:
-    """Return the attempt whose logs go when another starts; None while all are kept."""
+    """Return the attempt whose logs are removed when `newest` starts; None while all are kept."""
     old = newest - attempts_kept(world_size)
     return old if old > 0 else None
 
 
 def words_on_limit(world_size: int) -> str:
-    """Return the sentence for the first attempt whose logs are removed."""
+    """Return the sentence for the first removal of an attempt's logs."""
     return (
         f"from now on the logs of old attempts are removed: a run of {world_size} ranks keeps those of its first"
         f" attempt and of the last {attempts_kept(world_size)}"
@@ -46,7 +46,7 @@ def words_on_limit(world_size: int) -> str:
 
 
 def remove_old(run_dir: RunDir, old: int, ranks: Iterable[int]) -> None:
-    """Remove what these ranks have left of an attempt: their node has written it."""
+    """Remove the files of these ranks, written by this node, from an attempt."""
     folder = run_dir.attempt_logs(old)
     for rank in ranks:
         nccl = os.path.join(folder, f"nccl-{rank}.log")
@@ -54,7 +54,7 @@ def remove_old(run_dir: RunDir, old: int, ranks: Iterable[int]) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
     with contextlib.suppress(OSError):
-        os.rmdir(folder)  # the last node of a shared disk
+        os.rmdir(folder)  # succeeds for the last node on a shared disk
 
 
 MAX_WAITING_BYTES = 32 << 20
@@ -90,13 +90,13 @@ class _Work:
 
 @dataclass(slots=True)
 class _Root:
-    """The folder of all files: created once, accessible to its user only."""
+    """The root folder of all files: created once, accessible to its user only."""
 
     path: str
     _identity: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Create it at the first use.
+        """Create it on first use; check that it is still the same folder.
 
         Raises:
             OSError: It has been removed, or can't be made.
@@ -117,11 +117,11 @@ class _Root:
 
 @dataclass(slots=True)
 class DiskWriter:
-    """Appends to files in a thread of its own; the queue is bounded in bytes.
+    """Appends to files in its own thread; the queue is bounded in bytes.
 
     Attributes:
-        on_loss: Called with (lines, why) when output is lost, often in the writer's thread.
-        root: The run directory; None: folders are created as needed.
+        on_loss: Called with (lines, why) when output is lost, often from the writer's thread.
+        root: The run directory; None: create folders as needed.
     """
 
     on_loss: Callable[[int, str], None] | None = None
@@ -152,36 +152,36 @@ class DiskWriter:
 
     @property
     def folder(self) -> str | None:
-        """Return the run directory, once it is known."""
+        """Return the run directory, if known."""
         return self._root.path if self._root is not None else None
 
     @property
     def is_congested(self) -> bool:
-        """Return whether the disk works but is slower than its writers, so that a short wait helps."""
+        """Return whether the disk works but lags behind its writers, so that a short wait helps."""
         return (
             self._waiting_bytes > _CONGESTED_BYTES
             and time.monotonic() - self._progress_at < _PATIENCE_S
         )
 
     def append(self, path: str, data: bytes) -> None:
-        """Queue bytes to append to a file, which is created even without bytes; never waits."""
+        """Queue bytes for a file, which is created even without bytes; never wait."""
         with self._changed:
             if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
                 lines = _num_lines(data)
                 self._overflow[path] = self._overflow.get(path, 0) + lines
-                if self.on_loss is not None:  # now: a disk that hangs may never come back
+                if self.on_loss is not None:  # at once: a hung disk may never recover
                     self.on_loss(lines, _TOO_SLOW)
                 return
             self._put_overflow(path)
             self._put(_Work(path=path, data=data))
 
     def replace(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Queue the whole new content of a small file; never waits."""
+        """Queue the complete new content of a small file; never wait."""
         with self._changed:
             self._put(_Work(path=path, data=data, replace=True, mode=mode))
 
     def keep_room(self, path: str) -> None:
-        """Keep a file for a full disk: it makes room for what is written anew, so that the result of a run is not lost."""
+        """Reserve disk space in a file; it is freed when a full disk would lose a run's result."""
         with self._changed:
             self._room = path
             self._put(_Work(path=path, data=bytes(_ROOM_BYTES), is_room=True))
@@ -201,7 +201,7 @@ class DiskWriter:
             self._put(_Work(path=path, close=True))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything queued was tried; return whether it was in time."""
+        """Wait until everything queued has been tried; return whether this was in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
 
@@ -232,7 +232,7 @@ class DiskWriter:
                 self._changed.notify_all()
 
     def _look(self) -> None:
-        """Check once a second whether the open files still exist in their folders: writing would not show it."""
+        """Check once a second whether the open files still exist: writing would not show it."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_S:
             return
@@ -240,7 +240,7 @@ class DiskWriter:
         for target in list(self._targets.values()):
             try:
                 if target.fd is not None and os.fstat(target.fd).st_nlink == 0:
-                    self._close(target)  # it is made again, if its folder is there
+                    self._close(target)  # it is recreated if its folder exists
                     if self._root is not None:
                         self._root.check()
             except OSError as error:
@@ -313,9 +313,6 @@ def _num_lines(data: bytes) -> int:
     return data.count(b"\n") or int(bool(data))
 
 
-# Output on its way to a slow reader: what he has not taken yet waits in a file, so nobody waits for him and memory stays small.
-
-
 _MAX_WAITING_BYTES = 1 << 20
 _BLOCK_BYTES = 256 << 10
 _WRITTEN_S = 0.05
@@ -324,16 +321,16 @@ SAY_AFTER_S = 5.0
 
 
 class Backlog:
-    """A queue of bytes in a file: putting never waits.
+    """A queue of bytes in a file for a slow reader: `put` never waits, and memory stays small.
 
     Args:
-        path: Returns the name of the file; asked for when there is something to put.
-        disk: Writes it. What it loses is marked in the file, as in a log.
+        path: Returns a name for the file; called when an empty queue gets bytes.
+        disk: Writes the file, and marks in it what is lost, as in a log.
     """
 
     def __init__(self, path: Callable[[], str], disk: DiskWriter) -> None:
         self.is_empty = True
-        self.position = 0  # how much of it has been taken
+        self.position = 0  # bytes already taken
         self._path, self._disk = path, disk
         self._file = ""
         self._num_files = self._num_puts = 0
@@ -343,7 +340,7 @@ class Backlog:
         """Append bytes."""
         with self._lock:
             if self.is_empty:
-                # A new name: the writer may still have to close the last one.
+                # A new name, as the writer may not have closed the last file yet.
                 self._file, self.position = f"{self._path()}.{self._num_files}", 0
                 self._num_files += 1
                 self.is_empty = False
@@ -351,7 +348,7 @@ class Backlog:
             self._disk.append(self._file, data)
 
     def take(self) -> bytes:
-        """Return the next bytes, none if none are there yet or any more; waits for the disk, so a thread calls it."""
+        """Wait for the disk and return the next bytes, if any; call it from a thread."""
         num_puts = self._num_puts
         is_written = self._disk.flush(_WRITTEN_S)
         data = self._read()
@@ -362,7 +359,7 @@ class Backlog:
         return data
 
     def discard(self) -> None:
-        """Forget what was not taken, once the disk has it: a file that is removed before would be made again."""
+        """Drop the rest once the disk has it: a file removed earlier would be created again."""
         self._disk.flush(_DISCARD_S)
         with self._lock:
             if not self.is_empty:
@@ -373,7 +370,7 @@ class Backlog:
             with open_own(self._file) as file:
                 file.seek(self.position)
                 data = file.read(_BLOCK_BYTES)
-        except OSError:  # not written yet, or never: its writer says why
+        except OSError:  # not written yet, or never: the writer reports why
             return b""
         self.position += len(data)
         return data
@@ -387,11 +384,11 @@ class Backlog:
 
 @dataclass(slots=True)
 class PatientWriter:
-    """Writes everything to a file or a pipe, by a thread: who puts never waits, however slow the reader is.
+    """Writes everything to a file or a pipe in a thread; `put` never waits for a slow reader.
 
     Attributes:
-        lose: Called with (lines, why) when they could not be written; a reader that has gone wants none.
-        waits: Called when the end of the output waits for its reader for long.
+        lose: Called with (lines, why) for lost output, but not when the reader has gone.
+        waits: Called when the end of the output has to wait long for its reader.
     """
 
     fd: int
@@ -409,7 +406,7 @@ class PatientWriter:
         threading.Thread(target=self._work, name=f"output {self.fd}", daemon=True).start()
 
     def put(self, data: bytes) -> None:
-        """Write this behind all else."""
+        """Queue data after everything else."""
         with self._changed:
             if self._has_gone:
                 return
@@ -421,7 +418,7 @@ class PatientWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all is written, or the reader has gone; a Ctrl-C gives up what he has not taken."""
+        """Wait until all is written or the reader has gone; Ctrl-C drops the rest."""
         try:
             if not self._wait(SAY_AFTER_S):
                 self.waits()

@@ -1,4 +1,4 @@
-"""Every path name in a run directory, and its one writer.
+"""All path names in a run directory, each with its only writer.
 
 runs/<run_id>/
   logs/main/train/attempt-<k>/rank-<r>.log     the agent of that rank
@@ -29,18 +29,18 @@ _STAMP = re.compile(r"\d{8}-\d{6}-(?=[A-Za-z0-9])")
 
 
 class PathBelow:
-    """The path of a file or folder below that of its owner."""
+    """A descriptor for the path of a file or folder below its owner's path."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, owner: Any, kind: type) -> str:
-        """Return the path; of the class itself, the name."""
+        """Return the path; on the class itself, the bare name."""
         return self._name if owner is None else os.path.join(owner.path, self._name)
 
 
 def short_id(run_id: str) -> str:
-    """Return a run id without its time stamp, `train-3f2a`, which every command accepts too."""
+    """Return a run id without its time stamp, e.g. `train-3f2a`; every command accepts it too."""
     return _STAMP.sub("", run_id, count=1) if _STAMP.match(run_id) else run_id
 
 
@@ -60,7 +60,7 @@ class Kind(enum.Enum):
     RUN = "run"
     WORKFLOW = "workflow"
     SWEEP = "sweep"
-    SESSION = "session"  # a run whose program is a door (`RunPlan.is_session`)
+    SESSION = "session"  # a run whose workers serve a session (`RunPlan.is_session`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,67 +69,69 @@ class RunDir:
 
     path: str
 
-    # Of a training run.
+    # For a training run.
     plan = PathBelow("plan.json")  # client: what will be started
     origin = PathBelow("origin.json")  # client: who asked for it, and with which code
     report = PathBelow("report.html")  # `muster report`: the page of the run
     report_log = PathBelow("report.log")  # client: why the page of a failed run could not be made
     secret = PathBelow("secret")  # client: the key of the channel, 0600
-    member_request = PathBelow("pods/request.json")  # client: what pods of a sweep are made of
+    member_request = PathBelow("pods/request.json")  # client: how the pods of a sweep are made
     call = PathBelow("call")  # client: the function of `torchmuster.launch`, 0600
-    room = PathBelow("room")  # owner: kept for its result, should the disk be full
+    room = PathBelow("room")  # owner: space reserved for its result on a full disk
     owner = PathBelow("owner.json")  # client: who owns the run: pid, boot, host
     head = PathBelow("head.json")  # agent 0: where the head listens, 0600
-    # Engine, when a head was lost: the addresses of the one in its place, for the agents that stay.
+    # Engine, when a head was lost: addresses of its replacement, for the agents that remain.
     moved = PathBelow("moved.json")
-    # All that may be its head: who was, and who has lost it (`core/files/claims.py`). Only where another node may become it.
+    # All nodes that may become the head: claims and votes (`core/files/claims.py`). Only where
+    # another node may become it.
     succession = PathBelow("succession")
-    # Head, one line per event, UTC, append only: all views are made from it. Of a workflow, client.
+    # Head, one line per event, UTC, append only; all views are derived from it. In a workflow:
+    # client.
     events = PathBelow("events.jsonl")
-    # Head (client, when the head was lost; of a workflow, client): the verdict.
+    # Head (client if the head was lost, and in a workflow): the verdict.
     result = PathBelow("result.json")
     losses = PathBelow(
         "losses.json"
-    )  # client of a run in pods: why the cluster took some, by attempt
-    samples = PathBelow("samples.jsonl")  # head: how all ranks stood, from time to time
+    )  # client of a run in pods: why the cluster removed pods, by attempt
+    samples = PathBelow("samples.jsonl")  # head: periodic samples of all ranks
     logs = PathBelow(os.path.join("logs", GROUP, TASK))  # agents: a folder for each attempt
-    unread = PathBelow("unread")  # who shows the output: what a slow reader has not taken yet
-    untold = PathBelow("untold")  # head: what its owner has not taken yet
-    supervisor_log = PathBelow("supervisor.log")  # a detached supervisor: what it says
-    # The script, by default; of a restarted run a link to the first's.
+    unread = PathBelow("unread")  # process that shows output: backlog of a slow reader
+    untold = PathBelow("untold")  # head: backlog for its owner
+    supervisor_log = PathBelow("supervisor.log")  # a detached owner: its output
+    # The script, by default; in a restarted run a link to those of the first.
     snapshots = PathBelow("snapshots")
     training = PathBelow(
         "training.jsonl"
     )  # rank 0, by torchmuster.train: metrics, saves, the ledger
-    training_fold = PathBelow("training.fold.json")  # whoever looks: what a long one says so far
+    training_fold = PathBelow("training.fold.json")  # any viewer: digest of a long training.jsonl
 
-    # Of a job of a scheduler.
+    # For a scheduler's job.
     job_script = PathBelow("job.sh")  # client: what the scheduler got
-    job = PathBelow("job.json")  # client: which job of which scheduler conducts the run
-    jobs = PathBelow("jobs.json")  # client: which jobs conduct the groups of a workflow
+    job = PathBelow("job.json")  # client: scheduler and job of the run
+    jobs = PathBelow("jobs.json")  # client: the jobs of a workflow's groups
     job_log = PathBelow("job.log")  # the scheduler: what the job's head says
-    # The head of the newest link: the jobs that the run has had, and whether another follows.
+    # The head of the newest link: the run's jobs so far, and whether another follows.
     links = PathBelow("links.json")
     cancelled = PathBelow("cancelled.json")  # client: no job may continue the run
-    # The job's head: its variables, for agents on other nodes; 0600.
+    # The job's head: its environment, for agents on other nodes; 0600.
     environment = PathBelow("environment.json")
-    # Client: torchmuster for nodes of a job that lack it; unpacked from the `.zip` beside it.
+    # Client: torchmuster for job nodes that lack it, unpacked from the `.zip` next to it.
     package_copy = PathBelow("package")
 
-    # Of a workflow.
+    # For a workflow.
     spec = PathBelow("workflow.yaml")  # client: as the user wrote it
-    rendered = PathBelow("rendered.yaml")  # client: without templates; runtime tokens still stand
+    rendered = PathBelow("rendered.yaml")  # client: templates rendered, runtime tokens kept
     workflow = PathBelow("workflow.json")  # client: the plan, there is no plan.json
-    site = PathBelow("site.json")  # client: the site whose hosts the tasks go to, by ssh
+    site = PathBelow("site.json")  # client: the site whose hosts run the tasks, over ssh
 
-    # Of a sweep.
+    # For a sweep.
     sweep = PathBelow("sweep.json")  # client: the plan, there is no plan.json
-    arrays = PathBelow("arrays.json")  # client: which elements of which job arrays are its members
+    arrays = PathBelow("arrays.json")  # client: the job array elements that are its members
     members = PathBelow("members")  # a run directory for each member, named by its run id
 
     @property
     def kind(self) -> Kind | None:
-        """What it is the record of, by the name of its plan; None where it has none."""
+        """What the directory is the record of, by the name of its plan; None without a plan."""
         plans = {self.workflow: Kind.WORKFLOW, self.sweep: Kind.SWEEP, self.plan: Kind.RUN}
         return next((kind for path, kind in plans.items() if os.path.isfile(path)), None)
 
@@ -142,7 +144,7 @@ class RunDir:
         return os.path.join(self.path, "tasks", task)
 
     def task_output(self, task: str) -> str:
-        """The output of the attempt that counts: a link."""
+        """The output of the attempt that counts, as a link."""
         return os.path.join(self.task_folder(task), "output")
 
     def training_folder(self, task: str, attempt: int) -> str:
@@ -163,7 +165,7 @@ class RunDir:
         return os.path.join(self.attempt_logs(attempt), f"rank-{rank}.log")
 
     def rank_value(self, attempt: int, rank: int) -> str:
-        """What the function of one rank has returned in one attempt: beside its log, so it travels as that does."""
+        """The value that one rank's function returned in one attempt; it travels with its log."""
         return os.path.join(self.attempt_logs(attempt), f"rank-{rank}.value")
 
     def agent_log(self, node: str) -> str:
@@ -171,24 +173,24 @@ class RunDir:
         return os.path.join(self.path, "logs", "agents", f"{node}.log")
 
     def setup_log(self, node: str) -> str:
-        """The output of setup lines and of commands before the workers on one node."""
+        """The output of setup lines and `--before` commands on one node."""
         return os.path.join(self.path, "logs", "agents", f"{node}.setup.log")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDir:
-    """The path names of one group of a workflow; without another note, its head is the writer."""
+    """The path names of one group of a workflow; its head writes them unless noted otherwise."""
 
     path: str
 
     head = PathBelow("head.json")  # where it listens, 0600
-    start = PathBelow("start.json")  # client: what the head is told: first attempts, GPUs
+    start = PathBelow("start.json")  # client: orders for the head: first attempts, GPUs
     events = PathBelow("events.jsonl")  # one line per event
     result = PathBelow("result.json")  # how the group ended
-    nodes = PathBelow("nodes.json")  # which nodes of the job each task has
+    nodes = PathBelow("nodes.json")  # the nodes of the job that each task has
     network = PathBelow("network.json")  # the parts of a private network, 0600
     job_script = PathBelow("job.sh")  # client: what the scheduler got
-    job = PathBelow("job.json")  # client: which job conducts the group
+    job = PathBelow("job.json")  # client: the job of the group
     job_log = PathBelow("job.log")  # the scheduler: what the job's head says
     environment = PathBelow("environment.json")  # its variables, for agents on other nodes; 0600
 
@@ -199,31 +201,31 @@ class WorkingFolder:
 
     path: str
 
-    output = PathBelow("output")  # what `{{output}}` stands for
+    output = PathBelow("output")  # the value of `{{output}}`
     work = PathBelow("work")  # the directory that a command starts in
-    view = PathBelow("view")  # what the private view of the file system is made of
+    view = PathBelow("view")  # parts of the private view of the file system
 
     def input(self, number: int) -> str:
         """The folder for `{{input:N}}`."""
         return os.path.join(self.path, "input", str(number))
 
 
-# The end of a log, for a message, without reading the whole log.
+# Read the end of a log without reading the whole log.
 
 
 _BLOCK_BYTES = 1 << 16
 
 
 def last_lines(path: str, num_lines: int, num_bytes: int = 4096) -> list[str]:
-    """Return the last lines of a text file from its last bytes, of a progress bar its last state; none when it can't be read."""
-    from torchmuster.core.model.lines import last_state  # a spawner imports torch before
+    """Return the last lines of a text file, for a progress bar its last state; [] if unreadable."""
+    from torchmuster.core.model.lines import last_state  # late: a spawner imports torch first
 
     text = last_bytes(path, num_bytes).decode(errors="replace").removesuffix("\n")
     return [last_state(line) for line in text.split("\n")][-num_lines:] if text else []
 
 
 def last_bytes(path: str, num_bytes: int) -> bytes:
-    """Return the last bytes of a file; none when it can't be read."""
+    """Return the last bytes of a file; empty if it can't be read."""
     try:
         with open_plain(path) as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - num_bytes))
@@ -233,15 +235,15 @@ def last_bytes(path: str, num_bytes: int) -> bytes:
 
 
 def size_of(path: str) -> int:
-    """Return the length of a file; 0 for one that is not there."""
+    """Return the length of a file; 0 if it does not exist."""
     try:
         return os.stat(path).st_size
-    except OSError:  # the usual case: nobody has written it yet
+    except OSError:  # usually not written yet
         return 0
 
 
 def offset_of_last_lines(path: str, num_lines: int) -> int:
-    """Return the offset of the last lines of a file in bytes; 0 if it has fewer or can't be read."""
+    """Return the byte offset of the last lines of a file; 0 if it has fewer or can't be read."""
     try:
         with open_plain(path) as file:
             end = file.seek(0, os.SEEK_END)
@@ -263,14 +265,14 @@ def offset_of_last_lines(path: str, num_lines: int) -> int:
     return 0
 
 
-# What the end of a run's record says to whoever goes on with the run.
+# What the end of a run's record tells a successor.
 
 
-_LINES = 200  # are searched for the last attempt
+_LINES = 200  # searched for the last attempt
 
 
 def trained_last(plan: RunPlan, run_dir: RunDir) -> frozenset[int]:
-    """Return the places that had ranks in the last attempt; none where that can't be read."""
+    """Return the places that had ranks in the last attempt; empty if that can't be read."""
     places = {name: place for place, name in enumerate(plan.node_names)}
     for line in reversed(last_lines(run_dir.events, _LINES, _LINES << 10)):
         if '"event":"attempt_started"' in line:
@@ -281,12 +283,12 @@ def trained_last(plan: RunPlan, run_dir: RunDir) -> frozenset[int]:
 
 
 def near(path: str) -> str:
-    """Return a path as it is typed from here, where that is shorter; from `/` it would be so by one character."""
+    """Return a path relative to the working directory, unless it is outside or that is `/`."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") or os.getcwd() == "/" else relative
 
 
 def member_of_id(run_id: str) -> tuple[str, int] | None:
-    """Return the sweep and the number of a member from what may be its run id."""
+    """Return the sweep and the member's number encoded in a run id, or None."""
     sweep, _, number = run_id.rpartition(".")
     return (sweep, int(number)) if sweep and re.fullmatch(r"\d{1,6}", number) else None

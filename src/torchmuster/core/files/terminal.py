@@ -1,7 +1,7 @@
 """A thread that writes to the terminal, so that a slow one never blocks an event loop.
 
-Its queue is bounded: if the terminal is too slow, lines are dropped and their number is printed.
-A file or a pipe gets every line: what its reader has not taken yet waits on the disk (`files.disk`).
+Its queue is bounded: if the terminal is too slow, lines are dropped and counted. A file or a pipe
+gets every line: the backlog of a slow reader waits on disk (`files.disk`).
 """
 
 import os
@@ -21,21 +21,21 @@ from torchmuster.core.model.text import as_bytes, moved_in, printable
 from torchmuster.core.plainfile import write_all
 
 _MAX_WAITING_BYTES = 1 << 20
-_OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood
+_OWN_WORDS_BYTES = 1 << 20  # so that a verdict fits after any flood
 
 
 def every_line_streams() -> tuple[int, ...]:
-    """Return the streams of this process that are no terminal, so that every line has to arrive there."""
+    """Return our standard streams that are not terminals, where every line has to arrive."""
     return tuple(fd for fd in (1, 2) if not os.isatty(fd))
 
 
 @dataclass(slots=True)
 class TerminalVoice:
-    """Prints on this process's standard streams, through a thread.
+    """Prints on this process's standard streams, from a thread.
 
     Attributes:
-        prefix_always: More than one rank will print, so each line has a prefix.
-        shown: The output that it has shown.
+        prefix_always: Several ranks will print, so each line gets a prefix.
+        shown: The output shown so far.
     """
 
     prefix_always: bool = False
@@ -48,12 +48,11 @@ class TerminalVoice:
     _why_lost: str = ""
     _told_moves: set[str] = field(default_factory=set)
     _busy: bool = False
-    _halves_due: float | None = None  # when half lines that wait are shown
+    _halves_due: float | None = None  # when waiting half lines are shown
     _status: StatusBelow = field(init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
-        """Put the status below what the joiner writes."""
         self._status = StatusBelow(self._joiner)
 
     def start(self) -> None:
@@ -62,11 +61,11 @@ class TerminalVoice:
         threading.Thread(target=self._work, name="terminal", daemon=True).start()
 
     def write_every_line(self, path: Callable[[], str], disk: DiskWriter) -> None:
-        """Write every line into streams that are no terminal.
+        """Write every line to those standard streams that are not terminals.
 
         Args:
-            path: Returns where a file can be made for what a slow reader has not taken.
-            disk: Writes it.
+            path: Returns the path of a file for the backlog of a slow reader.
+            disk: Writes that file.
         """
         streams = every_line_streams()
         is_one = streams == (1, 2) and _is_one_file()
@@ -87,7 +86,7 @@ class TerminalVoice:
             self._lost_lines, self._why_lost = self._lost_lines + lines, why
 
     def name_rank(self, rank: int, name: str) -> None:
-        """Use this name instead of the number as the prefix of a rank."""
+        """Use this name instead of `rank N` in the prefix of a rank."""
         self._joiner.names[rank] = name
 
     def prefix_rank(self, rank: int, prefix: str) -> None:
@@ -95,9 +94,10 @@ class TerminalVoice:
         self._joiner.prefixes[rank] = prefix
 
     def say(self, sentence: str) -> None:
-        """Print a sentence on standard error, on a line of its own.
+        """Print a sentence on its own line on standard error.
 
-        How far a transfer is is shown again and again on a terminal only: in a log once, when it is first told.
+        Progress of a transfer is repeated only on a terminal; elsewhere only its first report is
+        printed.
         """
         moved = moved_in(sentence)
         if moved is not None and not os.isatty(2):
@@ -107,11 +107,11 @@ class TerminalVoice:
         self.print("".join(f"muster: {line}\n" for line in printable(sentence).splitlines()))
 
     def explain(self, sentence: str) -> None:
-        """Print a sentence that a user should see even where other sentences are left out: why something takes longer."""
+        """Print a sentence even where others are left out: why something takes longer."""
         TerminalVoice.say(self, sentence)
 
     def tell(self, event: events.RecordEvent) -> None:
-        """Print the sentence for an event of the run, if it has one."""
+        """Print the sentence for an event of the run, if any."""
         with self._changed:
             if isinstance(event, events.AttemptStartedEvent):
                 self.shown.begin_attempt()
@@ -122,7 +122,7 @@ class TerminalVoice:
             self.explain(sentence)
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
-        """Print output of a rank on the same stream."""
+        """Print a rank's output on the same stream."""
         with self._changed:
             new = self.shown.filter(rank, stream, text)
             if new or left_out:
@@ -138,7 +138,7 @@ class TerminalVoice:
             self._put(2, text, _OWN_WORDS_BYTES)
 
     def show_status(self, rows: Sequence[str]) -> None:
-        """Keep these rows below the output from now on, until others come; not where somebody types behind a prompt.
+        """Keep these rows below the output until replaced; they are hidden at a prompt.
 
         Standard error has to be a terminal that understands cursor movements.
         """
@@ -147,13 +147,13 @@ class TerminalVoice:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Print the remaining unfinished lines and wait for the terminal; the status rows go.
+        """Print the remaining unfinished lines, remove the status rows, and wait for the terminal.
 
-        A file or a pipe has no time-out: it is written to its end, or until its reader has gone.
+        A file or a pipe has no timeout: wait until all is written or its reader has gone.
         """
         with self._changed:
             self._status.wanted = ()
-            self._changed.notify_all()  # the thread may sleep below rows that it has drawn again
+            self._changed.notify_all()  # the thread may sleep after redrawing rows
             for rank, number, text in self.shown.rest():
                 self._put_all(self._joiner.add(rank, number, text))
             self._put_all(self._joiner.rest())
@@ -214,7 +214,7 @@ class TerminalVoice:
     def _next(self) -> tuple[int, bytes]:
         """Wait for the next text; meanwhile show unfinished lines that have waited long enough.
 
-        No text means that the status has to be drawn.
+        An empty text means that the status has to be drawn.
         """
         while True:
             wait_s = None
@@ -234,7 +234,7 @@ class TerminalVoice:
 
 
 class BriefVoice(TerminalVoice):
-    """Leaves out what is said of every run, and of a stop: who reads it has just asked for that."""
+    """A voice that omits the usual sentences about a run and its stop, which the user expects."""
 
     def say(self, sentence: str) -> None:
         """Say nothing."""
@@ -250,7 +250,7 @@ def _named(path: Callable[[], str], fd: int) -> str:
 
 
 def _is_one_file() -> bool:
-    """Say whether both streams go to one place, as with `2>&1`."""
+    """Say whether standard output and error are the same file, as with `2>&1`."""
     try:
         return os.path.sameopenfile(1, 2)
     except OSError:  # one is closed
@@ -258,7 +258,7 @@ def _is_one_file() -> bool:
 
 
 def _is_in_foreground() -> bool:
-    """Say whether the terminal is ours: below a shell's prompt nothing of ours may appear."""
+    """Say whether the terminal is ours: nothing of ours may appear below a shell's prompt."""
     try:
         return os.tcgetpgrp(2) == os.getpgrp()
     except OSError:

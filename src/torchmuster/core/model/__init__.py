@@ -1,1 +1,1 @@
-"""Values without I/O, and text about them. Standard library only."""
+"""Values of a run and pure functions on them: no I/O, standard library only."""

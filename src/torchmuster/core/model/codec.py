@@ -1,8 +1,8 @@
-"""Turn frozen dataclasses into plain JSON values, or words of a command line, and back, strictly.
+"""Convert frozen dataclasses to plain JSON values or command-line options and back, strictly.
 
 One codec serves `plan.json`, `events.jsonl` and the channel. It accepts exactly the declared fields
-with exactly the declared types: a peer or a file can't add anything else. Pickle is not used
-anywhere (`docs/design.md`, rule 7).
+with exactly the declared types: a peer or a file can't add anything else. Records and messages
+never use pickle (`docs/design.md`, rule 7).
 """
 
 import base64
@@ -64,12 +64,12 @@ def from_plain(cls: type[T], value: Any, where: str = "") -> T:
 
 
 def known_of(cls: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that `cls` declares."""
+    """Return those values in `plain` that are fields of `cls`."""
     return {name: plain[name] for name in _readers(cls) if name in plain}  # type: ignore[arg-type]  # a class is hashable
 
 
 def fitting(cls: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that `cls` declares and whose values fit: what another version has written may be read without the rest."""
+    """Return the declared fields of `cls` with valid values, to read what other versions wrote."""
     found = {}
     for name, (_, read, _) in _readers(cls).items():  # type: ignore[arg-type]  # a class is hashable
         with contextlib.suppress(KeyError, _UnfitError):
@@ -83,7 +83,7 @@ _Kinds = frozenset[type]
 
 
 class _UnfitError(Exception):
-    """A value does not fit; `place` grows from inside to outside, so that what fits costs no text."""
+    """A value does not fit; `place` is built only while it propagates: valid data costs nothing."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -91,7 +91,7 @@ class _UnfitError(Exception):
         self.place = ""
 
     def within(self, place: str) -> "_UnfitError":
-        """Return the same, as seen from outside."""
+        """Prepend the enclosing place, and return the error."""
         self.place = f"{place}{self.place}"
         return self
 
@@ -109,7 +109,7 @@ def _read_fields(cls: type[Any], value: Any) -> Any:
             except _UnfitError as unfit:
                 raise unfit.within(f".{name}") from None
         elif required:
-            # A field that nobody knows tells more: who wrote this is of another version.
+            # An unknown field explains more: it was written by another version.
             raise _unknown(value, readers) or _UnfitError(f"field {name} is missing")
     if (unknown := _unknown(value, readers)) is not None:
         raise unknown
@@ -124,7 +124,7 @@ def _unknown(value: dict[str, Any], readers: Mapping[str, Any]) -> _UnfitError |
 
 @functools.cache
 def _readers(cls: type[Any]) -> dict[str, tuple[_Kinds, _Reader, bool]]:
-    """Return of each field what is taken as it is, how all else is read, and whether it has to be there."""
+    """Return for each field: types accepted as they are, its reader, and whether it is required."""
     hints = typing.get_type_hints(cls)
     return {
         field.name: (
@@ -138,7 +138,7 @@ def _readers(cls: type[Any]) -> dict[str, tuple[_Kinds, _Reader, bool]]:
 
 @functools.cache
 def _kept(annotation: Any) -> _Kinds:
-    """Return the types of which the reader of a type takes every value as it is, so that it need not be called."""
+    """Return the types whose values fit an annotation as they are, so that no reader is called."""
     if annotation in _PLAIN:
         return frozenset({annotation})
     if typing.get_origin(annotation) in (Union, types.UnionType):
@@ -151,7 +151,7 @@ def _kept(annotation: Any) -> _Kinds:
 
 @functools.cache
 def _reader(annotation: Any) -> _Reader:
-    """Return what reads values of a type; made once, since messages have thousands of them."""
+    """Return the cached reader for an annotation; messages have thousands of such values."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Union or origin is types.UnionType:
         return _union_reader(arguments)
@@ -192,7 +192,7 @@ def _items_reader(annotation: Any, *, is_tuple: bool) -> _Reader:
         items: list[Any] = []
         try:
             for item in value:
-                items.append(reader(item))  # noqa: PERF401 - their number names the one that does not fit
+                items.append(reader(item))  # noqa: PERF401 - its length is the bad item's index
         except _UnfitError as unfit:
             raise unfit.within(f"[{len(items)}]") from None
         return tuple(items) if is_tuple else items
@@ -271,15 +271,15 @@ def _read_word(kind: type[enum.Enum], value: Any) -> enum.Enum:
 
 
 def to_word(order: Any) -> str:
-    """Return a value as the one word of a command line, where it has parts of its own."""
+    """Return a value with nested parts as one command-line argument."""
     return json.dumps(to_plain(order))
 
 
 def from_word(cls: type[T], words: Sequence[str]) -> T:
-    """Return the value that `to_word` has written, the only word of a command line.
+    """Return the value that `to_word` encoded in the only argument.
 
     Raises:
-        UsageError: It is not of this value, e.g. of another version of muster.
+        UsageError: It does not fit this class, e.g. another version of muster wrote it.
     """
     try:
         (word,) = words
@@ -289,7 +289,10 @@ def from_word(cls: type[T], words: Sequence[str]) -> T:
 
 
 def to_words(order: Any) -> list[str]:
-    """Return `--name=value` for each field that says something; a `command` stands behind `--`."""
+    """Return `--name=value` for each field with another value than its default.
+
+    The values of a field `command` follow `--`.
+    """
     words: list[str] = []
     for field in dataclasses.fields(order):
         value, option = getattr(order, field.name), f"--{field.name.replace('_', '-')}"
@@ -305,10 +308,12 @@ def to_words(order: Any) -> list[str]:
 
 
 def from_words(cls: type[T], words: Sequence[str]) -> T:
-    """Return the value that `to_words` has written, or an earlier version: the first field as a bare word, others as `--name value`.
+    """Return the value of `to_words`, or of an earlier version of it.
+
+    Earlier versions wrote the first field without its name, and others as `--name value`.
 
     Raises:
-        UsageError: The words are not of this value, e.g. of another version of muster.
+        UsageError: The arguments do not fit this class, e.g. another version wrote them.
     """
     own, command = list(words), None
     if "--" in own:

@@ -1,7 +1,7 @@
-"""The environment of workers, and the exit codes with a meaning.
+"""The environment of workers, and the exit codes that have a meaning.
 
-The variables are torchrun's own, name for name, so that PyTorch, Lightning, Accelerate and DeepSpeed
-scripts run unchanged.
+The variables are torchrun's own, name for name, so that PyTorch, Lightning, Accelerate and
+DeepSpeed scripts run unchanged.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_workers` (2.13).
 """
@@ -14,48 +14,49 @@ from dataclasses import asdict, dataclass
 
 # sysexits.h: a temporary failure, try again. A worker that leaves with it was preempted.
 EX_TEMPFAIL = 75
-# From a pod's door to agents: the pod is taken away because of its own use of disk or memory.
+# Sent by the server of a pod to agents: the pod is removed because it used too much disk or memory.
 OVERUSED_SIGNAL = signal.SIGRTMIN
 
-# Ours, for the library in the script; the library also works without them.
+# Our variables for the library in the script, which also works without them.
 SOCKET_VARIABLE = "TORCHMUSTER_SOCKET"
 RUN_DIR_VARIABLE = "TORCHMUSTER_RUN_DIR"
 ATTEMPT_VARIABLE = "TORCHMUSTER_ATTEMPT"
 
-# torchrun's own: what stands before each line on the terminal, with ${role_name}, ${rank} and ${local_rank}.
+# torchrun's own: the prefix of each line on the terminal, with ${role_name}, ${rank} and
+# ${local_rank}.
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
-# For the doors of a session: what it was started with.
+# For the servers of a session: what it was started with.
 SESSION_VARIABLE = "TORCHMUSTER_SESSION"
-# The number of a sweep's member, and the name of the metric that the value of its function may be.
+# The number of a sweep's member, and the name of the metric that its function returns.
 MEMBER_VARIABLE = "MUSTER_SWEEP_MEMBER"
 METRIC_VARIABLE = "TORCHMUSTER_METRIC"
-# The names of the variables that its site has set on this node: they hold for runs in it, too.
+# Names of the variables that the session's site has set on this node; its runs get them, too.
 SITE_NAMES_VARIABLE = "TORCHMUSTER_SITE_NAMES"
 
-# `muster run --debug`: NCCL's words go into a file for each rank.
+# `muster run --debug`: NCCL logs to a file for each rank.
 DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"
 
-# `muster run --debugpy R` and `--pdb`: the tool, and the rank that it is for (of none: every rank).
+# `muster run --debugpy R` and `--pdb`: the tool and its rank (none given: every rank).
 DEBUGGER_VARIABLE = "TORCHMUSTER_DEBUGGER"
 DEBUGPY, PDB = "debugpy", "pdb"
-PDB_STOPS = "pdb:stops"  # a rank that has not failed: it goes on when the user has looked
-# The first byte that a worker says to who brings its debugger: call me at your port, or here it is.
+PDB_STOPS = "pdb:stops"  # a rank that has not failed: it continues afterwards
+# The first byte that a worker sends to the debugger's client: connect to my port, or talk here.
 CALLS_BACK, STREAMS = b"C", b"S"
 
-# `muster replay`: the step that is made again (`ReplayOrder`).
+# `muster replay`: the step to repeat (`ReplayOrder`).
 REPLAY_VARIABLE = "TORCHMUSTER_REPLAY"
 
-# `muster run --verify-every K`: after how many steps one is made again on another rank.
+# `muster run --verify-every K`: how often a step is repeated on another rank.
 VERIFY_VARIABLE = "TORCHMUSTER_VERIFY_EVERY"
 
-# For the script and for `--before`: a folder of this run on this node, and which node it is.
+# For the script and `--before`: the run's folder on this node, the place, and the node's name.
 SCRATCH_VARIABLE = "MUSTER_SCRATCH"
 PLACE_VARIABLE = "MUSTER_PLACE"
 NODE_VARIABLE = "MUSTER_NODE"
 
-# In pods: the machine of the cluster that they are on.
+# In pods: the cluster machine that they run on.
 MACHINE_VARIABLE = "MUSTER_POD_NODE"
 
 # In every task of a workflow: the socket on which its processes call their agent.
@@ -64,8 +65,9 @@ GROUP_VARIABLE = "TORCHMUSTER_GROUP"
 TASK_VARIABLE = "TORCHMUSTER_TASK"
 CREDENTIALS_VARIABLE = "MUSTER_CREDENTIALS"  # a path, where it is not $MUSTER_HOME/credentials.toml
 
-# What torch, its BLAS and its OpenMP read when they are loaded, so before the script can set it in
-# a forked worker. TORCH_NCCL_* is read when the process group is made and needs no fresh start.
+# Variables that torch, its BLAS and its OpenMP read when they are loaded, before the script can set
+# them in a forked worker. TORCH_NCCL_* is read when the process group is made and needs no fresh
+# start.
 READ_AT_IMPORT_PREFIXES = (
     "ATEN_",
     "BLIS_",
@@ -125,16 +127,18 @@ class AttemptFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOrder:
-    """A step of an earlier run that the workers of this one make again.
+    """A step of an earlier run that the workers of this run repeat.
 
     Attributes:
         step: Its number, counted from 1.
-        rank: The one that is looked into.
-        run_id: Of the earlier run.
-        snapshots: Its folder of them, a path or a URL. Only what is older than the step is read, nothing is written.
-        debugger: Whether pdb opens at the first NaN; else it is printed.
-        gradients: Checksum of each rank's gradients, where the earlier run has noted that they were not finite.
-        shares_gpus: There are fewer GPUs here than ranks, so that Gloo has to sum.
+        rank: The rank under examination.
+        run_id: Id of the earlier run.
+        snapshots: Its snapshot folder, a path or a URL. Only snapshots before the step are read;
+            nothing is written.
+        debugger: Whether to open pdb at the first NaN rather than print it.
+        gradients: Checksums of each rank's gradients, where the earlier run recorded that they were
+            not finite.
+        shares_gpus: There are fewer GPUs here than ranks, so the all-reduce uses Gloo.
     """
 
     step: int
@@ -146,12 +150,12 @@ class ReplayOrder:
     shares_gpus: bool = False
 
     def text(self) -> str:
-        """Return the value of the variable."""
+        """Return the value for the environment variable."""
         return json.dumps(asdict(self))
 
 
 def replay_order(environment: Mapping[str, str]) -> ReplayOrder | None:
-    """Return what `muster replay` has told this worker; None in every other run."""
+    """Return the order of `muster replay` for this worker; None in any other run."""
     text = environment.get(REPLAY_VARIABLE)
     if not text:
         return None
@@ -182,12 +186,12 @@ def worker_environment(place: WorkerPlace, facts: AttemptFacts) -> dict[str, str
 
 
 def debugger_socket(agent_socket: str, rank: str | int) -> str:
-    """Return where the worker of a rank waits for its debugger, in the folder of its agent's own socket."""
+    """Return the socket where a rank's worker waits for its debugger, in its agent's folder."""
     return f"{agent_socket.rpartition('/')[0]}/debug-{rank}"
 
 
 def signal_name(signum: int) -> str:
-    """Return `SIGSEGV` for 11; unknown numbers keep their number."""
+    """Return `SIGSEGV` for 11; `signal N` for an unknown number."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -195,7 +199,7 @@ def signal_name(signum: int) -> str:
 
 
 def describe_exit(status: int) -> str:
-    """Return a status as `subprocess` has it in words: a negative one is a signal."""
+    """Return a `subprocess` return code in words: a negative one is a signal."""
     return signal_name(-status) if status < 0 else f"exit code {status}"
 
 
@@ -213,13 +217,13 @@ def is_read_at_import(variable: str) -> bool:
     )
 
 
-# The agent sends it to have a worker's stacks written into its stack file: one of the real-time signals, which
-# nobody sends by chance. Source: signal(7); glibc keeps 32 and 33 for itself.
+# The agent sends it to make a worker write its stacks to its stack file. A real-time signal, which
+# nothing sends by chance. Source: signal(7); glibc keeps 32 and 33 for itself.
 STACK_SIGNAL = 47
-# Where a worker keeps the files open: far from what a script opens, closes or takes for its own.
+# Where a worker keeps such files open: far from descriptors that a script opens or closes.
 STACK_FD = 700
 
 
 def stacks_path(folder: str, attempt: int | str, rank: int | str) -> str:
-    """Return the file into which a rank's stacks are written."""
+    """Return the file for a rank's stacks."""
     return os.path.join(folder, f"stacks-{attempt}-{rank}")

@@ -1,7 +1,7 @@
-"""The events of `events.jsonl`: one class for each, which its writer makes and every reader gets.
+"""The events of `events.jsonl`, one class each, shared by the writer and all readers.
 
-A record may be of another version, torn by a crash, or made by hand. So an event that lacks what it needs is left out, and of
-all others the fields that are unknown or of another type (`parse`).
+A record may come from another version, be cut off by a crash, or be written by hand. So `parse`
+skips an event that lacks a required field, and drops fields that are unknown or of another type.
 """
 
 import re
@@ -21,10 +21,10 @@ _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 class RecordEvent(TypedMessage):
-    """An event of a record. Its name is that of its class: `NodeLostEvent` is written as `node_lost`.
+    """An event of a record, named after its class: `NodeLostEvent` is written as `node_lost`.
 
     Attributes:
-        kinds: The classes by the names of their events.
+        kinds: The classes by event name.
     """
 
     name: ClassVar[str] = ""
@@ -38,7 +38,7 @@ class RecordEvent(TypedMessage):
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
-    """An event with its time, as ISO 8601 and in seconds since 1970."""
+    """An event with its time, in ISO 8601 and in seconds since 1970."""
 
     time: str
     at: float
@@ -46,7 +46,7 @@ class Stamped:
 
 
 def fields_of(event: RecordEvent) -> dict[str, Any]:
-    """Return the fields of an event as they are written: without those that say nothing."""
+    """Return the fields of an event as written, without empty ones."""
     if isinstance(event, RunEndedEvent | SweepEndedEvent):
         result: dict[str, Any] = codec.to_plain(event.result) or {}
         return result
@@ -55,7 +55,7 @@ def fields_of(event: RecordEvent) -> dict[str, Any]:
 
 
 def event_of(name: str, plain: Mapping[str, Any]) -> RecordEvent | None:
-    """Return an event of these fields; None where nobody knows its name, or where it lacks what it needs."""
+    """Return the event with these fields; None if its name is unknown or a field is missing."""
     cls = RecordEvent.kinds.get(name)
     if cls is None:
         return None
@@ -68,12 +68,12 @@ def event_of(name: str, plain: Mapping[str, Any]) -> RecordEvent | None:
 
 
 def line_of(event: RecordEvent) -> str:
-    """Return an event of this moment as a line with its newline."""
+    """Return an event as a line with the current time and a newline."""
     return event_line(utc_now(), event.name, fields_of(event))
 
 
 def event_of_end(end: WorkerEnd) -> "WorkerEndedEvent":
-    """Return the event on the end of a worker."""
+    """Return the event for the end of a worker."""
     return WorkerEndedEvent(
         attempt=end.attempt,
         rank=end.rank,
@@ -87,7 +87,7 @@ def event_of_end(end: WorkerEnd) -> "WorkerEndedEvent":
 
 
 def parse(line: Mapping[str, Any]) -> Stamped | None:
-    """Return the event of a line; None for one that can't be understood."""
+    """Return the event in a line; None if it can't be parsed."""
     time, name = line.get("time"), line.get("event")
     at = moment_of(time)
     if at is None or not isinstance(name, str):
@@ -101,7 +101,7 @@ def parse(line: Mapping[str, Any]) -> Stamped | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptNode:
-    """A node of an attempt with its ranks, as `0-7`."""
+    """A node of an attempt, and its ranks as `0-7`."""
 
     node: str
     host: str = ""
@@ -110,33 +110,33 @@ class AttemptNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingNode:
-    """A node that has not come, and why as far as anyone knows."""
+    """A node that has not joined, and why, as far as known."""
 
     node: str
     why: str = ""
 
 
 class RunStartedEvent(RecordEvent):
-    """A head conducts the run from now on."""
+    """A head has started to conduct the run."""
 
     run_id: str = ""
     first_attempt: int = 0
 
 
 class RunEndedEvent(RecordEvent):
-    """The run is over; `result` is None where it can't be understood."""
+    """The run is over; `result` is None if it can't be parsed."""
 
     result: Result | None = None
 
 
 class AttemptStartedEvent(RecordEvent):
-    """All nodes were told to start their workers.
+    """The head has ordered all nodes to start their workers.
 
     Attributes:
-        why: What it follows.
+        why: The reason for the attempt.
         master: Address and port of torch's store.
-        nodes: Of very many the first.
-        spares: The nodes that wait for the loss of another one; None for a run without.
+        nodes: The nodes, only the first of very many.
+        spares: The spare nodes; None for a run without spares.
     """
 
     attempt: int
@@ -149,10 +149,10 @@ class AttemptStartedEvent(RecordEvent):
 
 
 class WorkersStartedEvent(RecordEvent):
-    """All workers of an attempt run.
+    """All workers of an attempt are running.
 
     Attributes:
-        restart_s: Since the failure before it.
+        restart_s: Seconds since the preceding failure.
     """
 
     attempt: int
@@ -163,9 +163,9 @@ class WorkerEndedEvent(RecordEvent):
     """A worker has ended.
 
     Attributes:
-        asked: muster had sent it a signal before.
-        value: What its function has returned.
-        code: What it has run, as rank 0 says.
+        asked: muster had sent it a signal first.
+        value: Note on its function's return value.
+        code: The code it ran, as reported by rank 0.
     """
 
     attempt: int
@@ -179,12 +179,12 @@ class WorkerEndedEvent(RecordEvent):
 
 
 class WorkersEndedEvent(RecordEvent):
-    """Workers of an attempt that has ended, all in the same way.
+    """Several workers of an ended attempt have ended in the same way.
 
     Attributes:
-        ranks: As `0-2047,2049`.
-        asked: muster had sent them a signal before.
-        elapsed_s: The longest life of one of them.
+        ranks: The ranks, as `0-2047,2049`.
+        asked: muster had sent them a signal first.
+        elapsed_s: The longest lifetime among them.
     """
 
     attempt: int
@@ -199,7 +199,7 @@ class AttemptFailedEvent(RecordEvent):
     """A failure has ended an attempt.
 
     Attributes:
-        cause: The end that explains all others; None where a head was not there to see it.
+        cause: The end that explains all others; None if no head saw it.
         restarts_left: None: no attempt follows.
     """
 
@@ -210,7 +210,7 @@ class AttemptFailedEvent(RecordEvent):
 
 
 class StoppingEvent(RecordEvent):
-    """Somebody asked to stop."""
+    """A user or a signal has requested a stop."""
 
     text: str
     who: str = ""
@@ -218,10 +218,10 @@ class StoppingEvent(RecordEvent):
 
 
 class WaitingEvent(RecordEvent):
-    """The run waits for nodes.
+    """The run is waiting for nodes.
 
     Attributes:
-        missing: Of very many the first.
+        missing: The missing nodes, only the first of very many.
         wanted: How many nodes the run needs.
         hint: What helps.
     """
@@ -234,7 +234,7 @@ class WaitingEvent(RecordEvent):
 
 
 class WaitingForEndEvent(RecordEvent):
-    """The next attempt waits for the end of workers."""
+    """The next attempt is waiting for old workers to end."""
 
     text: str
 
@@ -256,7 +256,7 @@ class AgentJoinedEvent(RecordEvent):
 
 
 class AgentRefusedEvent(RecordEvent):
-    """Somebody called who is no agent of this run."""
+    """A caller was refused: it is not an agent of this run."""
 
     host: str
     why: str = ""
@@ -270,10 +270,10 @@ class NodeLostEvent(RecordEvent):
 
 
 class NodeLeftOutEvent(RecordEvent):
-    """A node gets no ranks again: it has computed wrongly.
+    """A node gets no more ranks, because it computed wrong results.
 
     Attributes:
-        machine: What its host runs on, where that has a name of its own.
+        machine: The machine under its host, if that has its own name.
     """
 
     node: str
@@ -282,13 +282,13 @@ class NodeLeftOutEvent(RecordEvent):
 
 
 class NewcomerEvent(RecordEvent):
-    """A node has joined during an attempt."""
+    """A node joined during an attempt."""
 
     node: str
 
 
 class SpareJoinedEvent(RecordEvent):
-    """A node has joined that gets ranks when another is lost."""
+    """A spare node joined; it gets ranks when another node is lost."""
 
     node: str
 
@@ -301,7 +301,7 @@ class SpareLostEvent(RecordEvent):
 
 
 class SpareTakenEvent(RecordEvent):
-    """A spare node takes the place of a lost one."""
+    """A spare node has taken the place of a lost one."""
 
     node: str
     place: int = 0
@@ -309,7 +309,7 @@ class SpareTakenEvent(RecordEvent):
 
 
 class HeadReplacedEvent(RecordEvent):
-    """Another node conducts the run, with this attempt."""
+    """Another node conducts the run, from this attempt on."""
 
     node: str
     before: str = ""
@@ -317,14 +317,14 @@ class HeadReplacedEvent(RecordEvent):
 
 
 class ShrunkEvent(RecordEvent):
-    """An attempt has fewer nodes than it may have."""
+    """An attempt uses fewer nodes than allowed."""
 
     num_nodes: int = 0
     wanted: int = 0
 
 
 class EarlyEndEvent(RecordEvent):
-    """Some ranks have ended well while others run on."""
+    """Some ranks ended with success while others are still running."""
 
     ranks: str
     num_running: int = 0
@@ -338,7 +338,7 @@ class LeftRunningEvent(RecordEvent):
 
 
 class ImportsInWorkersEvent(RecordEvent):
-    """A node's workers import for themselves."""
+    """The workers of a node import their modules themselves."""
 
     node: str = ""
     why: str = ""
@@ -348,7 +348,7 @@ class DebuggerWaitsEvent(RecordEvent):
     """A rank waits for a debugger.
 
     Attributes:
-        folder: Where its socket is, on its node.
+        folder: Folder of its socket on its node.
     """
 
     rank: int
@@ -361,11 +361,11 @@ class HangEvent(RecordEvent):
     """A rank makes no progress.
 
     Attributes:
-        silent_s: For how long.
-        limit_s: When that is a hang.
-        ended: The rank is ended for it.
+        silent_s: Seconds without progress.
+        limit_s: Seconds after which this counts as a hang.
+        ended: The rank is ended because of it.
         stacks: The file with the stacks of all ranks.
-        sentence: Where all ranks stand.
+        sentence: Where all ranks are.
     """
 
     text: str
@@ -380,7 +380,7 @@ class HangEvent(RecordEvent):
 
 
 class StartWaitEvent(RecordEvent):
-    """Workers wait for each other at their start."""
+    """Workers wait for each other while starting."""
 
     text: str
     attempt: int = 0
@@ -399,9 +399,9 @@ class NetworkEvent(RecordEvent):
     """The network that workers use.
 
     Attributes:
-        pairs: By their places in `nodes`.
-        survey_s: How long it was measured.
-        waited_s: How long workers waited for that.
+        pairs: Measured pairs, by index in `nodes`.
+        survey_s: Duration of the measurement.
+        waited_s: How long workers waited for it.
     """
 
     interface: str
@@ -417,13 +417,13 @@ class NetworkEvent(RecordEvent):
 
 
 class PreflightEvent(RecordEvent):
-    """The nodes were looked at before the start.
+    """The nodes were checked before the start.
 
     Attributes:
-        form: How thoroughly.
-        findings: What was found (`diagnose.doctor`).
+        form: Which form of preflight.
+        findings: Its findings (`diagnose.doctor`).
         software: Versions and hardware, one row for each kind of node.
-        nodes: Of the long form, one row for each node; `pairs` as of `NetworkEvent`.
+        nodes: In the long form, one row for each node; `pairs` as in `NetworkEvent`.
         held_s: How long workers waited for it.
     """
 
@@ -438,13 +438,13 @@ class PreflightEvent(RecordEvent):
 
 
 class TimeLimitEvent(RecordEvent):
-    """The job's time ends then, in seconds since 1970."""
+    """The time at which the job ends, in seconds since 1970."""
 
     ends_at: float
 
 
 class WorkerProcessEvent(RecordEvent):
-    """The process of a sweep's member that has no head."""
+    """The process of a sweep member that runs without a head."""
 
     attempt: int
     pid: int
@@ -455,7 +455,7 @@ class WorkerProcessEvent(RecordEvent):
 
 
 class WorkflowStartedEvent(RecordEvent):
-    """An owner conducts the workflow from now on."""
+    """An owner has started to conduct the workflow."""
 
     run_id: str = ""
     groups: tuple[str, ...] = ()
@@ -469,20 +469,20 @@ class WorkflowEndedEvent(RecordEvent):
 
 
 class GroupStartedEvent(RecordEvent):
-    """A head conducts a group from now on."""
+    """A head has started to conduct a group."""
 
     group: str
 
 
 class GroupWaitsEvent(RecordEvent):
-    """A group waits, and for what."""
+    """A group is waiting; the text says for what."""
 
     group: str
     text: str = ""
 
 
 class GroupStateEvent(RecordEvent):
-    """A group has another state."""
+    """A group has changed its state."""
 
     group: str
     state: str
@@ -509,7 +509,7 @@ class AgentLostEvent(RecordEvent):
 
 
 class TaskStartedEvent(RecordEvent):
-    """The command of a task runs."""
+    """The command of a task has started."""
 
     task: str
     attempt: int = 0
@@ -527,7 +527,7 @@ class TaskEndedEvent(RecordEvent):
 
 
 class TaskStateEvent(RecordEvent):
-    """A task has another state."""
+    """A task has changed its state."""
 
     task: str
     state: str
@@ -538,7 +538,7 @@ class TaskStateEvent(RecordEvent):
 
 
 class DatasetVersionEvent(RecordEvent):
-    """A task has made a version of a dataset."""
+    """A task has created a version of a dataset."""
 
     task: str
     version: str
@@ -548,46 +548,46 @@ class DatasetVersionEvent(RecordEvent):
 
 
 class SweepStartedEvent(RecordEvent):
-    """An owner conducts the sweep from now on."""
+    """An owner has started to conduct the sweep."""
 
     members: int = 0
     slots: int = 0
 
 
 class SweepEndedEvent(RecordEvent):
-    """The sweep is over; `result` is None where it can't be understood."""
+    """The sweep is over; `result` is None if it can't be parsed."""
 
     result: Result | None = None
 
 
 class MemberEvent(RecordEvent):
-    """Something about a member."""
+    """An event of one member of a sweep."""
 
     member: int
 
 
 class MemberStartedEvent(MemberEvent):
-    """An attempt of a member runs."""
+    """An attempt of a member has started."""
 
     slot: int = 0
     attempt: int = 0
 
 
 class MemberLostEvent(MemberEvent):
-    """Where a member ran was lost."""
+    """The node of a member was lost."""
 
     attempt: int = 0
 
 
 class MemberMeasuredEvent(MemberEvent):
-    """A member's metric, and at which step."""
+    """A new value of a member's metric, and its step."""
 
     value: float
     step: int | None = None
 
 
 class MemberStoppedEvent(MemberEvent):
-    """A rule stopped a member: others were better."""
+    """A rule stopped a member because others were better."""
 
     step: int | None = None
     rule: str | None = None

@@ -1,7 +1,7 @@
-"""How workers ended, and which of many ends is the cause of the others.
+"""How workers ended, and which end caused the others.
 
-One dead rank makes all others fail with more output. The head collects all ends of an attempt, and the
-functions here choose the first one that was no echo of another.
+One dead rank makes all others fail with more output. The head collects all ends of an attempt, and
+the functions here choose the first one that was no echo of another.
 """
 
 import enum
@@ -12,7 +12,7 @@ from typing import Any
 
 from torchmuster.core.model import contract
 
-# What a healthy rank says when another one has gone. Source: torch 2.13 and NCCL 2.27 messages seen
+# What a healthy rank prints when another one has gone. Source: messages of torch 2.13 and NCCL 2.27
 # in Gloo and NCCL runs; `docs/design.md`, rule 3.
 ECHOES = re.compile(
     r"""
@@ -45,12 +45,12 @@ class EndKind(enum.Enum):
     SIGNAL = "signal"
     NODE_LOST = "node_lost"
     NOT_STARTED = "not_started"
-    HANG = "hang"  # it stood still while the others waited for it
+    HANG = "hang"  # it made no progress while others waited for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnWords:
-    """The other parts of one of our own errors, besides its sentence, as the worker has printed them."""
+    """The parts of a muster error other than its sentence, as the worker printed them."""
 
     at: str | None
     because: tuple[str, ...]
@@ -62,13 +62,14 @@ class PythonError:
     """An exception that ended a worker.
 
     Attributes:
-        where: `file:line` of the innermost frame that belongs to the user, else of the last frame.
-        bases: The names of the classes that its type comes from, itself first.
-        is_final: The exception said of itself (`muster_final = True`) that another attempt would
-            end in the same way.
-        handled: The exception in whose handling the script left with an exit code: its type and message.
-        blames_node: The exception said of itself (`muster_blames_node = True`) that this rank has computed wrongly.
-        own: The parts of an error of our own; `traceback` has the same as one text.
+        where: `file:line` of the innermost frame in the user's code, else of the last frame.
+        bases: Class names of its type's MRO, itself first.
+        is_final: The exception declares (`muster_final = True`) that another attempt would fail in
+            the same way.
+        handled: Type and message of the exception that was being handled when the script exited.
+        blames_node: The exception declares (`muster_blames_node = True`) that this rank computed
+            wrong results.
+        own: The parts of a muster error; `traceback` has them as one text.
     """
 
     type_name: str
@@ -84,10 +85,10 @@ class PythonError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueNote:
-    """What a function has returned, which its worker has left in a file (`RunDir.rank_value`).
+    """A note on a function's return value, which its worker wrote to a file (`RunDir.rank_value`).
 
     Attributes:
-        python: Minor version of the Python that has pickled it, e.g. `3.12`.
+        python: Minor version of the Python that pickled it, e.g. `3.12`.
     """
 
     size_bytes: int
@@ -97,12 +98,12 @@ class ValueNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanFile:
-    """A file whose code a worker has run.
+    """A file whose code a worker ran.
 
     Attributes:
-        path: Below the folder of the run's program where it is there, else absolute.
-        sha256: Of its bytes: of a script as they were run, of a module at the end of the worker.
-        changed: It has changed since the worker began, so what was imported may be older.
+        path: Relative to the folder of the run's program if it is inside, else absolute.
+        sha256: Hash of its bytes: for a script as run, for a module at the end of the worker.
+        changed: It changed after the worker began, so the imported version may be older.
     """
 
     path: str
@@ -112,11 +113,11 @@ class RanFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanCode:
-    """The code of the project that a worker has run.
+    """The project's code that a worker ran.
 
     Attributes:
         files: The script first, then the modules.
-        num_left_out: How many more there were: too many, or not readable at the end.
+        num_left_out: Number of further files: too many, or unreadable at the end.
     """
 
     files: tuple[RanFile, ...]
@@ -125,7 +126,7 @@ class RanCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftProcess:
-    """A process in a session that a worker has made: it outlives a run that ended well."""
+    """A process in a session that a worker created: it outlives a successful run."""
 
     pid: int
     session: int
@@ -137,14 +138,15 @@ class WorkerEnd:
     """The end of one worker, with all evidence that its agent found.
 
     Attributes:
-        asked: muster itself had already sent this worker a signal when it ended.
+        asked: muster had already sent this worker a signal.
         elapsed_s: From the worker's start to its end.
         tail: Its last lines, at most 20.
-        memory_evidence: What the kernel says of an out-of-memory kill; None if it says nothing.
-        step: The last step of training that it has done; None where its script does not say.
-        largest_group: Size of the largest process group that it was in, 0 for none; None where nobody saw.
-        value: What its function has returned.
-        code: What it has run, as rank 0 says at the end of its script; None of other ranks, and where it could not say.
+        memory_evidence: The kernel's message about an out-of-memory kill, if any.
+        step: The last training step it did; None if its script does not report steps.
+        largest_group: Size of its largest process group, 0 for none; None if unknown.
+        value: Note on its function's return value.
+        code: The code it ran, as rank 0 reports at the end of its script; None for other ranks, or
+            if unknown.
     """
 
     attempt: int
@@ -167,7 +169,7 @@ class WorkerEnd:
 
     @property
     def is_failure(self) -> bool:
-        """Return whether this end was not requested and ends the attempt."""
+        """Return whether this end was unrequested, and neither success nor preemption."""
         return not self.asked and self.kind not in (EndKind.SUCCESS, EndKind.PREEMPTED)
 
     @property
@@ -179,7 +181,7 @@ class WorkerEnd:
 
     @property
     def is_final(self) -> bool:
-        """Return whether the worker's exception said that another attempt would end in the same way."""
+        """Return whether the worker's exception declares that another attempt would fail, too."""
         return self.error is not None and self.error.is_final
 
     @property
@@ -198,22 +200,22 @@ def is_echo(error: PythonError) -> bool:
 
 
 def first_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
-    """Return the failure that explains the others, from ends in the order of their arrival."""
+    """Return the failure that explains the others, given ends in order of arrival."""
     failures = [end for end in ends if end.is_failure]
     causes = [end for end in failures if not end.looks_like_echo]
-    # A lost node is itself often the cause of a worker's error that is no known echo; but a
-    # worker's own words say more than a silence that began later.
+    # A lost node often causes worker errors that are not known echoes; but a worker's own error
+    # says more than a silence that began later.
     found = causes or failures
     return found[0] if found else None
 
 
 def last_step(ends: Sequence[WorkerEnd]) -> int | None:
-    """Return the last step that any of these workers has done; None if no script reports steps."""
+    """Return the last step that any of these workers did; None if no script reports steps."""
     return max((end.step for end in ends if end.step is not None), default=None)
 
 
 def error_of_report(report: Mapping[str, Any]) -> PythonError:
-    """Return the exception that a worker has reported; its texts can be anything."""
+    """Return the exception that a worker reported; its texts are untrusted."""
     where, handled, own = report.get("where"), report.get("handled"), report.get("own")
     return PythonError(
         type_name=str(report.get("type_name", "")),
@@ -256,6 +258,6 @@ def describe(end: WorkerEnd) -> str:
 
 
 def _shorten(line: str) -> str:
-    """Return a line short enough for a sentence, without the source path that Gloo puts first."""
+    """Return a line cut for a sentence, without Gloo's leading source path."""
     bare = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*", "", line)
     return bare if len(bare) <= 100 else f"{bare[:97]}..."

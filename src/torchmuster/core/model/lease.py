@@ -1,7 +1,7 @@
 """Leases: how long a process has been silent, and what follows (`docs/design.md`, rules 13 and 14).
 
-A process that judges a lease counts only time in which it ran itself. So no lease ends because of a pause that all
-processes share (a suspended job, a laptop's sleep) or the delay of an overloaded machine.
+A process that judges a lease counts only time in which it ran itself. So neither a pause of all
+processes (a suspended job, a laptop's sleep) nor the delay of an overloaded machine ends a lease.
 """
 
 import time
@@ -9,22 +9,22 @@ from collections.abc import Callable
 
 PING_EVERY_S = 2.0
 LEASE_S = 10.0
-# A silent node's workers kill themselves after `LEASE_S`; the rest is the time that the killing may take.
+# A silent node's workers kill themselves after `LEASE_S`; the rest allows for the killing.
 SILENT_S = 15.0
-# Who is seen to run or to sleep in the process table of this machine is only slow, but not for ever.
+# A local process that the process table shows running or sleeping is slow, but not for ever.
 SLOW_S = 60.0
-# A judge looks at least once a second; what a longer turn takes beyond this was a pause.
+# A judge checks at least once a second; what a turn takes beyond this was a pause.
 MAX_TURN_S = 2.0
-# Behind a pause longer than a lease somebody who was not paused may have replaced us.
+# After a pause longer than a lease, a process that was not paused may have replaced us.
 PROBATION_S = 5.0
-_MORE_THAN_PINGS_BYTES = 1200  # the pings of a lease take less
+_MORE_THAN_PINGS_BYTES = 1200  # more than the pings of a lease
 _AT_ONCE_S = 3.0
 _STOPPED = frozenset("Tt")
 _STANDING = _STOPPED | frozenset("DZX")
 
 
 class OwnClock:
-    """A clock of the time in which this process ran, if it is read at least once a second."""
+    """A clock that counts only time in which this process ran; read it at least once a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class OwnClock:
         self._paused_s = 0.0
 
     def __call__(self) -> float:
-        """Return the time; the time since the last call counts as `MAX_TURN_S` at most."""
+        """Return the time; an interval since the last call counts as `MAX_TURN_S` at most."""
         now = self._clock()
         self._paused_s += max(now - self._last - MAX_TURN_S, 0.0)
         self._last = now
@@ -40,12 +40,12 @@ class OwnClock:
 
     @property
     def paused_s(self) -> float:
-        """Return how long this process has been paused."""
+        """Return the total time for which this process was paused."""
         return self._paused_s
 
 
 class Lease:
-    """The lease of an agent: extended by echoes of its pings, from the moment at which each ping was sent."""
+    """The lease of an agent: the echo of a ping extends it from the moment that ping was sent."""
 
     def __init__(self, clock: OwnClock) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ class Lease:
         self._sent: dict[int, float] = {}
 
     def ping(self) -> int:
-        """Note that a ping is sent now; return its number."""
+        """Record that a ping is sent now; return its number."""
         self._look()
         self._number += 1
         self._sent[self._number] = self._clock()
@@ -72,12 +72,12 @@ class Lease:
         self._from = self._clock()
 
     def age_s(self) -> float:
-        """Return the age of the last proof that the head receives our pings; call it once a second."""
+        """Return the time since the last proof that the head gets our pings; call every second."""
         self._look()
         return self._clock() - self._from
 
     def _look(self) -> None:
-        """After a long pause only the echo of a new ping counts, and it has to arrive soon."""
+        """After a long pause accept only the echo of a new ping, and require it soon."""
         now = self._clock()
         if self._clock.paused_s - self._paused_s > LEASE_S:
             self._sent.clear()
@@ -86,18 +86,18 @@ class Lease:
 
 
 def is_stopped(state: str | None) -> bool:
-    """Return whether a process was stopped by a signal or a debugger, from its state in the words of /proc/PID/stat."""
+    """Return whether a state from /proc/PID/stat means stopped by a signal or a debugger."""
     return state in _STOPPED
 
 
 def is_given_up(silent_s: float, limit_s: float, state: str | None) -> bool:
-    """Return whether a process that has been silent for this long is considered lost.
+    """Return whether a process that has been silent for this long counts as lost.
 
     Args:
-        silent_s: Counted by a clock of the judge's own (`OwnClock`).
+        silent_s: Silence by the judge's own clock (`OwnClock`).
         limit_s: The lease.
-        state: The state of its process, in the words of /proc/PID/stat, where that is this machine's and reached without a
-            network; None elsewhere. Who runs or sleeps there is slow, not gone.
+        state: Its process state from /proc/PID/stat, if it is on this machine and no network is
+            between; else None. A process that runs or sleeps here is slow, not gone.
     """
     if state is None or state in _STANDING:
         return silent_s > limit_s
@@ -105,23 +105,23 @@ def is_given_up(silent_s: float, limit_s: float, state: str | None) -> bool:
 
 
 class Stillness:
-    """Detects a process of this machine that hangs: one that answers pings, or one that is only visible."""
+    """Detects a hung process on this machine, whether it answers pings or is only visible."""
 
     def __init__(self, clock: OwnClock) -> None:
         self._clock = clock
         self.begin()
 
     def begin(self) -> None:
-        """Restart: the process was started or has answered."""
+        """Start again: the process was started or has answered."""
         self._alive_at = self._clock()
 
     def is_lost(self, state: str, *, answers: bool) -> bool:
-        """Return whether the process is considered lost; call it once a second.
+        """Return whether the process counts as lost; call it once a second.
 
         Args:
-            state: From the process table.
-            answers: It is expected to answer pings now. Who imports torch from a slow disk, or serves others, is not:
-                only being stopped is standing still then.
+            state: Its state in the process table.
+            answers: It is expected to answer pings now. While it imports torch from a slow disk or
+                serves others it is not: then only a stopped process counts as hung.
         """
         if not answers and state not in _STOPPED:
             self.begin()
@@ -129,11 +129,11 @@ class Stillness:
 
 
 def large_packets_lost(stuck_bytes: int, since_s: float) -> str | None:
-    """Return the end of a sentence about a path that drops large packets, if the end of a lease shows that.
+    """Return the end of a sentence about a path that drops large packets, if a lost lease shows it.
 
     Args:
-        stuck_bytes: What a connection whose lease has ended had not brought to the other machine.
-        since_s: After how long a new connection stood. One that stands at once shows that small packets pass.
+        stuck_bytes: Bytes that the connection with the lost lease had not delivered.
+        since_s: Time to open a new connection; a quick one shows that small packets pass.
     """
     if stuck_bytes < _MORE_THAN_PINGS_BYTES or since_s > _AT_ONCE_S:
         return None

@@ -1,15 +1,16 @@
-"""Merges the output of many ranks on one terminal: complete lines, with a prefix once several ranks print.
+"""Merge the output of many ranks on one terminal: whole lines, prefixed once several ranks print.
 
-While a single rank prints, its text passes unchanged, including unfinished lines and carriage returns, so a
-progress bar moves and a debugger's prompt appears. From the first text of a second rank on, every line
-has a prefix with its rank, and lines are not mixed: an unfinished line waits a moment for its end (`HALF_LINE_S`),
-is then shown as it is, and is shown again with its end if another rank has printed in between.
+While a single rank prints, its text passes unchanged, including unfinished lines and carriage
+returns, so a progress bar moves and a debugger's prompt appears. From the first text of a second
+rank on, every line has a prefix with its rank, and lines are not mixed: an unfinished line waits
+briefly for its end (`HALF_LINE_S`), is then shown as it is, and is shown again with its end if
+another rank has printed in between.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-HALF_LINE_S = 0.1  # so many short lines that come in pieces are still written in one
+HALF_LINE_S = 0.1  # lines that arrive in pieces are usually complete by then
 _MAX_HALF_LINE = 64 << 10
 _MAX_WHOLE_LINE = 16 << 20
 
@@ -22,9 +23,9 @@ class _OpenLine:
 
     stream: int
     key: _Key | None = None  # None: raw text of the only rank
-    half: str = ""  # as much of its half line as is shown
-    width: int = 0  # of all that is drawn
-    is_redrawn: bool = False  # raw text that begins its line again, as a progress bar does
+    half: str = ""  # the part of its line that is shown
+    width: int = 0  # of everything drawn
+    is_redrawn: bool = False  # raw text that redraws its line, as a progress bar does
 
     @property
     def is_bar(self) -> bool:
@@ -38,17 +39,13 @@ class LineJoiner:
     prefix_always: bool = False
     names: dict[int, str] = field(default_factory=dict)  # instead of `rank N`, e.g. of tasks
     prefixes: dict[int, str] = field(default_factory=dict)  # instead of `[rank N] `
-    lacks_logs: bool = False  # a disk has not taken all lines
-    whole: frozenset[int] = (
-        frozenset()
-    )  # streams into a file or pipe: a line is written when it ends
-    is_apart: bool = (
-        False  # standard output is such a one, of its own: what ranks print, and no more
-    )
+    lacks_logs: bool = False  # a disk has lost lines
+    whole: frozenset[int] = frozenset()  # file or pipe streams: a line is written when it ends
+    is_apart: bool = False  # standard output is a separate file or pipe: only output of ranks
     _ranks: set[int] = field(default_factory=set)
     _half: dict[_Key, str] = field(default_factory=dict)
-    _unseen: dict[_Key, None] = field(default_factory=dict)  # half lines with news, in their order
-    _ended: dict[_Key, str] = field(default_factory=dict)  # halves that others' words have ended
+    _unseen: dict[_Key, None] = field(default_factory=dict)  # half lines with unseen text, in order
+    _ended: dict[_Key, str] = field(default_factory=dict)  # half lines cut off by other output
     _open: _OpenLine | None = None
 
     def add(self, rank: int, stream: int, text: str, left_out: int = 0) -> list[tuple[int, str]]:
@@ -57,7 +54,7 @@ class LineJoiner:
         out: list[tuple[int, str]] = []
         if left_out:
             out += self.interject()
-            # A full disk may be told of only later: a log is not promised to have them.
+            # A full disk may be reported only later: don't promise that a log has them.
             where = "not all are in its log" if self.lacks_logs else "see its log"
             out.append((2, f"[{self._name(rank)}: {left_out} lines are not shown here; {where}]\n"))
         if self._is_raw:
@@ -78,7 +75,7 @@ class LineJoiner:
         return len(self._ranks) == 1 and not self.prefix_always
 
     def _ended_part(self, key: _Key, text: str) -> str:
-        """Return the text without its half line, which waits: what the other stream prints shall not tear it."""
+        """Return complete lines and keep the rest, so that the other stream does not tear it."""
         text = self._half.pop(key, "") + text
         size = max(text.rfind("\n"), text.rfind("\r")) + 1
         self._unseen.pop(key, None)
@@ -89,17 +86,17 @@ class LineJoiner:
 
     @property
     def has_open_line(self) -> bool:
-        """Return whether the cursor stands behind unfinished text."""
+        """Return whether the cursor is after unfinished text."""
         return self._open is not None
 
     @property
     def has_open_bar(self) -> bool:
-        """Return whether that is a progress bar; else it may be a prompt."""
+        """Return whether the open line is a progress bar rather than, say, a prompt."""
         return self._open is not None and (self._open.is_bar or self._open.is_redrawn)
 
     @property
     def waits(self) -> bool:
-        """Return whether there are half lines that are not shown."""
+        """Return whether some half lines are not shown yet."""
         return bool(self._unseen)
 
     def show_halves(self) -> list[tuple[int, str]]:
@@ -108,7 +105,7 @@ class LineJoiner:
         return [piece for key in keys for piece in self._draw(key)]
 
     def interject(self) -> list[tuple[int, str]]:
-        """Return the text that ends an unfinished line before something else is printed."""
+        """Return the text that ends an unfinished line before other output."""
         if self._open is None:
             return []
         before, self._open = self._open, None
@@ -128,7 +125,7 @@ class LineJoiner:
     def _whole_lines(self, key: _Key, text: str) -> list[tuple[int, str]]:
         lines = (self._half.pop(key, "") + text).split("\n")
         half = lines.pop()
-        if "\r" in half:  # of a line that is drawn again and again only the last state counts
+        if "\r" in half:  # of a redrawn line only the last state counts
             half = f"\r{last_state(half)}"
         is_whole = key[1] in self.whole
         if len(half) > (_MAX_WHOLE_LINE if is_whole else _MAX_HALF_LINE):
@@ -146,7 +143,7 @@ class LineJoiner:
     def _end_lines(self, key: _Key, lines: list[str]) -> list[tuple[int, str]]:
         prefix, stream = self._prefix(key[0]), key[1]
         out: list[tuple[int, str]] = []
-        if self._ended.pop(key, None) == lines[0]:  # it stands there
+        if self._ended.pop(key, None) == lines[0]:  # it is already there
             lines = lines[1:]
         elif self._open is not None and self._open.key == key:
             out.append((stream, self._go_on(self._open, lines.pop(0), prefix) + "\n"))
@@ -165,7 +162,8 @@ class LineJoiner:
         if before is not None and before.key == key:
             out = [(stream, self._go_on(before, half, self._prefix(key[0])))]
         elif before is not None and before.is_bar and now.is_bar and stream not in self.whole:
-            # Bars of several ranks take turns on one line: a line for each state would be a flood.
+            # Bars of several ranks take turns on one line: a line per state would flood the
+            # terminal.
             out = [(before.stream, "\r"), (stream, text.ljust(before.width))]
         else:
             out = [*self.interject(), (stream, text)]
@@ -173,7 +171,7 @@ class LineJoiner:
         return out
 
     def _go_on(self, before: _OpenLine, line: str, prefix: str) -> str:
-        """Return the text that completes the open line, which shows a part of this one."""
+        """Return the text that completes the open line, which already shows a part of it."""
         if "\r" not in line.rstrip("\r"):
             return line.rstrip("\r").removeprefix(before.half)
         return "\r" + f"{prefix}{last_state(line)}".ljust(before.width)
@@ -187,7 +185,7 @@ class LineJoiner:
 
 
 def line_prefix(name: str) -> str:
-    """Return the prefix of the lines of a rank or task, for when several print."""
+    """Return the prefix for lines of a rank or task when several print."""
     return f"[{name}] "
 
 
@@ -196,28 +194,19 @@ def last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-# Rows below the output of a terminal, under a progress bar that is drawn again and again, too. Text in, text out.
-#
-# They are drawn when all output is written, and taken away before more is; afterwards the cursor stands where the output has
-# left it, so no other program notices them. Below a prompt there are none: what is typed would run into them.
-
-
-# The properties of the user's terminal that the ranks shown on it need.
-
-
 _MIN_COLUMNS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terminal:
-    """Which of the standard streams (1, 2) of the process that shows output are a terminal, and its size."""
+    """The terminal that shows output: which standard streams (1, 2) are connected, and its size."""
 
     streams: frozenset[int]
     columns: int
     rows: int
 
     def to_word(self) -> str:
-        """Return the value as one word of a command line."""
+        """Return the value as one command-line argument."""
         return f"{','.join(map(str, sorted(self.streams)))}:{self.columns}x{self.rows}"
 
     @classmethod
@@ -229,22 +218,27 @@ class Terminal:
         return cls(streams=numbers, columns=int(columns), rows=int(rows))
 
     def behind(self, prefix: str) -> Self:
-        """Return the terminal without the columns of this prefix."""
+        """Return the terminal without the columns that a prefix needs."""
         return replace(self, columns=max(self.columns - len(prefix), _MIN_COLUMNS))
 
 
-# Source: xterm's control sequences. `ESC D` moves down and scrolls at the end of the screen, and keeps the column.
+# Source: xterm's control sequences. `ESC D` moves down, scrolls at the end of the screen, and keeps
+# the column.
 _NO_WRAP, _WRAP, _SAVE, _RESTORE = "\x1b[?7l", "\x1b[?7h", "\x1b7", "\x1b8"
 _DOWN_OR_SCROLL, _DOWN, _CLEAR_BELOW, _CLEAR_ROW = "\x1bD", "\x1b[1B", "\x1b[J", "\x1b[K"
 
 
 @dataclass(slots=True)
 class StatusBelow:
-    """The rows that are wanted, and those that are drawn.
+    """Status rows below the output of a terminal, also below a progress bar; returns text to write.
+
+    The rows are drawn when all output is written, and removed before more output; the cursor
+    returns to where the output left it, so no other program notices them. At a prompt there are
+    none: typed text would run into them.
 
     Attributes:
-        joiner: Knows where the output has left the cursor.
-        wanted: The rows; none for no status.
+        joiner: Knows where the output left the cursor.
+        wanted: The rows to show; empty for no status.
     """
 
     joiner: LineJoiner
@@ -254,11 +248,11 @@ class StatusBelow:
 
     @property
     def is_drawn(self) -> bool:
-        """Say whether rows stand on the terminal."""
+        """Say whether rows are on the terminal."""
         return bool(self._drawn)
 
     def is_due(self, *, may_draw: bool) -> bool:
-        """Say whether something else should stand there than does.
+        """Say whether the drawn rows differ from the wanted ones.
 
         Args:
             may_draw: The terminal is ours.
@@ -266,7 +260,7 @@ class StatusBelow:
         return self._now_wanted(may_draw) != self._drawn
 
     def draw(self, *, may_draw: bool) -> str:
-        """Return what puts the wanted rows there in place of those that are drawn."""
+        """Return the text that replaces the drawn rows by the wanted ones."""
         covering, rows = self.cover(), self._now_wanted(may_draw)
         if not rows:
             return covering
@@ -274,20 +268,20 @@ class StatusBelow:
         if self._is_below_bar:
             room = _DOWN_OR_SCROLL * len(rows) + _up(len(rows))
             text = room + _SAVE + "".join(f"{_DOWN}\r{row}{_CLEAR_ROW}" for row in rows) + _RESTORE
-        else:  # the cursor is in an empty row, where they begin
+        else:  # the cursor is in an empty row, the first of them
             text = (
                 "\r" + "\r\n".join(f"{row}{_CLEAR_ROW}" for row in rows) + _up(len(rows) - 1) + "\r"
             )
         return f"{covering}{_NO_WRAP}{text}{_WRAP}"
 
     def cover(self) -> str:
-        """Return what takes the drawn rows away."""
+        """Return the text that removes the drawn rows."""
         if not self._drawn:
             return ""
         self._drawn = ()
         if self._is_below_bar:
             return f"{_SAVE}{_DOWN}\r{_CLEAR_BELOW}{_RESTORE}"
-        return f"\r{_CLEAR_BELOW}"  # also of a row below, where Enter may have put the cursor
+        return f"\r{_CLEAR_BELOW}"  # also if Enter has moved the cursor down
 
     def _now_wanted(self, may_draw: bool) -> tuple[str, ...]:
         at_prompt = self.joiner.has_open_line and not self.joiner.has_open_bar

@@ -1,4 +1,4 @@
-"""The links of a run that is longer than its job, each a job or a requeue of one. Pure values."""
+"""The links of a run that is longer than one job; each link is a job or a requeue of one."""
 
 import enum
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class ResubmitMethod(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The part of a run inside one job.
+    """The part of a run in one job.
 
     Attributes:
-        way: How it came to be; None for the first.
-        first_attempt: The number that its first attempt gets.
+        way: How it was started; None for the first.
+        first_attempt: Number of its first attempt.
     """
 
     job_id: str
@@ -34,9 +34,9 @@ class Links:
     """The record of all links, written by the heads of the run.
 
     Attributes:
-        most: How many links there may be, at least 1.
-        links: The newest last; it may still wait in the queue.
-        ended: Why no other follows; None while one may.
+        most: The allowed number of links, at least 1.
+        links: The links, newest last; the newest may still be queued.
+        ended: Why no other link follows; None while one may.
     """
 
     most: int = 1
@@ -55,7 +55,7 @@ class Links:
 
 
 def may_be_followed(plain: Any) -> bool:
-    """Return whether another link may follow according to `links.json`; None without that file."""
+    """Return whether `links.json` allows another link; False if it is missing or invalid."""
     try:
         links = codec.from_plain(Links, plain)
     except codec.CodecError:

@@ -1,12 +1,13 @@
-"""Messages between processes: values that are sent as one JSON object, whose `type` is the name of the class.
+"""Messages between processes, encoded as one JSON object whose `type` is the class name.
 
-Where a message has a field `data` of bytes, they follow the JSON as they are, behind a zero byte, which JSON never holds.
+If a message has a field `data` of bytes, they follow the JSON unencoded after a zero byte, which
+JSON never contains.
 
-A vocabulary is a subclass of `TypedMessage`; its messages are subclasses of that. Only words of the vocabulary that is
-expected are decoded, with exactly the declared fields (`model.codec`).
+A vocabulary is a subclass of `TypedMessage`; its messages are subclasses of that. `decode` accepts
+only messages of the expected vocabulary, with exactly the declared fields (`model.codec`).
 
-Subclasses become dataclasses by themselves. Equality and `repr` stand here once for all of them, because Python compiles
-each generated method when a class is made: for the words of one run that took 50 ms of every start.
+Subclasses become dataclasses automatically. Equality and `repr` are defined once in the base class,
+because Python compiles generated methods for every class: that cost 50 ms in every start.
 """
 
 import json
@@ -17,26 +18,24 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from torchmuster.core.model import codec
 
-# A line of `events.jsonl`: UTC time, name and fields, the same for every writer.
-
 
 def utc_now() -> str:
-    """Return the time in UTC, to the millisecond."""
+    """Return the current time in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment_of(time: object) -> float | None:
-    """Return a time of ISO 8601 in seconds since 1970; None where it is none."""
+    """Return an ISO 8601 time in seconds since 1970; None if invalid."""
     if not isinstance(time, str):
         return None
     try:
         return datetime.fromisoformat(time).timestamp()
-    except (ValueError, OverflowError, OSError):  # the last two: of a year that no clock has
+    except (ValueError, OverflowError, OSError):  # the last two: years out of range
         return None
 
 
 def event_line(time: str, name: str, fields: Mapping[str, Any]) -> str:
-    """Return one event as a line with its newline."""
+    """Return a line of `events.jsonl`: UTC time, name and fields, with a newline."""
     line = {"time": time, "event": name, **fields}
     return json.dumps(line, separators=(",", ":")) + "\n"
 
@@ -73,7 +72,7 @@ class TypedMessage:
 
 
 def encode(message: TypedMessage) -> bytes:
-    """Return a message as JSON on one line, with its bytes behind it."""
+    """Return a message as one line of JSON, followed by its bytes if it has `data`."""
     data = getattr(message, "data", None)
     given = vars(message).items()
     plain = {name: codec.to_plain(value) for name, value in given if not isinstance(value, bytes)}
@@ -86,7 +85,7 @@ def decode(payload: bytes, vocabulary: type[M]) -> M:
     """Return the message in a payload.
 
     Raises:
-        codec.CodecError: It is no word of the vocabulary, or has other fields.
+        codec.CodecError: It is not a message of the vocabulary, or has other fields.
     """
     try:
         text, is_followed, data = payload.partition(b"\0")

@@ -1,4 +1,4 @@
-"""Events in words: turns events of a record into sentences for people."""
+"""Turn events of a record into sentences for the user."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ def narrate(event: RecordEvent, shown: "Shown | None" = None) -> str | None:
     """Return the sentence for an event; None for one that is only recorded.
 
     Args:
-        event: Of a record.
-        shown: What the terminal shows already and need not be repeated.
+        event: The event.
+        shown: What the terminal already shows and need not repeat.
     """
     match event:
         case events.AttemptFailedEvent():
@@ -71,11 +71,11 @@ def narrate(event: RecordEvent, shown: "Shown | None" = None) -> str | None:
 
 
 def wait_in(event: RecordEvent, age_s: float) -> str | None:
-    """Return what a run waits for, with the remaining time.
+    """Return a sentence about what a run waits for, with the remaining time.
 
     Args:
-        event: The newest that says so.
-        age_s: For how long it has stood at the end of the record.
+        event: The newest event about waiting.
+        age_s: Seconds since it was recorded.
     """
     if isinstance(event, events.WaitingEvent):
         return _waiting(event, max(0.0, event.left_s - max(0.0, age_s)))

@@ -9,11 +9,11 @@ VARIABLES = (GLOO, NCCL, TENSORPIPE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One interface of a node with its first address of a family.
+    """An interface of a node with its first address of one family.
 
     Attributes:
-        prefix_bits: Length of the network's prefix; 32 (128) for a point-to-point link.
-        speed_mbit: What the driver says, in Mbit/s; None when it says nothing.
+        prefix_bits: Prefix length of its network; 32 (128) for a point-to-point link.
+        speed_mbit: Speed in Mbit/s as reported by the driver; None if it reports none.
     """
 
     name: str
@@ -25,13 +25,13 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unused:
-    """An interface that is not used, and why, in a few words."""
+    """An unused interface, and the reason in a few words."""
 
     name: str
     why: str
 
 
-# Source and target by their places, why one does not reach the other (or None), microseconds and MB/s.
+# Source and target by index, why the target is unreachable (or None), microseconds and MB/s.
 PairRow = tuple[int, int, str | None, float | None, float | None]
 
 

@@ -1,8 +1,9 @@
-"""What an owner decides: pure, the time is an argument, and the same rules for every owner.
+"""The decisions of an owner, the same for every owner; pure, with the time as an argument.
 
-An owner starts something (a head of a run or of a group, a member of a sweep, the agents in pods), follows it to its end
-and writes the one result. Three parts answer what follows: `StopRequests` who was asked to stop how often, `JobTime`
-when the job's time is over, `Lives` what a loss costs. `OwnerPolicy` joins them for one thing that is owned.
+An owner starts something (a head of a run or of a group, a member of a sweep, the agents in pods),
+follows it to its end and writes the one result. `StopRequests` counts requests to stop, `JobTime`
+follows the end of the job's time, and `Lives` decides what a loss costs. `OwnerPolicy` combines
+them for one owned thing.
 """
 
 import signal
@@ -13,19 +14,17 @@ from torchmuster.core.model.lease import SILENT_S, is_given_up
 from torchmuster.core.model.verdict import AGAIN_AFTER_S, AT_ONCE, TERM_AGAIN_AFTER_S
 
 SAY_EVERY_S = 5.0
-FIRST_WORD_S = 30.0  # a head that starts beside many others takes its time
-FAR_SILENT_S = 20.0  # as long as an ssh connection may stall
+FIRST_WORD_S = 30.0  # a head that starts along with many others is slow
+FAR_SILENT_S = 20.0  # an ssh connection may stall that long
 _STOPPED_SILENT_S = 5.0
 _SECOND_STOP_S = 3.0
-_STOP_MARGIN_S = 30.0  # for the ends of workers, and the lease of a node that was lost meanwhile
+_STOP_MARGIN_S = 30.0  # for ending workers, and the lease of a node lost meanwhile
 
-STOP_BEFORE_S = (
-    15.0  # before the end of the job's time: what the next link's requeue or submission may take
-)
+STOP_BEFORE_S = 15.0  # before the job's end: time for the next link's requeue or submission
 KILL_AFTER_S = 5.0
 _NEAR_S = 90.0  # the training library keeps a minute back for its last save
-_CLOCKS_DIFFER_S = 3.0  # the scheduler counts in seconds of its own
-_MOVED_S = 60.0  # less is no move
+_CLOCKS_DIFFER_S = 3.0  # between the scheduler's clock and ours
+_MOVED_S = 60.0  # smaller changes don't count
 _ASK_EVERY_S = 60.0
 
 
@@ -34,26 +33,26 @@ _ASK_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Tell the user."""
+    """Print a sentence for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Let the workers save and leave: the time is nearly over."""
+    """Tell the workers to save and leave: the time is nearly over."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """Stop the workers because of the time: politely, or at once."""
+    """Stop the workers because the time is over: politely, or at once."""
 
     at_once: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AskForEnd:
-    """Ask the scheduler when the job ends; `JobTime.answer` takes what it says."""
+    """Ask the scheduler when the job ends; its reply goes to `JobTime.answer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class TellEnd:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the head: it is silent, or does not end when it is asked to."""
+    """End the head, because it is silent or does not end when asked."""
 
     why: str
 
@@ -74,7 +73,7 @@ OwnerAction = Say | Warn | StopWorkers | AskForEnd | TellEnd | GiveUp
 
 
 class WhatFollows(Enum):
-    """What follows the end of a life."""
+    """What follows after a life has ended."""
 
     OVER = "it has its result"
     STOPPED = "somebody has asked to stop"
@@ -85,12 +84,12 @@ class WhatFollows(Enum):
 
 @dataclass(slots=True)
 class Lives:
-    """The lives of what an owner owns.
+    """Counts how often an owner may restart what it owns.
 
     Attributes:
-        most: How many losses are made up for.
-        spent: How many were.
-        lost: How many there have been, those included that cost nothing.
+        most: How many losses are followed by a restart.
+        spent: How many restarts have been used up.
+        lost: All losses, including those that cost nothing.
     """
 
     most: int
@@ -99,18 +98,18 @@ class Lives:
 
     @property
     def left(self) -> int:
-        """Return how many losses may still be made up for."""
+        """Return how many restarts are left."""
         return max(0, self.most - self.spent)
 
     def after_loss(
         self, *, has_result: bool = False, is_stopped: bool = False, is_free: bool = False
     ) -> WhatFollows:
-        """Count a loss, and return what follows.
+        """Count a loss; return what follows.
 
         Args:
-            has_result: It had ended well, and its last words were lost: the record has them.
-            is_stopped: Somebody has asked to stop: nothing is started any more.
-            is_free: It costs nothing: nothing had begun.
+            has_result: It had ended with a result in the record; only its last message was lost.
+            is_stopped: A stop was requested: start nothing more.
+            is_free: It had not begun anything, so the restart is free.
         """
         if has_result:
             return WhatFollows.OVER
@@ -125,14 +124,15 @@ class Lives:
 
 @dataclass(slots=True)
 class StopRequests:
-    """The requests to stop an owner, counted: the first asks the workers, the second ends them, the third ends heads.
+    """Counts stop requests: the first asks the workers, the second ends them, the third ends heads.
 
-    `timeout`, a shell and a scheduler signal the wrapper and the whole process group, so one request may come several times.
-    SIGTERM and SIGHUP ask again only after seconds, and never where workers may be saving: whoever wants more has SIGKILL.
+    `timeout`, a shell and a scheduler signal both the wrapper and the whole process group, so one
+    request may arrive several times. A repeated SIGTERM or SIGHUP counts only after seconds, and
+    never while workers may be saving: SIGKILL remains for more.
 
     Attributes:
-        count: How many there were; one that asks for an end at once counts as two.
-        num_asked: How many there were, each counted once.
+        count: Number of requests; an immediate one counts as two.
+        num_asked: Number of requests, each counted once.
         signum: The signal of the last one.
     """
 
@@ -142,12 +142,12 @@ class StopRequests:
     _counted_at: float = 0.0
 
     def ask(self, signum: int, now: float, *, may_save: bool = False) -> bool:
-        """Take a signal that asks to stop; return whether it counts.
+        """Handle a signal that requests a stop; return whether it counts.
 
         Args:
             signum: The signal.
-            now: A time that never goes back.
-            may_save: Workers may be saving since they were asked.
+            now: Monotonic time.
+            may_save: Workers may have been saving since the last request.
         """
         since_s = now - self._counted_at
         if signum == AT_ONCE:
@@ -167,11 +167,11 @@ class StopRequests:
         return True
 
     def after_end(self, *, is_whole: bool, is_cancelled: bool) -> WhatFollows:
-        """Take that it ended where the owner's place may be taken away, and another one follows: in a pod.
+        """Return what follows an end in a pod: another owner continues if the pod was removed.
 
         Args:
-            is_whole: It needs nothing more, whoever has asked to stop.
-            is_cancelled: A user has asked to stop, not who takes the place away.
+            is_whole: It is complete, whatever requested the stop.
+            is_cancelled: A user requested the stop, not the system that removes the pod.
         """
         if self.count and not is_whole and not is_cancelled:
             return WhatFollows.ELSEWHERE
@@ -184,12 +184,13 @@ class JobTime:
 
     Attributes:
         warn_s: How long before the end workers get SIGUSR1; 0 for never.
-        ends_at: The end; None where nobody knows it.
-        goes_on: Another job may continue the run, so that workers who do not leave are stopped before the end.
-        ends_the_run: Nothing else watches the time: the run is stopped when it is over.
-        may_ask: The scheduler can be asked on the way and when the time has come: a job that was suspended has more, and a
-            limit can be changed.
-        was_up: The workers were told of the end.
+        ends_at: The end; None if unknown.
+        goes_on: Another job may continue the run, so workers that don't leave are stopped before
+            the end.
+        ends_the_run: Nothing else enforces the time: the run is stopped at its end.
+        may_ask: The scheduler may be asked again, on the way and at the end: a suspended job gets
+            more time, and a limit can be changed.
+        was_up: The workers have been told about the end.
     """
 
     warn_s: float
@@ -198,20 +199,21 @@ class JobTime:
     ends_the_run: bool = False
     may_ask: bool = False
     was_up: bool = False
-    _steps: list[tuple[float, list[OwnerAction]]] | None = None  # how long before the end, what
+    _steps: list[tuple[float, list[OwnerAction]]] | None = None  # (seconds before the end, actions)
     _is_asking: bool = False
     _asked_at: float = 0.0
     _ask_at: float = 0.0
 
     @property
     def is_done(self) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether no step is left."""
         return self._steps is not None and not self._steps
 
     def look(self, now: float) -> list[OwnerAction]:
-        """Return what follows now; call it about once a second.
+        """Return the actions due now; call it about once a second.
 
-        Where workers are neither warned nor stopped it follows the end alone: a training library watches the time itself.
+        If workers are neither warned nor stopped, it only tracks the end: a training library
+        watches the time itself.
         """
         actions = self._begin(now) if self._steps is None else []
         if self.ends_at is None or self._is_asking:
@@ -221,8 +223,8 @@ class JobTime:
                 return [*actions, AskForEnd()]
             left_s, step = self._steps.pop(0)
             if StopWorkers(at_once=False) in step:
-                self.may_ask = False  # what has been begun is ended
-                # Workers that are stopped late have as long until they are killed.
+                self.may_ask = False  # a stop that has begun is completed
+                # Workers that are stopped late get the same time until they are killed.
                 late_s = now - (self.ends_at - left_s)
                 self._steps = [(after_s - late_s, then) for after_s, then in self._steps]
             self.was_up |= self.warn_s > 0 or self.goes_on
@@ -233,7 +235,7 @@ class JobTime:
         return actions
 
     def answer(self, ends_at: float | None, now: float) -> list[OwnerAction]:
-        """Take what the scheduler says, None where it does not answer; return what follows now."""
+        """Handle the scheduler's reply, None without one; return the actions due now."""
         assert self.ends_at is not None
         self._is_asking, self._asked_at = False, now
         moved_s = 0.0 if ends_at is None else ends_at - self.ends_at
@@ -253,7 +255,7 @@ class JobTime:
             return [Say(unknown)] if self.goes_on else []
         said: list[OwnerAction] = []
         warn_s = self.warn_s
-        if 0 < (left_s := self.ends_at - now) < 2 * warn_s:  # else nothing would get done
+        if 0 < (left_s := self.ends_at - now) < 2 * warn_s:  # else no time would be left for work
             said.append(
                 Say(f"--warn {warn_s:g}s is too long for a job of {left_s:.0f} s: half of it")
             )
@@ -283,7 +285,7 @@ class JobTime:
         return asks
 
     def _plan_question(self, now: float) -> None:
-        """Ask ever more often on the way: after a quarter of what is left."""
+        """Schedule the next question, after a quarter of the remaining time."""
         if self.ends_at is None or not self._steps:
             return
         left_s = self.ends_at - self._steps[0][0] - now
@@ -292,25 +294,25 @@ class JobTime:
         )
 
     def is_up(self, now: float) -> bool:
-        """Return whether a worker that leaves now, saved, leaves because of the time."""
+        """Return whether a worker that saves and leaves now does so because of the time."""
         near = self.ends_at is not None and now >= self.ends_at - max(self.warn_s, _NEAR_S)
         return self.was_up or near
 
     def is_over(self, now: float) -> bool:
-        """Return whether a signal that comes now comes because of the time: not a second earlier for a mere warning."""
+        """Return whether a signal now is due to the time; having warned alone is not enough."""
         return self.was_up if self.ends_at is None else now >= self.ends_at - _CLOCKS_DIFFER_S
 
 
 @dataclass(slots=True)
 class OwnerPolicy:
-    """Decides about one thing that is owned: a head, a member, a first pod's run.
+    """Decides about one owned thing: a head, a member, a first pod's run.
 
     Attributes:
-        name: What it is called in sentences, as in `the head of NAME`.
-        lives: What its losses cost.
-        stops: The requests to its owner: one for all that it owns.
-        grace_s: What workers have to end in when they are asked; None where only its silence ends what is owned, as without
-            a stop: what else ends it, its owner knows.
+        name: Its name in sentences, as in `the head of NAME`.
+        lives: Its remaining restarts.
+        stops: The stop requests to its owner, shared by all that it owns.
+        grace_s: How long workers have to end when asked; None: only silence ends it, and the owner
+            handles everything else.
     """
 
     name: str
@@ -322,22 +324,23 @@ class OwnerPolicy:
     _say_at: float = 0.0
     _stopped_at: list[float] = field(default_factory=list)
 
-    # One head's life. `now` is of a clock of the owner's own: its pauses (Ctrl-Z, a laptop's sleep) are no silence of the head.
+    # One head's life. `now` is read from the owner's own clock: its pauses (Ctrl-Z, a laptop's
+    # sleep) don't count as silence of the head.
 
     def begin(self, now: float) -> None:
-        """Take that a head has been started."""
+        """Note that a head has been started."""
         self._heard_at, self._has_spoken, self._say_at = now, False, now + SAY_EVERY_S
 
     def hear(self, now: float) -> None:
-        """Take that the head has said something."""
+        """Note a message from the head."""
         self._heard_at, self._has_spoken, self._say_at = now, True, now + SAY_EVERY_S
 
     def look(self, now: float, state: str | None) -> Say | GiveUp | None:
-        """Return what follows now; call it once a second.
+        """Return the action due now; call it once a second.
 
         Args:
-            now: Of a clock of the owner's own.
-            state: Of the head's process, in the words of /proc/PID/stat; None where that is on another machine.
+            now: Time by the owner's own clock.
+            state: State of the head's process from /proc/PID/stat; None if on another machine.
         """
         if self.grace_s is not None:
             self._stopped_at += [now] * (self.stops.num_asked - len(self._stopped_at))
@@ -375,11 +378,11 @@ class OwnerPolicy:
     def after_loss(
         self, *, has_result: bool = False, is_free: bool = False, is_replaced: bool = False
     ) -> WhatFollows:
-        """Take that it ended without telling its result; nothing of it may be left.
+        """Handle an end without a reported result; nothing of it may be left.
 
         Args:
-            has_result: The record has its result: its last words were lost.
-            is_free: Nothing had begun, so that it costs nothing.
+            has_result: The record has its result: only its last message was lost.
+            is_free: It had not begun anything, so the restart is free.
             is_replaced: Another owner has taken over.
         """
         if is_replaced:

@@ -1,4 +1,4 @@
-"""What will be started: the content of `plan.json`, which agents read."""
+"""The plan of a run: the content of `plan.json`, which agents read."""
 
 import enum
 import os
@@ -9,7 +9,8 @@ from typing import Any
 
 from torchmuster.core.model import contract
 
-# What an interpreter has, found out without importing it: so its torch is reported a second earlier; and what an environment needs.
+# Find the interpreter's packages without importing them, so that torch is reported a second
+# earlier.
 
 
 _VERSION = re.compile(r"^__version__ = '([^']+)'", re.MULTILINE)
@@ -20,9 +21,9 @@ _MAX_BYTES = 1 << 16
 
 
 def look_for_torch() -> dict[str, Any]:
-    """Return the versions of Python, torch, its CUDA and NCCL as plain values.
+    """Return the versions of Python, torch, CUDA and NCCL as plain values.
 
-    Takes about a millisecond: torch's own `version.py` is read as text.
+    It reads torch's `version.py` as text, which takes about a millisecond.
     """
     found: dict[str, Any] = {
         "python": sys.version.split()[0],
@@ -78,17 +79,17 @@ def _read(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentNeeds:
-    """What a node must be for an environment.
+    """What a node must have for a shipped environment.
 
     Attributes:
-        sha: Of the list of its pieces: the name of the environment.
-        machine: As of `uname -m`.
-        glibc: The minor number of glibc 2 that its files need; 0 for none.
-        python: Of the interpreter, `3.11`.
-        base: The interpreter that has to be there; empty where it travels.
-        size_bytes: Of the archive, which has `num_pieces`.
-        unpacked_bytes: Of all its files, of which there are `num_files`.
-        has_torch: It can be tried by importing torch.
+        sha: Hash of the list of its pieces; it names the environment.
+        machine: As printed by `uname -m`.
+        glibc: Minor version of glibc 2 that its files need; 0 for none.
+        python: Version of the interpreter, `3.11`.
+        base: The interpreter that the node must have; empty if it is shipped.
+        size_bytes: Size of the archive, which has `num_pieces`.
+        unpacked_bytes: Size of all its `num_files` files.
+        has_torch: It can be tested by importing torch.
     """
 
     sha: str
@@ -103,10 +104,10 @@ class EnvironmentNeeds:
     has_torch: bool
 
 
-# The target of a session: its door, wherever torchmuster is on the node.
+# The program of a session: the server that forks agents, wherever torchmuster is on the node.
 DOOR_PROGRAM = "muster:door"
 
-# What holds where nobody says otherwise.
+# Defaults.
 MAX_RESTARTS = 3
 GRACE_S = 30.0  # from the signal to stop to SIGKILL
 WARN_S = 120.0  # from SIGUSR1 to the end of the job
@@ -117,12 +118,12 @@ class ScriptKind(enum.Enum):
 
     FILE = "file"
     MODULE = "module"
-    COMMAND = "command"  # torchrun --no-python: executed as it is
-    FUNCTION = "function"  # `torchmuster.launch`: called with what a call file holds
+    COMMAND = "command"  # torchrun --no-python: executed directly
+    FUNCTION = "function"  # `torchmuster.launch`: called as the call file says
 
 
 class StartMethod(enum.Enum):
-    """How workers are started; `AUTO` forks if that is safe and reports if it isn't."""
+    """How workers are started; `AUTO` forks if that is safe, and otherwise reports why not."""
 
     AUTO = "auto"
     FORK = "fork"
@@ -132,7 +133,7 @@ class StartMethod(enum.Enum):
 class RestartPolicy(enum.Enum):
     """Which failures are retried while restarts are left."""
 
-    EVIDENCE = "evidence"  # unless what was seen says that it would end like the last
+    EVIDENCE = "evidence"  # unless the evidence says that it would fail in the same way
     COUNT = "count"  # always, as torchrun
 
 
@@ -149,9 +150,9 @@ class FunctionCall:
     """The call file of a function: `launcher/model/carried.py` says what is in it.
 
     Attributes:
-        source: Its path where the run is made; copied into the run directory.
-        sha256: Of its bytes, in hexadecimal digits: nothing else is unpickled.
-        module_file: Of the module that has the function; None of a function that travels by value.
+        source: Its path where the run is created; it is copied into the run directory.
+        sha256: Hash of its bytes, hexadecimal: nothing else is unpickled.
+        module_file: File of the module that defines the function; None if it travels by value.
     """
 
     source: str
@@ -166,10 +167,10 @@ class Program:
     Attributes:
         python: Interpreter and its flags, e.g. `("/usr/bin/python3", "-u")`.
         target: Script path, module name, command, or `module:function`.
-        preload: Modules that the spawner imports beside torch.
+        preload: Modules that the spawner imports in addition to torch.
         macros: Replace `${local_rank}` in the arguments, as torchrun does.
-        has_torch: Import torch before workers are forked; a script without it starts faster from a small process.
-        call: Of a function, what it is called with.
+        has_torch: Import torch before workers are forked; without it a small process starts faster.
+        call: For a function, its call file.
     """
 
     kind: ScriptKind
@@ -184,7 +185,7 @@ class Program:
     call: FunctionCall | None = None
 
     def display(self) -> tuple[str, ...]:
-        """Return the words at the end of the spawner's command line."""
+        """Return the last arguments of the spawner's command line."""
         flag = ("-m",) if self.kind is ScriptKind.MODULE else ()
         return (*flag, self.target, *self.args)
 
@@ -194,9 +195,11 @@ class Limits:
     """All limits of the run, in seconds or counts.
 
     Attributes:
-        hang_s: How long a rank may stand still while others wait for it, at least; 0: nobody watches.
-        hang_most_s: The same at most, and for what may take long: saving, evaluating, compiling.
-        hang_blind_s: The same for scripts that do not say how far they are.
+        hang_s: Shortest time without progress, while others wait, after which a rank counts as
+            hung; 0: off.
+        hang_most_s: Longest such time, also used for slow activities: saving, evaluating,
+            compiling.
+        hang_blind_s: The time for scripts that do not report their progress.
     """
 
     max_restarts: int = MAX_RESTARTS
@@ -208,7 +211,7 @@ class Limits:
     hang_blind_s: float = 300.0
 
 
-# Sources of these names are unpacked on the node.
+# Sources with these suffixes are unpacked on the node.
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
 
@@ -217,8 +220,8 @@ class Stage:
     """Data that is copied to every node before its workers start.
 
     Attributes:
-        source: A path that the node can read, absolute.
-        target: Where it goes, relative to the node's scratch folder.
+        source: An absolute path that the node can read.
+        target: Its destination, relative to the node's scratch folder.
     """
 
     source: str
@@ -227,7 +230,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOrder:
-    """The command line of `stage`: the scratch folder of a node, and what is put there."""
+    """The command line of `stage`: a node's scratch folder, and what to put there."""
 
     scratch: str
     stages: tuple[Stage, ...]
@@ -235,11 +238,11 @@ class StageOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedEnvironment:
-    """An environment that nodes unpack into their scratch and run the program in.
+    """An environment that nodes unpack into their scratch folder to run the program.
 
     Attributes:
-        archive: Its parcel, where every node can read it.
-        needs: What a node must be for it.
+        archive: Path of its archive, readable on every node.
+        needs: What a node must have for it.
     """
 
     archive: str
@@ -248,7 +251,7 @@ class ShippedEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackOrder:
-    """The command line of `unpack`: where it goes, and whether its interpreter is tried."""
+    """The command line of `unpack`: the destination, and whether to test its interpreter."""
 
     parent: str
     tries: bool
@@ -260,15 +263,15 @@ class NodeSetup:
     """The set-up of every node, done once before its workers start.
 
     Attributes:
-        environment: Variables, before all else.
-        lines: Shell lines, in one shell: `module load cuda/12.6`. What they export is for the workers.
-        stages: What goes into the scratch folder.
-        before: Commands in the job's environment, after staging.
-        scratch: A folder of the node in which the run makes its own; the node's shell expands variables in
-            it. None takes the scheduler's, else the node's temporary folder.
-        python_follows: Whether an interpreter that the lines put on PATH is the job's.
-        origin: Where the lines stand, for messages: `muster.toml [engines.gpu] setup`.
-        shipped: The environment of the job, unpacked behind the lines.
+        environment: Variables, set before everything else.
+        lines: Shell lines, run in one shell: `module load cuda/12.6`. Workers get what they export.
+        stages: Data for the scratch folder.
+        before: Commands to run in the job's environment, after staging.
+        scratch: A folder on the node in which the run creates its own; the node's shell expands
+            variables in it. None: the scheduler's, else the node's temporary folder.
+        python_follows: Whether the job uses the interpreter that the lines put on PATH.
+        origin: Where the lines come from, for messages: `muster.toml [engines.gpu] setup`.
+        shipped: The environment of the job, unpacked after the lines have run.
     """
 
     environment: tuple[tuple[str, str], ...] = ()
@@ -288,35 +291,39 @@ class NodeSetup:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is nothing to wait for."""
+        """Return whether there is nothing to do."""
         given = self.environment, self.lines, self.stages, self.before, self.shipped
         return not any(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The complete plan of a run: nothing else decides what is started.
+    """The complete plan of a run: it alone decides what is started.
 
     Attributes:
-        workers_per_node: Workers on each place; a place beyond the end takes the last number.
-        node_names: What to call the places in messages; simulated nodes are n1, n2, ...
-        rdzv_id: What workers see as TORCHELASTIC_RUN_ID; the run id when absent.
+        workers_per_node: Workers at each place; further places use the last number.
+        node_names: Names of the places in messages; simulated nodes are n1, n2, ...
+        rdzv_id: TORCHELASTIC_RUN_ID for workers; default the run id.
         first_cause_code: Exit with the worker's own code; torchrun exits with 1.
         virtual_local_rank: torchrun's option: LOCAL_RANK 0 everywhere, one GPU visible to each.
         node_setup: What every node does before its workers start.
-        preflight: How the nodes are looked at before the start: `off`, `short`, or for `muster doctor` `long`;
-            `only` is long and starts no worker.
-        preflight_script: A script to look at instead of the program.
-        engine: Where it was sent, as `--on` names it; `job.json` says more of one that muster submitted.
-        job_id: The scheduler's job inside which it was started.
-        restart_policy: What a failure must look like to be followed by another attempt.
-        metrics_port: Of the head's loopback, where it tells Prometheus how the run stands; None: nowhere.
-        nodes_return: A node that is asked to end is replaced by the system that asks, as pods are: only it ends, and the run
-            waits for its replacement.
-        session: The session whose doors fork its agents; None: they are started.
-        spares: Nodes beyond `max_nodes` that join and load torch, but get no ranks until one of the others is lost.
-        every_line: The streams (1, 2) that the run's owner shows in a file or a pipe: nothing is left out there.
-        head_parts: What other packages add to its head (`core/plugs.py`).
+        preflight: Form of the preflight: `off`, `short`, or for `muster doctor` `long`; `only` is
+            long and starts no worker.
+        preflight_script: A script to check in place of the program.
+        engine: Where it was sent, as named by `--on`; `job.json` has more if muster submitted a
+            job.
+        job_id: The scheduler's job in which it was started.
+        restart_policy: Which failures are followed by another attempt.
+        metrics_port: Port on the head's loopback for Prometheus metrics of the run; None: no
+            metrics.
+        nodes_return: The system that stops a node replaces it, as with pods: only that node ends,
+            and the run waits for its replacement.
+        session: The session whose servers fork its agents; None: agents are started.
+        spares: Nodes beyond `max_nodes` that join and load torch, but get no ranks until another
+            node is lost.
+        every_line: The streams (1, 2) that the owner writes to a file or a pipe: nothing is left
+            out there.
+        head_parts: Head parts from other packages (`core/plugs.py`).
     """
 
     run_id: str
@@ -349,17 +356,17 @@ class RunPlan:
 
     @property
     def num_places(self) -> int:
-        """Return on how many nodes an agent is started: those with ranks, then the spare ones."""
+        """Return the number of nodes with an agent: those with ranks, then the spare ones."""
         return self.max_nodes + self.spares
 
     @property
     def is_of_many_commands(self) -> bool:
-        """Return whether `muster torchrun` was typed on several machines: only the same lines start the run again."""
+        """Return whether `muster torchrun` was typed on several machines; a restart repeats it."""
         return self.rdzv_id is not None and self.max_nodes > 1
 
     @property
     def again(self) -> str:
-        """What starts the run again, for hints."""
+        """How to start the run again, for hints."""
         if self.is_of_many_commands:
             return "the same command on each machine"
         return f"muster restart {self.run_id}"
@@ -369,39 +376,39 @@ class RunPlan:
         return self.workers_per_node[min(place, len(self.workers_per_node) - 1)]
 
     def node_name(self, place: int) -> str:
-        """Return what messages call `place`."""
+        """Return the name of `place` in messages."""
         return self.node_names[place] if place < len(self.node_names) else f"node {place}"
 
     @property
     def debugger(self) -> str | None:
-        """Return the debugger that the user brings to a rank: `debugpy` or `pdb`."""
+        """Return the debugger that the user attaches to a rank: `debugpy` or `pdb`."""
         word = dict(self.node_setup.environment).get(contract.DEBUGGER_VARIABLE)
         return word.partition(" ")[0] if word is not None else None
 
     @property
     def verify_every(self) -> int | None:
-        """Return after how many steps one is made again on another rank, as the command asks for it."""
+        """Return every how many steps one is repeated on another rank, if requested."""
         text = dict(self.node_setup.environment).get(contract.VERIFY_VARIABLE)
         return int(text) if text is not None and text.isdecimal() else None
 
     @property
     def is_session(self) -> bool:
-        """Return whether it holds nodes for runs, and is no run itself."""
+        """Return whether this is a session, which holds nodes for runs, rather than a run."""
         return self.program.target == DOOR_PROGRAM
 
     @property
     def mixes_output(self) -> bool:
-        """Return whether lines of several ranks mix, so that each needs its name from the first one on."""
+        """Return whether lines of several ranks mix, so that each needs a prefix from the start."""
         return self.tee is Tee.ALL and (self.max_nodes > 1 or self.num_workers(0) > 1)
 
     @property
     def is_replay(self) -> bool:
-        """Return whether it makes a step of another run again: it saves nothing, and is not continued."""
+        """Return whether it repeats a step of another run: nothing is saved, nor continued."""
         return contract.REPLAY_VARIABLE in dict(self.node_setup.environment)
 
     @property
     def longer_wait(self) -> str:
-        """Return the option that makes the run wait longer for its nodes, as spelled by the command that made it."""
+        """Return the option for a longer wait for nodes, in the spelling of the command used."""
         doubled = round(2 * self.limits.join_timeout_s)
         torchrun = self.engine == "torchrun"
         return (

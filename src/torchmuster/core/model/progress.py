@@ -14,27 +14,28 @@ from torchmuster.core.model.contract import STACK_FD
 
 HEARTBEAT_FD = STACK_FD + 1
 
-NUM_DURATIONS = 128  # of steps, the newest
+NUM_DURATIONS = 128  # of the newest steps
 _MAX_STEP_S = 1e7
 
 
 class RankPhase(enum.IntEnum):
-    """The activity of a rank, as far as the library knows."""
+    """What a rank is doing, as far as the library knows."""
 
     STARTING = 0  # no step of this attempt is done
-    DATA = 1  # the loader is asked for a batch
+    DATA = 1  # waiting for the loader's next batch
     COMPUTE = 2  # everything else between two batches: backward, optimizer, waits for other ranks
     FORWARD = 3
     SAVE = 4
     EVALUATE = 5
-    BETWEEN = 6  # epochs: the script's own code
-    OVER = 7  # the run of the library is closed; the script goes on
-    WAIT = 8  # the part of COMPUTE in which DDP waits for other ranks, where it is measured; never entered
+    BETWEEN = 6  # between epochs: the script's own code
+    OVER = 7  # the library's run is closed; the script continues
+    WAIT = 8  # DDP's wait for other ranks within COMPUTE, if measured; never entered
 
 
 _NUM_PHASES = len(RankPhase)
-# serial, steps of this attempt, number of the step, phase, beat at, step at (seconds of CLOCK_MONOTONIC, which all
-# processes of a node share), seconds in each phase, serial again: what was half written shows two.
+# serial, steps of this attempt, number of the step, phase, time of the beat and of the step
+# (seconds of CLOCK_MONOTONIC, which a node's processes share), seconds in each phase, serial again:
+# a half written record has two different ones.
 _RECORD = struct.Struct(f"<4Q2d{_NUM_PHASES}dQ")
 _DURATION = struct.Struct("<f")
 PAGE_BYTES = _RECORD.size + NUM_DURATIONS * _DURATION.size
@@ -49,8 +50,8 @@ class HeartbeatRecord:
         step: Number of the last step over all attempts.
         at: When it was written, in seconds of CLOCK_MONOTONIC.
         step_at: When the last step ended.
-        seconds: Spent in each phase so far, in this attempt.
-        durations: Seconds that the newest steps took, without saves and evaluations, in no order.
+        seconds: Time spent in each phase so far, in this attempt.
+        durations: Seconds of the newest steps, without saves and evaluations, unordered.
     """
 
     steps_here: int
@@ -76,12 +77,12 @@ def pack(
     step_at: float,
     seconds: list[float],
 ) -> bytes:
-    """Return the record from separate values, which is fast: this runs in the training loop."""
+    """Return the record packed from plain values: fast, as it runs in the training loop."""
     return _RECORD.pack(serial, steps_here, step, phase, at, step_at, *seconds, serial)
 
 
 def unpack(page: bytes) -> HeartbeatRecord | None:
-    """Return the record of a file; None when it is incomplete or invalid."""
+    """Return the record of a file; None if it is incomplete or invalid."""
     if len(page) < _RECORD.size:
         return None
     serial, steps_here, step, phase, at, step_at, *rest = _RECORD.unpack_from(page)

@@ -1,7 +1,7 @@
-"""Places and ranks.
+"""Places and ranks, and their short forms.
 
-A node has its place for the life of the run. The node rank is the index among the places that
-are present, so a replacement gets the ranks of the node it replaces, and ranks move only when the
+A node keeps its place for the life of the run. The node rank is the index among the places that are
+present, so a replacement gets the ranks of the node it replaces, and ranks change only when the
 world's size does.
 """
 
@@ -20,10 +20,10 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
-    """Return the names of a host list, in its own order.
+    """Return the names in a host list, in its order.
 
     Raises:
-        ValueError: It is not a valid host list, or one of more than 65536 names.
+        ValueError: It is invalid, or has more than 65536 names.
 
     Source: https://slurm.schedmd.com/scontrol.html, "show hostnames".
     """
@@ -34,10 +34,10 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """Return the number of each node from `8(x2),4`.
+    """Return one number per node from `8(x2),4`.
 
     Raises:
-        ValueError: It has another form, or is too long.
+        ValueError: It is invalid or too long.
 
     Source: https://slurm.schedmd.com/sbatch.html, SLURM_JOB_CPUS_PER_NODE.
     """
@@ -74,7 +74,7 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 
 def _expand_word(word: str, room: int) -> list[str]:
-    """Expand one name; several brackets give every combination, the last running fastest."""
+    """Expand one name; several brackets give all combinations, the last varying fastest."""
     pieces = _BRACKETS.split(word)
     choices: list[list[str]] = []
     total = 1
@@ -95,7 +95,7 @@ def _expand_range(text: str, room: int) -> list[str]:
         first, last = int(match.group(1)), int(match.group(2) or match.group(1))
         if last < first or last - first >= room:
             raise ValueError(f"`[{text}]` is not a range, or is one of more than {MAX_NODES}")
-        width = len(match.group(1))  # zeros in front are part of the name
+        width = len(match.group(1))  # leading zeros are part of the name
         numbers += [f"{number:0{width}d}" for number in range(first, last + 1)]
     return numbers
 
@@ -105,8 +105,8 @@ class NodeRanks:
     """The ranks of one node in one attempt: `first_rank .. first_rank + num_workers - 1`.
 
     Attributes:
-        first_role_rank: The same among the workers of its role (torchrun's `--role`).
-        role_world_size: How many workers have its role.
+        first_role_rank: The first rank among the workers with its role (torchrun's `--role`).
+        role_world_size: Number of workers with its role.
     """
 
     place: int
@@ -120,7 +120,7 @@ class NodeRanks:
 def assign_ranks(
     workers_by_place: Mapping[int, int], roles: Mapping[int, str] | None = None
 ) -> dict[int, NodeRanks]:
-    """Return the ranks of every place that is present, in the order of the places; without `roles` all have the same."""
+    """Return the ranks of all present places, in place order; without `roles` all have the same."""
     role_of = {place: (roles or {}).get(place, "") for place in workers_by_place}
     sizes: dict[str, int] = dict.fromkeys(role_of.values(), 0)
     for place, count in workers_by_place.items():
@@ -160,7 +160,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def compress_ranks(ranks: Iterable[int]) -> str:
-    """Return `0-2,5` for 0, 1, 2, 5: how messages name many ranks."""
+    """Return `0-2,5` for 0, 1, 2, 5, the form in messages."""
     parts: list[str] = []
     ordered = sorted(set(ranks))
     start = 0

@@ -1,7 +1,8 @@
-"""Remembers what a terminal has shown, so that a traceback appears once, however many ranks and attempts raise it.
+"""Remember what a terminal has shown, to print a traceback only once for all ranks and attempts.
 
-The same traceback is the same frames and the same type of exception; its last line, which may differ, is always shown.
-Repetitions by one rank within an attempt, e.g. logged exceptions, are not removed. Logs keep everything.
+Two tracebacks are the same if frames and exception type are; the last line, which may differ, is
+always shown. Repetitions by one rank within an attempt, e.g. logged exceptions, stay. Logs keep
+everything.
 """
 
 import re
@@ -17,7 +18,7 @@ _BETWEEN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own hook puts it before each line
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's own hook prefixes each line
 _MAX_KNOWN, _MAX_LINES = 256, 500
 _LEAST_LINES, _MAX_LAST_LINES = 4, 6
 
@@ -28,23 +29,23 @@ _Block = tuple[str, ...]  # the frames, and the type of the exception
 class _Stream:
     """The state of one stream of one rank."""
 
-    is_within: bool = False  # a line, some of which has been passed on
-    line: str = ""  # as much of a line as has come, while lines are looked at
-    block: list[str] | None = None  # the traceback that it is in
-    held: list[str] = field(default_factory=list)  # what may turn out to be a repetition
+    is_within: bool = False  # in a line of which a part was passed on
+    line: str = ""  # the incomplete line, while lines are examined
+    block: list[str] | None = None  # the traceback so far
+    held: list[str] = field(default_factory=list)  # possible repetition
     holds: bool = False
 
 
 @dataclass(slots=True)
 class Shown:
-    """Follows the output that goes to a terminal."""
+    """Tracks the output that goes to a terminal."""
 
     ranks: set[int] = field(default_factory=set)
-    _known: dict[_Block, set[int]] = field(default_factory=dict)  # who raised it in this attempt
+    _known: dict[_Block, set[int]] = field(default_factory=dict)  # ranks that raised it
     _streams: dict[tuple[int, int], _Stream] = field(default_factory=dict)
 
     def begin_attempt(self) -> None:
-        """Forget which rank raised what: in a new attempt every repetition counts."""
+        """Forget which rank raised what: in a new attempt every repetition is shortened."""
         for ranks in self._known.values():
             ranks.clear()
 
@@ -62,7 +63,7 @@ class Shown:
         )
 
     def rest(self) -> list[tuple[int, int, str]]:
-        """Return the unfinished text that was held back: (rank, stream, text)."""
+        """Return the unfinished text held back: (rank, stream, text)."""
         held = [
             (*key, "".join([*state.held, state.line]))
             for key, state in self._streams.items()
@@ -72,12 +73,12 @@ class Shown:
         return [entry for entry in held if entry[2].strip()]
 
     def has(self, traceback: str) -> bool:
-        """Return whether the terminal shows this traceback."""
+        """Return whether the terminal has shown this traceback."""
         block = _last_block(traceback)
         return block is not None and block in self._known
 
     def note(self, traceback: str) -> None:
-        """Note a traceback that was printed in a message."""
+        """Record a traceback that was printed in a message."""
         block = _last_block(traceback)
         if block is not None:
             self._known.setdefault(block, set())
@@ -97,7 +98,7 @@ class Shown:
         return after if not now else now if after == [line] else after
 
     def _line(self, rank: int, state: _Stream, line: str) -> list[str]:
-        """Return the text to show now that this line is complete."""
+        """Return the text to show after this complete line."""
         bare = _bare(line)
         if state.block is None:
             return self._outside(state, line, bare)
@@ -117,7 +118,7 @@ class Shown:
         ranks.add(rank)
         if not state.holds or is_new:
             return [*_release(state), line]
-        state.held.clear()  # it goes on holding: another traceback of the same chain may follow
+        state.held.clear()  # keep holding: the chain may continue
         return [f"{bare} (the same traceback as before)\n"]
 
     def _outside(self, state: _Stream, line: str, bare: str) -> list[str]:
@@ -135,7 +136,7 @@ class Shown:
 
 
 def shortened(report: Report, result: Result, shown: Shown) -> Report:
-    """Return the report with only the end of its traceback if the terminal shows all of it already."""
+    """Return the report with only the end of its traceback if the terminal already shows it."""
     error = result.cause.error if result.cause is not None else None
     lines = error.traceback.rstrip().splitlines() if error is not None else []
     start = _position(lines, report.because)
@@ -168,7 +169,7 @@ def _key(frames: Sequence[str], last: str) -> _Block:
 
 
 def _last_block(traceback: str) -> _Block | None:
-    """Return the last of a chain of tracebacks; None if the text is not a traceback."""
+    """Return the last traceback of a chain; None if the text is not a traceback."""
     frames: list[str] | None = None
     found: _Block | None = None
     for line in traceback.splitlines():

@@ -1,11 +1,12 @@
-"""All states: of runs, of tasks, groups and workflows, and of a scheduler's jobs; and conversions between them.
+"""The states of runs, of tasks, groups and workflows, and of scheduler jobs, with conversions.
 
-    runs         starting -> waiting -> running -> succeeded, failed, preempted, timed out, cancelled, stopped, lost
-    tasks, ...   SUBMITTING -> WAITING -> PROCESSING -> SCHEDULING -> INITIALIZING -> RUNNING -> COMPLETED
-                                                                                 -> RESCHEDULED (a task only)
-                                                                                 -> FAILED, FAILED_*
+    runs         starting -> waiting -> running
+                 -> succeeded, failed, preempted, timed out, cancelled, stopped, lost
+    tasks, ...   SUBMITTING -> WAITING -> PROCESSING -> SCHEDULING -> INITIALIZING -> RUNNING
+                 -> COMPLETED, RESCHEDULED (a task only), FAILED, FAILED_*
 
-A state only moves forward; a finished one is final. The values are the words that users and records see.
+A state only moves forward; a finished one is final. The values are the words that users and records
+see.
 """
 
 import enum
@@ -18,13 +19,13 @@ class RunState(enum.Enum):
     STARTING = "starting"
     WAITING = "waiting"
     RUNNING = "running"
-    UNKNOWN = "unknown"  # it is a job, and its scheduler says nothing that we know; never a success
+    UNKNOWN = "unknown"  # its scheduler reports no state that we know; never a success
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     PREEMPTED = "preempted"
     TIMED_OUT = "timed out"
     CANCELLED = "cancelled"
-    STOPPED = "stopped"  # a sweep ended it early: others were better
+    STOPPED = "stopped"  # a sweep ended it early because others were better
     LOST = "lost"
 
     @property
@@ -62,17 +63,17 @@ class State(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Return whether nothing follows."""
+        """Return whether no state can follow."""
         return self not in _ORDER
 
     @property
     def is_failed(self) -> bool:
-        """Return whether this is one of the failures."""
+        """Return whether this is a failure."""
         return self.name.startswith("FAILED")
 
     @property
     def of_run(self) -> RunState:
-        """Return this state of a workflow as the state of a run."""
+        """Return the run state that corresponds to this workflow state."""
         if not self.is_final:
             begun = self in (State.INITIALIZING, State.RUNNING)
             return RunState.RUNNING if begun else RunState.WAITING
@@ -98,7 +99,7 @@ _ORDER = [
     State.RUNNING,
 ]
 
-# Which failure of many names a group or a workflow, the strongest first.
+# The failure that names a group or a workflow with several, strongest first.
 _STRONGEST = [
     State.FAILED_CANCELED,
     State.FAILED_UPSTREAM,
@@ -111,11 +112,11 @@ _STRONGEST = [
 
 
 class JobState(enum.Enum):
-    """The state of a job, in the same words for every scheduler."""
+    """The state of a scheduler's job, in the same words for every scheduler."""
 
     PENDING = "pending"
     HELD = "held"
-    SUSPENDED = "suspended"  # it has its nodes, and goes on only when somebody lets it
+    SUSPENDED = "suspended"  # it has its nodes, and waits to be resumed
     RUNNING = "running"
     ENDING = "ending"
     SUCCEEDED = "succeeded"
@@ -126,25 +127,25 @@ class JobState(enum.Enum):
     NODE_FAILED = "node_failed"
     PREEMPTED = "preempted"
     REQUEUED = "requeued"
-    UNKNOWN = "unknown"  # a word that we don't know, or no word: never a success
+    UNKNOWN = "unknown"  # an unknown word, or none: never a success
 
     @property
     def is_final(self) -> bool:
         """Return whether the job is over; a REQUEUED one comes back.
 
-        A preempted job that comes back is REQUEUED: Slurm notes PREEMPTED for it in its accounting only
-        (`_job_requeue_op`, 22.05).
+        A preempted job that comes back is REQUEUED: Slurm records PREEMPTED for it only in its
+        accounting (`_job_requeue_op`, 22.05).
         """
         return self not in _WITHOUT_RESULT or self in _ENDS
 
     @property
     def of_run(self) -> RunState:
-        """Return the state of a run that has left no result: never a success."""
+        """Return the state of a run without a result: never a success."""
         return _WITHOUT_RESULT.get(self, _LEFT_NOTHING)[0]
 
     @property
     def of_group(self) -> State:
-        """Return the state of a workflow's group that has left no result."""
+        """Return the state of a workflow's group without a result."""
         return _WITHOUT_RESULT.get(self, _LEFT_NOTHING)[1]
 
 
@@ -166,7 +167,7 @@ _ENDS = (JobState.CANCELLED, JobState.TIMED_OUT, JobState.PREEMPTED)
 
 
 def group_state(tasks: Mapping[str, State], lead: str, *, ignore_nonlead: bool) -> State:
-    """Return the state of a group from those of its tasks' newest attempts."""
+    """Return the state of a group from its tasks' newest attempts."""
     states = list(tasks.values())
     if any(not state.is_final for state in states):
         if any(state.is_final or state is State.RUNNING for state in states):
@@ -178,7 +179,7 @@ def group_state(tasks: Mapping[str, State], lead: str, *, ignore_nonlead: bool) 
 
 
 def workflow_state(groups: Iterable[State]) -> State:
-    """Return the state of a workflow from those of its groups."""
+    """Return the state of a workflow from its groups."""
     states = list(groups)
     if any(not state.is_final for state in states):
         begun = [state for state in states if state.is_final or state is State.RUNNING]

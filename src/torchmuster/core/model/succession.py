@@ -1,7 +1,8 @@
-"""Who may take a lost head's place, and when: the rules of `docs/succession.md`, without I/O.
+"""Which agent may replace a lost head, and when: the rules of `docs/succession.md`, without I/O.
 
-A term is one right to start one attempt, or to be the head at all. Terms are claimed one after the other in a folder that
-all nodes of the run see, each by one process only; whoever finds its next term taken is the head no longer.
+A term is the right to start one attempt, or to be the head at all. Terms are claimed in sequence in
+a folder that all nodes of the run see, each by one process only. A head that finds its next term
+claimed is no longer the head.
 """
 
 from dataclasses import dataclass
@@ -9,14 +10,14 @@ from enum import Enum
 
 from torchmuster.core.model.lease import LEASE_S
 
-TURN_S = 0.5  # between the claims of agents that see the same votes
+TURN_S = 0.5  # between claims of agents that see the same votes
 ASK_EVERY_S = 5.0
-FIRST_ASK_S = 1.5  # the others' votes come first
+FIRST_ASK_S = 1.5  # let the others vote first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SucceedWords:
-    """The command line of `succeed`: the run, the place of the node that is its head now, and that head's process and port."""
+    """The command line of `succeed`: the run, and the current head's place, process and port."""
 
     run_dir: str
     place: int
@@ -26,7 +27,7 @@ class SucceedWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLostWords:
-    """The command line of `node-lost`: the run, and the node that is asked for."""
+    """The command line of `node-lost`: the run, and the node in question."""
 
     run_dir: str
     node: str
@@ -34,16 +35,16 @@ class NodeLostWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """A term that was claimed: what the next head has to know.
+    """A claimed term: what the next head has to know.
 
     Attributes:
-        number: Of the term.
-        holder: Who has claimed it: a random word that the next heads of the same owner have, too.
-        place: That of the agent with the head.
-        node: Its machine, as the engine calls it.
-        members: The places of the agents that it had: a majority of these may vote it out.
-        next_attempt: The number of the first attempt that no term before this one has started.
-        restarts_spent: Of the run.
+        number: Number of the term.
+        holder: Random id of the claimant, shared by later heads of the same owner.
+        place: Place of the agent with the head.
+        node: Its node's name in the engine.
+        members: Places of its agents: a majority of them may vote it out.
+        next_attempt: The first attempt number that no earlier term has started.
+        restarts_spent: Restarts that the run has spent.
     """
 
     number: int
@@ -59,22 +60,22 @@ class Move(Enum):
     """What an agent does now."""
 
     NOTHING = "nothing"
-    VOTE = "vote"  # that the head of the newest term is lost
-    WITHDRAW = "withdraw"  # its vote: the head is there
-    ASK = "ask"  # the engine, whether the head's machine is lost
-    CLAIM = "claim"  # the next term
+    VOTE = "vote"  # vote that the newest term's head is lost
+    WITHDRAW = "withdraw"  # withdraw its vote: the head is there
+    ASK = "ask"  # ask the engine whether the head's machine is lost
+    CLAIM = "claim"  # claim the next term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What an agent sees.
+    """What an agent observes.
 
     Attributes:
         newest: The newest claim; None before the first.
-        votes: Who has voted that its head is lost.
+        votes: Places that voted that its head is lost.
         is_silent: The agent's lease has ended.
-        is_idle: None of its workers lives.
-        is_proved: The engine has said that the machine of this head is lost.
+        is_idle: None of its workers is alive.
+        is_proved: The engine has confirmed that the machine of this head is lost.
     """
 
     newest: Term | None
@@ -85,16 +86,16 @@ class Sight:
 
 
 def is_voted_out(claim: Term, votes: frozenset[int]) -> bool:
-    """Say whether more than half of a head's agents, its own counted, have lost it."""
+    """Say whether more than half of a head's agents, its own included, have lost it."""
     members = set(claim.members)
     return 2 * len(votes & members) > len(members)
 
 
 class Heir:
-    """One agent, which may become the head.
+    """An agent that may become the head.
 
     Args:
-        place: Its own.
+        place: Its place.
     """
 
     def __init__(self, place: int) -> None:
@@ -107,25 +108,25 @@ class Heir:
 
     @property
     def has_voted(self) -> bool:
-        """Say whether it has said that the head of the newest term is lost."""
+        """Say whether it has voted that the newest term's head is lost."""
         return self._voted
 
     def look(self, now: float, sight: Sight) -> Move:
-        """Return what to do; called about twice a second.
+        """Return the next move; call it about twice a second.
 
         Args:
-            now: By a clock of the time in which this process ran.
-            sight: What it sees.
+            now: Time by a clock that counts only while this process runs.
+            sight: What it observes.
         """
         newest = sight.newest
         if newest is None:
             return Move.NOTHING
         if self._newest is None or newest.number > self._newest.number:
-            # Whoever has claimed it gets the time of a lease to be found.
+            # Its claimant gets the time of one lease to be found.
             self._newest, self._seen_at = newest, now
             self._voted, self._free_since = False, None
         elif newest.number < self._newest.number:
-            return Move.NOTHING  # a disk that shows the past
+            return Move.NOTHING  # a stale view of the disk
         if not sight.is_silent:
             self._free_since = None
             if self._voted:
@@ -138,7 +139,7 @@ class Heir:
             self._voted, self._ask_at = True, now + FIRST_ASK_S
             return Move.VOTE
         if self.place not in sight.votes:
-            return Move.VOTE  # the disk did not take it
+            return Move.VOTE  # the disk has lost the vote
         if sight.is_proved or is_voted_out(newest, sight.votes):
             return self._take_turn(now, sight.votes)
         self._free_since = None
@@ -148,14 +149,14 @@ class Heir:
         return Move.NOTHING
 
     def _take_turn(self, now: float, votes: frozenset[int]) -> Move:
-        """Term when those before us have had their time to: each sees other votes first."""
+        """Claim after giving each voter at a lower place one turn (`TURN_S`) to claim first."""
         if self._free_since is None:
             self._free_since = now
         before = sum(place < self.place for place in votes)
         return Move.CLAIM if now - self._free_since >= before * TURN_S else Move.NOTHING
 
     def next_claim(self, votes: frozenset[int], holder: str, node: str) -> Term:
-        """Return the claim that follows the newest one; its head is here."""
+        """Return the claim after the newest one, with the head on this node."""
         newest = self._newest
         if newest is None:
             raise ValueError("nothing was claimed before")

@@ -1,4 +1,4 @@
-"""Reports as plain text: `error / at / because / hint`, readable without colour; and escaping of foreign text."""
+"""Reports as plain text (`error / at / because / hint`), and escaping of untrusted text."""
 
 import itertools
 import math
@@ -8,15 +8,14 @@ from collections.abc import Iterable, Sequence
 from torchmuster.core.model.verdict import Report
 from torchmuster.errors import MusterError
 
-# Hide what looks like a secret in text that is made to be passed on: a command line, a difference of files.
-#
-# A guess by name and form, so it hides what people write by habit; it can't know every secret.
+# Hide likely secrets in text that may be passed on: a command line, a diff. They are guessed by
+# name and form: not every secret can be recognized.
 
 
 HIDDEN = "<hidden>"
 _NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|passphrase|credentials?|auth[_-]?token|[a-z_-]*_token)"
 _IS_SECRET = re.compile(rf"(?i)(?:^|[_-]){_NAME}(?:[_-]?id)?$|(?:^|-)token$|_KEY$")
-# `password = "..."`, `API_KEY: ...`; a number or a name of Python is no secret: `pad_token = 0`, `secret = secrets.x()`.
+# `password = "..."`, `API_KEY: ...`; a number or an expression is no secret: `pad_token = 0`.
 _ASSIGNED = re.compile(
     rf"""(?ix)(\b[\w.-]*{_NAME}["']?\s*[:=]\s*)(["'])(?P<value>[^"'\s]{{6,}})\2"""
 )
@@ -31,12 +30,12 @@ _BLOCK = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether the value of a variable or an option of this name is probably a secret."""
+    """Say whether a variable or an option with this name probably holds a secret."""
     return _IS_SECRET.search(name.strip("-")) is not None
 
 
 def hide_secrets(text: str) -> str:
-    """Return a text with what looks like a secret replaced."""
+    """Return a text with likely secrets replaced."""
     text = _BLOCK.sub(HIDDEN, text)
     text = _KNOWN.sub(HIDDEN, text)
     text = _IN_URL.sub(rf"\1:{HIDDEN}", text)
@@ -44,7 +43,7 @@ def hide_secrets(text: str) -> str:
 
 
 def hide_in_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command line without the values of options that name a secret."""
+    """Return a command line without the values of options that name a secret."""
     found: list[str] = []
     follows = False
     for word in words:
@@ -59,22 +58,23 @@ def hide_in_words(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-# What a terminal would obey, or what reorders text: C0 and C1 controls but \t and \n, and Unicode's own directions; and halves
-# of characters, which no encoding takes.
+# Characters that control a terminal or reorder text: C0 and C1 controls except \t and \n, Unicode's
+# directional marks, and surrogates, which can't be encoded.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
-# Of what a rank has written: what stays, a move of the cursor, all else that a terminal would obey.
+# In a rank's output: what is kept, cursor movements, other controls.
 _OUTPUT = re.compile(f"({_COLOUR.pattern}|\r)|\x1b\\[[0-9;?]*[A-HJKSTfhlsu]|{_CONTROL.pattern}")
-_MAX_WORD, _MAX_NAMES = 200, 200  # of a search for a near miss
+_MAX_WORD, _MAX_NAMES = 200, 200  # limits of a search for similar names
 MAX_NAMES = 8
 
 
 def printable(text: str) -> str:
-    """Return a foreign text with control characters made visible and colours removed.
+    """Return an untrusted text with control characters escaped and colours removed.
 
-    Every message of muster goes through here: an exception, a host's name or a scheduler's word may hold anything.
+    Every message of muster passes through it: an exception, a host name or a scheduler's output may
+    contain anything.
     """
     if text.isprintable():
         return text
@@ -82,9 +82,9 @@ def printable(text: str) -> str:
 
 
 def as_output(text: str) -> str:
-    """Return what a rank has written for a terminal of somebody who looks at it later: colours stay, all else is shown or left out.
+    """Return a rank's output for a later viewer: keep colours, escape or drop other controls.
 
-    A sequence of a progress bar that moves the cursor is left out: its lines stand apart here.
+    A progress bar's cursor movements are dropped: its lines are shown separately here.
     """
     if text.isprintable():
         return text
@@ -96,10 +96,10 @@ def _visible_in_output(found: str) -> str:
 
 
 def as_bytes(text: str) -> bytes:
-    """Return the bytes of what a rank has written: its own where they are no UTF-8."""
+    """Return the original bytes of a rank's output, even where they are not UTF-8."""
     try:
         return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # halves of characters that no rank of ours has written
+    except UnicodeEncodeError:  # surrogates that don't come from a rank
         return text.encode(errors="replace")
 
 
@@ -109,12 +109,12 @@ def _visible(character: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Return a printable text without newlines and tabs, for a cell of a table or a name in a list."""
+    """Return a printable text without newlines and tabs, for a table cell or a list."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def name_on(name: str, machine: str) -> str:
-    """Return `r-1 (n2)`: what a node is called, and the machine under it where that has a name of its own."""
+    """Return `r-1 (n2)`: a node's name, and the machine under it if that has its own name."""
     return f"{name} ({machine})" if machine else name
 
 
@@ -124,7 +124,7 @@ def name_alone(name: str) -> str:
 
 
 def few_of(names: Iterable[str], most: int, num_names: int | None = None) -> str:
-    """Return `a, b, c and 3 more`; of `num_names` there are more than are named."""
+    """Return `a, b, c and 3 more`; `num_names` is the total, if more than `names`."""
     listed = [in_one_line(name) for name in names]
     more = (num_names or len(listed)) - len(listed[:most])
     return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
@@ -134,8 +134,8 @@ def name_missing(names: Sequence[str], num_missing: int) -> str:
     """Return `b, c`, or `2 of b, c, d` when any two of these are enough, or `5 more`.
 
     Args:
-        names: Who may be meant; the first few are enough when all of them are.
-        num_missing: How many have to come still.
+        names: Possible names; the first few suffice if all are missing.
+        num_missing: How many are still missing.
     """
     if not names:
         return f"{num_missing} more"
@@ -145,12 +145,12 @@ def name_missing(names: Sequence[str], num_missing: int) -> str:
 
 
 def say_missing(num_here: int, num_needed: int, who: str) -> str:
-    """Return the sentence of a progress line."""
+    """Return the sentence for a progress line."""
     return f"{num_here} of {num_needed} {'is' if num_here == 1 else 'are'} here, missing: {who}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that was probably meant; None without one."""
+    """Return the known word that was probably meant, or None."""
     import difflib
 
     names = list(known)
@@ -165,7 +165,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
-    """Return a hint that suggests the nearest known word."""
+    """Return a hint with the nearest known word, else `otherwise`."""
     near = nearest(word, known)
     return f"did you mean `{near}`?" if near else otherwise
 
@@ -191,7 +191,7 @@ def render_report(report: Report) -> str:
 
 
 def in_minutes(seconds: float) -> str:
-    """Return a duration in the words of a sentence: `40 s`, `5 min`, `2 h 10 min`."""
+    """Return a duration for a sentence: `40 s`, `5 min`, `2 h 10 min`."""
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"
@@ -204,13 +204,13 @@ def in_minutes(seconds: float) -> str:
 def show_transfer(
     done_bytes: float, total_bytes: float | None, elapsed_s: float, *, before_bytes: float = 0
 ) -> str:
-    """Return how much has been moved, how fast, and how long it takes still: `3 GiB of 12 GiB (25 %), 512 MiB/s, 18 s left`.
+    """Return the progress of a transfer: `3 GiB of 12 GiB (25 %), 512 MiB/s, 18 s left`.
 
     Args:
-        done_bytes: Moved so far.
-        total_bytes: None or 0 where nobody knows.
-        elapsed_s: Since `before_bytes`; of the first second no speed is told.
-        before_bytes: What had been moved before the time is counted, e.g. by an earlier attempt.
+        done_bytes: Bytes transferred so far.
+        total_bytes: None or 0 if unknown.
+        elapsed_s: Seconds since `before_bytes`; no speed is shown in the first second.
+        before_bytes: Bytes transferred before `elapsed_s` began, e.g. by an earlier attempt.
     """
     done = max(done_bytes, 0)
     text = show_size(done)
@@ -234,13 +234,13 @@ _TRANSFER = re.compile(
 
 
 def moved_in(sentence: str) -> str | None:
-    """Return what is moved where a sentence ends in the words of `show_transfer`; None where it does not."""
+    """Return what a sentence that ends like `show_transfer` says is transferred, or None."""
     found = _TRANSFER.fullmatch(sentence)
     return found["what"] if found is not None else None
 
 
 def show_size(size_bytes: float) -> str:
-    """Return a size for people, e.g. `30 GiB`."""
+    """Return a human-readable size, e.g. `30 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:
             return f"{size_bytes:.4g} {unit}"

@@ -1,6 +1,6 @@
 """The verdict on a run: what failed first, on which rank and node, with the evidence.
 
-Pure text and values: `result.json` keeps the verdict, `ui.errors` prints it.
+Pure text and values: `result.json` stores the verdict, `core.cli.messages` prints it.
 """
 
 import enum
@@ -14,27 +14,27 @@ from torchmuster.core.model.failure import ECHOES, OVERUSED, EndKind, WorkerEnd,
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.model.states import RunState, State
 
-# Whether another attempt can fix a failure, and whether it is the same as the last one: from evidence, never from a clock.
-#
-# `docs/faults.md` has the table. A program's mistake remains; a failure of its environment may pass. The kind of an error shows which of the two
-# it is, and if steps of training are known, they show whether there was progress.
+# Whether another attempt can help, and whether a failure equals the last one: by evidence, never by
+# a clock. `docs/faults.md` has the table. A program's mistake remains; a failure of its environment
+# may pass. The kind of error tells them apart; if training steps are known, they show whether there
+# was progress.
 
 
 class Prospect(enum.Enum):
     """The prospect of another attempt."""
 
-    NONE = "none"  # the same end
-    DOUBTFUL = "doubtful"  # if it ends like this again without progress, it would so for ever
-    OPEN = "open"  # its surroundings may be other ones
+    NONE = "none"  # it would fail in the same way
+    DOUBTFUL = "doubtful"  # if it fails likewise without progress, it always will
+    OPEN = "open"  # its environment may change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """The identity of a failure; ends with an open prospect have none.
+    """The identity of a failure; failures with an open prospect have none.
 
     Attributes:
         what: The exception's type, or the exit code.
-        words: Its message, or the last lines of a worker that raised nothing, without what differs between ranks and starts.
+        words: Its message, or a worker's last lines, without what differs between ranks and starts.
     """
 
     kind: EndKind
@@ -44,7 +44,7 @@ class Mark:
 
 
 _CANT_BE_MENDED = frozenset({"SyntaxError", "ImportError", "NameError"})
-# Errors of the system that a missing or wrong path causes: they stay as long as the path does.
+# OS errors caused by a missing or wrong path: they last until the path is fixed.
 _OF_A_PATH = frozenset(
     {
         "FileNotFoundError",
@@ -54,9 +54,9 @@ _OF_A_PATH = frozenset(
         "FileExistsError",
     }
 )
-# A worker has no terminal, and a build lacks what it lacks.
+# A worker has no terminal, and a missing build feature stays missing.
 _TOLD_FOR_EVER = re.compile(r"EOF when reading a line|doesn't have \w+ built in")
-# A limit that a script runs into at once, or a file that it finds cut off: what follows within a second finds it again.
+# A limit that a script hits at once, or a truncated file: the next attempt would find it again.
 _TOLD_OF_A_LIMIT = re.compile(
     r"DefaultCPUAllocator|no space left|disk quota|Ran out of input|collective mismatch",
     re.IGNORECASE,
@@ -76,7 +76,7 @@ _TOLD_BY_SURROUNDINGS = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-# What differs between two starts, or between ranks, and says nothing of progress.
+# What differs between starts or ranks without showing progress.
 _DIFFERS = re.compile(
     r"0x[0-9a-f]+|\bpid\(s\) [\d, ]+|\b(?:pid|process|rank|cuda:|thread-)\W?\d+|\b[0-9a-f]{8,}\b|/tmp/\S+",
     re.IGNORECASE,
@@ -94,7 +94,7 @@ def prospect(end: WorkerEnd) -> Prospect:
     if _TOLD_OF_A_LIMIT.search(said):
         return Prospect.DOUBTFUL
     if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
-        by_signal = (end.exit_code or 0) > _SHELLS_SIGNAL  # a shell says so of what it ran
+        by_signal = (end.exit_code or 0) > _SHELLS_SIGNAL  # a shell's code for a signal
         return Prospect.OPEN if by_signal else Prospect.DOUBTFUL
     if end.kind is EndKind.NODE_LOST and end.detail == OVERUSED:
         return Prospect.DOUBTFUL
@@ -118,7 +118,7 @@ def prospect(end: WorkerEnd) -> Prospect:
 
 
 def _said(end: WorkerEnd) -> str:
-    """Return the words of an end that tell its prospect; those of a process that was killed don't."""
+    """Return the output that tells a failure's prospect; a killed process has none."""
     if end.error is not None:
         return f"{end.error.type_name}: {end.error.message}"
     return "\n".join(end.tail) if end.signum in (None, signal.SIGABRT) else ""
@@ -128,8 +128,8 @@ def mark(end: WorkerEnd, *, after_early_end: bool = False) -> Mark | None:
     """Return the identity of a failure that may recur; None if its prospect is open.
 
     Args:
-        end: Of the worker that failed.
-        after_early_end: Other ranks had ended with 0, so an error of the connection to them is no chance.
+        end: The end of the failed worker.
+        after_early_end: Other ranks had ended with 0, so a connection error is no coincidence.
     """
     if after_early_end and end.looks_like_echo:
         where = end.error.where if end.error is not None else None
@@ -152,7 +152,7 @@ _IS_ERROR = re.compile(r"\berror\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A message in the four parts that every message of muster has."""
+    """A message in the four parts that all messages of muster have."""
 
     error: str
     at: str | None = None
@@ -174,10 +174,10 @@ class Result:
     cause: WorkerEnd | None = None
     lost_s: float = 0.0
     logs_lost_lines: int = 0
-    notes: tuple[str, ...] = ()  # what a success leaves to be said
-    node_was_lost: bool = False  # it was stopped while a node was missing
-    trained_step: int | None = None  # where the training library said that it ended
-    saved_step: int | None = None  # of the snapshot that it goes on from
+    notes: tuple[str, ...] = ()  # remarks on a success
+    node_was_lost: bool = False  # stopped while a node was missing
+    trained_step: int | None = None  # last step, by the training library
+    saved_step: int | None = None  # step of the snapshot to resume from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,18 +188,18 @@ class Circumstances:
     attempt: int
     restarts_spent: int
     max_restarts: int
-    same_as: int | None  # the attempt before that ended in the same way, with no step between
+    same_as: int | None  # the earlier attempt that failed likewise, without a step between
     is_final: bool
     early_ranks: tuple[int, ...]
     restart_hint: bool
     log_path: str | None
-    dead_end: str | None = None  # why no attempt can follow, whatever the budget
+    dead_end: str | None = None  # why no attempt can follow, whatever restarts are left
 
 
 def notes_on_success(
     ends: Sequence[WorkerEnd], world_size: int, verify_every: int | None = None
 ) -> tuple[str, ...]:
-    """Return notes on an attempt that ended well, one sentence each."""
+    """Return remarks on a successful attempt, one sentence each."""
     died = [end for end in ends if end.signum is not None]
     notes = [_died_leaving(died)] if died else []
     sizes = [end.largest_group for end in ends]
@@ -235,7 +235,7 @@ def _died_leaving(ends: Sequence[WorkerEnd]) -> str:
 
 
 def _never_met(largest: int, world_size: int) -> str:
-    """Return a note if workers never made a process group; carefully, because not every script with torch trains."""
+    """Return a remark if workers never formed a process group; not every torch script trains."""
     if largest < 2:
         return f"{world_size} workers never formed a process group: if this was training, each trained alone"
     return (
@@ -257,7 +257,7 @@ def explain_failure(
 
 
 def alike(cause: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[int]:
-    """Return the ranks that raised the same exception in the same line: they count as one failure."""
+    """Return the ranks that raised the same exception at the same line: they are one failure."""
     ranks = {cause.rank}
     if cause.error is not None and cause.error.where:
         this = (cause.error.type_name, cause.error.where)
@@ -370,7 +370,7 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
             "the one restart is spent" if number == 1 else f"all {number} restarts are spent"
         )
     if circumstances.log_path:
-        # A log begins with the first byte: of a rank without one there is none to be named.
+        # A log is created with the first byte: a silent rank has none to name.
         silent = cause.kind in (EndKind.EXIT_CODE, EndKind.SIGNAL) and not cause.tail
         if not silent:
             hints.append(f"the whole output is in {circumstances.log_path}")
@@ -378,7 +378,7 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
 
 
 def explain_preemption(end: WorkerEnd, same_as: int, world_size: int) -> Report:
-    """Return the report on a run whose workers only exit to be resumed."""
+    """Return the report on a run whose workers only ever preempt."""
     both = both_attempts(same_as, end.attempt)
     return Report(
         error=f"rank {end.rank} left with exit code 75 in {both} in the same way",
@@ -390,7 +390,7 @@ def explain_preemption(end: WorkerEnd, same_as: int, world_size: int) -> Report:
 def explain_refused_start(
     node: str, what: str | None, where: str | None, why: str, hint: str | None
 ) -> Report:
-    """Return the report on a run whose workers could not be started on a node; None: use the default message."""
+    """Return the report on a run whose workers could not start on a node; None: default text."""
     usual = "`--python PATH` names the interpreter that has the job's packages"
     return Report(
         error=what or "the workers could not be started",
@@ -401,19 +401,19 @@ def explain_refused_start(
 
 
 def both_attempts(first: int, second: int) -> str:
-    """Return words for two attempts that ended in the same way; there may be others before or between them."""
+    """Return a phrase for two attempts that failed alike; there may be others between them."""
     return f"attempts {first} and {second}"
 
 
 def final_exit_code(cause: WorkerEnd, *, first_cause_code: bool) -> int:
-    """Return the exit code of a failed run: the worker's own, or 1 as torchrun."""
+    """Return the exit code of a failed run: the worker's own, or 1 as torchrun does."""
     if not first_cause_code:
         return 1
     code = cause.shell_code
     return code if code not in (0, contract.EX_TEMPFAIL) else 1
 
 
-# How a group and its tasks ended, and the report on the failure that came first.
+# How a group and its tasks ended, and the report on the first failure.
 
 
 _TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98", "[Errno 98]")
@@ -459,7 +459,7 @@ class FailureFacts:
     """The facts about the failure of a task.
 
     Attributes:
-        tail: The last lines of its command, or what its agent said.
+        tail: The last lines of its command, or its agent's message.
         others: Tasks that run on the same machine and network.
     """
 
@@ -499,23 +499,23 @@ def explain_task_failure(facts: FailureFacts) -> Report:
     )
 
 
-# The origin of a stop, and how the run ends: decided here once, from what the head knows at that moment.
+# The origin of a stop and the end of the run, decided once from what the head knows then.
 
 
-AT_ONCE = signal.SIGRTMIN  # muster sends it to an owner: as Ctrl-C and another one
-# One Ctrl-C may come twice, from the terminal and from a wrapper that passes it on; so may SIGTERM, and more slowly.
+AT_ONCE = signal.SIGRTMIN  # sent to an owner; it counts as two Ctrl-C
+# One Ctrl-C may arrive twice, from the terminal and from a wrapper; so may SIGTERM, more slowly.
 AGAIN_AFTER_S = 0.5
 TERM_AGAIN_AFTER_S = 5.0
 
 
 class StopCause(enum.Enum):
-    """The origin of a stop; the words for the sentence `... asked to stop`."""
+    """The origin of a stop; the values complete the sentence `... asked to stop`."""
 
     USER = "you"
     TIME = "the end of the job's time"
     NODE_LOST = "the loss of a node"
     TERMINAL = "the closed terminal"
-    OUTSIDE = "the system"  # nobody can tell: a scheduler, an administrator, `kill`
+    OUTSIDE = "the system"  # unknown: a scheduler, an administrator, `kill`
 
 
 _BEST_KNOWN_FIRST = (
@@ -538,10 +538,11 @@ def cause_of_stop(
     """Return the origin of a stop.
 
     Args:
-        signum: The signal that came.
-        cancelled: `muster cancel` has left its note: it asks the scheduler, whose signal looks like any other.
+        signum: The signal received.
+        cancelled: `muster cancel` has left its note: its signal comes from the scheduler like any
+            other.
         time_is_over: The announced end of the job has come.
-        node_is_lost: A node of the job is missing now; schedulers end a job for that.
+        node_is_lost: A node of the job is missing; schedulers end jobs for that.
     """
     if cancelled or signum == signal.SIGINT:
         return StopCause.USER
@@ -553,21 +554,21 @@ def cause_of_stop(
 
 
 def better_cause(known: StopCause, new: StopCause) -> StopCause:
-    """Return the origin of a stop after a second report: agents see only a signal, the owner knows more."""
+    """Return the better known of two origins of a stop: the owner knows more than agents."""
     return min(known, new, key=_BEST_KNOWN_FIRST.index)
 
 
 def end_by_stop(
     cause: StopCause, signum: int, again: str, *, saved: bool, lost: Mapping[str, str]
 ) -> tuple[RunState, int, Report]:
-    """Return state, exit code and report of a run that was stopped.
+    """Return the state, exit code and report of a stopped run.
 
     Args:
-        cause: Who asked for it.
+        cause: The origin of the stop.
         signum: The signal that the workers got.
-        again: What starts the run again.
-        saved: Workers said that they can be resumed, or another job goes on.
-        lost: Why each node that is missing was lost.
+        again: How to start the run again.
+        saved: Workers reported that they can be resumed, or another job continues.
+        lost: Why each missing node was lost.
     """
     name = contract.signal_name(signum)
     if cause is StopCause.NODE_LOST:
@@ -575,7 +576,7 @@ def end_by_stop(
         because = tuple(f"{node}: {why}" for node, why in lost.items())
         report = Report(error=error, because=because, hint=again)
         return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
-    # No shell loop may take what a user has ended for "run me again".
+    # A shell loop must not rerun what a user has ended.
     by_hand = cause in _WHY_CANCELLED or signum in (signal.SIGINT, signal.SIGHUP)
     if saved and not by_hand:
         error = "the run was preempted and can be resumed"
@@ -596,7 +597,7 @@ def end_by_stop(
 
 
 def not_replaced(report: Report, again: str, lost: Mapping[str, str]) -> Report:
-    """Return the report on a run that has lost nodes, from that on nodes that did not come."""
+    """Return the report on a run that lost nodes, from the report that no replacement came."""
     error = f"{', '.join(lost)} was lost, and no node came in its place"
     because = (*(f"{node}: {why}" for node, why in lost.items()), report.error)
     return Report(error=error, because=because, hint=again)

@@ -1,1 +1,1 @@
-"""The owner of a run: it starts agents, keeps the head alive, writes the result."""
+"""The owner of a run: it starts agents, keeps the head alive and writes the result."""

@@ -1,4 +1,4 @@
-"""Make a run directory: the only thing that exists of a run before its engine starts it."""
+"""Create a run directory: all that exists of a run before its engine starts it."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ from torchmuster.core.net.address import new_secret, write_secret
 from torchmuster.core.plainfile import open_own
 from torchmuster.errors import MusterError, RunDirectoryError, UsageError
 
-# Room for a run: free bytes, free inodes and the user's quota where its records and snapshots will lie.
+# Room for a run: free bytes, inodes and the user's quota, where its records and snapshots go.
 
 
 MIN_FREE_BYTES = 4 << 20
@@ -35,7 +35,7 @@ Statvfs = Callable[[str], os.statvfs_result]
 
 
 def check_room(path: str, statvfs: Statvfs = os.statvfs) -> None:
-    """Refuse a folder in which nothing can be kept: under 4 MiB free, or no inode.
+    """Refuse a folder that can't hold anything: less than 4 MiB free, or no inode.
 
     Raises:
         OSError: ENOSPC, with what is missing.
@@ -48,7 +48,7 @@ def check_room(path: str, statvfs: Statvfs = os.statvfs) -> None:
 
 
 def room_warnings(path: str, statvfs: Statvfs = os.statvfs) -> list[str]:
-    """Return a sentence for each thing that will soon be short in the folder, or the next one above that is there."""
+    """Return a warning for each resource that is short in the folder, or its nearest parent."""
     folder = nearest_folder(os.path.realpath(path))
     try:
         disk = statvfs(folder)
@@ -64,7 +64,7 @@ def room_warnings(path: str, statvfs: Statvfs = os.statvfs) -> list[str]:
 
 
 def quota_warnings(path: str, asking: Ask | None = None) -> list[str]:
-    """Return what the user's quotas leave, where little is left; tools that hang are left after 1 s."""
+    """Return warnings where the user's quota is nearly used up; abandon a hung tool after 1 s."""
     import shutil
 
     asking = asking or _ask
@@ -95,10 +95,10 @@ def quota_warnings(path: str, asking: Ask | None = None) -> list[str]:
 
 
 def parse_quota(text: str) -> list[tuple[str, int, str]]:
-    """Return (file system, what is left, `KiB` or `files`) from `quota -w` or `lfs quota -q`; no limit, no entry.
+    """Return (file system, amount left, `KiB` or `files`) per limit of `quota` or `lfs quota -q`.
 
-    Both print: file system, blocks of 1 KiB, soft limit, hard limit, grace, files, soft limit, hard limit, grace. The
-    grace may be missing; a `*` marks what is over its limit.
+    Both print: file system, blocks of 1 KiB, soft limit, hard limit, grace, files, soft limit, hard
+    limit, grace. The grace may be missing; a `*` marks what is over its limit.
     """
     found: list[tuple[str, int, str]] = []
     for line in text.splitlines():
@@ -137,7 +137,7 @@ _made: list[RunDir] = []  # by this process
 
 @contextlib.contextmanager
 def note_failed_start(run_dir: RunDir) -> Iterator[None]:
-    """Leave the error of a start as the run's result, for whoever has only its id: it has ended, and nobody has lost it."""
+    """Record a failed start as the run's result, so that the run is not considered lost."""
     try:
         yield
     except MusterError as error:
@@ -150,7 +150,10 @@ def note_failed_start(run_dir: RunDir) -> Iterator[None]:
 
 
 def new_run_id(target: str, name: str | None = None) -> str:
-    """Return an id that sorts by time and tells the script or the given name: `20261121-041805-train-3f2a`."""
+    """Return an id that sorts by time and has the script's or given name.
+
+    For example `20261121-041805-train-3f2a`.
+    """
     now = datetime.now().astimezone()
     stem = os.path.splitext(os.path.basename(target))[0]
     word = name or re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:24] or "run"
@@ -158,16 +161,16 @@ def new_run_id(target: str, name: str | None = None) -> str:
 
 
 def name_of(run_id: str) -> str:
-    """Return the name in an id that `new_run_id` made, or of `--run-id`, for the run that goes on with it."""
+    """Return the name in an id of `new_run_id` or `--run-id`, for the run that continues it."""
     made = re.fullmatch(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}", run_id)
     return made[1] if made is not None else run_id[:_MOST_OF_NAME]
 
 
 def check_run_id(run_id: str) -> None:
-    """Refuse a name that can't be a folder's.
+    """Refuse a run id that can't be a folder's name.
 
     Raises:
-        UsageError: It has other characters than letters, digits, `.`, `_` and `-`, or means something else.
+        UsageError: It has characters other than letters, digits, `.`, `_` and `-`, or is reserved.
     """
     if run_id == "last":
         raise UsageError(
@@ -184,10 +187,11 @@ def check_run_id(run_id: str) -> None:
 
 
 def choose_run_id(target: str, run_id: str | None, name: str | None) -> str:
-    """Return the id of a run: what `--run-id` says, or one that `--name` or the script begins.
+    """Return the id of a run: `--run-id`, or a new one that begins with `--name` or the script.
 
     Raises:
-        UsageError: One of them can't be part of a folder's name and of the scheduler's job's, or both are given.
+        UsageError: One of them can't be part of a folder's and the scheduler job's name, or both
+            are given.
     """
     if name is not None and run_id is not None:
         what = "`--run-id` is the whole name already"
@@ -205,11 +209,11 @@ def choose_run_id(target: str, run_id: str | None, name: str | None) -> str:
 
 
 def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:
-    """Make the run directory with its plan and its secret, in `folder` or where all runs are.
+    """Create the run directory with plan and secret, in `folder` or where all runs are.
 
     Raises:
         UsageError: It exists already.
-        RunDirectoryError: It can't be made or written.
+        RunDirectoryError: It can't be created or written.
     """
 
     def fill(run_dir: RunDir) -> None:
@@ -223,11 +227,11 @@ def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:
 
 
 def create_member_dir(plan: RunPlan, sweep: RunDir) -> RunDir:
-    """Make the run directory of a sweep's member, which has been asked for with the sweep.
+    """Create the run directory of a sweep's member; its origin is that of the sweep.
 
     Raises:
         UsageError: It exists already.
-        RunDirectoryError: It can't be made or written.
+        RunDirectoryError: It can't be created or written.
     """
 
     def fill(run_dir: RunDir) -> None:
@@ -241,10 +245,10 @@ def create_member_dir(plan: RunPlan, sweep: RunDir) -> RunDir:
 
 
 def with_call(plan: RunPlan, run_dir: RunDir) -> RunPlan:
-    """Take the call file of a function along; return the plan that says where it is now.
+    """Copy the call file of a function into the run directory; return the plan with its new path.
 
     Raises:
-        UsageError: It is not the one of the plan.
+        UsageError: Its hash differs from the plan's.
     """
     call = plan.program.call
     if call is None:
@@ -259,20 +263,20 @@ def with_call(plan: RunPlan, run_dir: RunDir) -> RunPlan:
 
 
 def _share_call(source: str, path: str) -> None:
-    """Give a member the call file of its sweep; all of them share one, which may take 64 MiB."""
+    """Link the sweep's call file for a member: it may have 64 MiB, so all members share it."""
     try:
         os.link(source, path)
-    except OSError:  # a file system without links to files
+    except OSError:  # a file system without hard links
         with open_own(source) as file:
             atomic.replace_file(path, file.read(), mode=0o600)
 
 
 def make_dir(path: str, fill: Callable[[RunDir], None]) -> RunDir:
-    """Make the directory of something new, private, and let `fill` write what it begins with.
+    """Create a private record directory, and let `fill` write its first content.
 
     Raises:
         UsageError: It exists already.
-        RunDirectoryError: It can't be made or written.
+        RunDirectoryError: It can't be created or written.
     """
     run_dir = RunDir(path)
     try:
@@ -316,10 +320,10 @@ def remove_unbegun() -> None:
 
 
 def link_snapshots(run_dir: RunDir, snapshots: str) -> None:
-    """Let a run find the snapshots of an earlier one: its own folder is a link to theirs.
+    """Give a run the snapshots of an earlier one: its snapshot folder becomes a link.
 
     Raises:
-        RunDirectoryError: The link can't be made.
+        RunDirectoryError: The link can't be created.
     """
     try:
         os.makedirs(snapshots, exist_ok=True)
@@ -330,7 +334,7 @@ def link_snapshots(run_dir: RunDir, snapshots: str) -> None:
 
 
 def holds_snapshots(folder: str) -> bool:
-    """Say whether any are there, good or set aside: of those the library speaks."""
+    """Say whether the folder has snapshots, good or set aside: the library reports the latter."""
     try:
         return any(name.startswith(("step-", "bad-")) for name in os.listdir(folder))
     except OSError:
@@ -338,7 +342,7 @@ def holds_snapshots(folder: str) -> bool:
 
 
 def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
-    """Note who owns the run (default: we), so that others can see whether it still lives."""
+    """Record the owner of the run (default: this process), so that others can check its life."""
     pid = os.getpid() if pid is None else pid
     facts = proc.read_process(pid)
     owner = {
@@ -351,7 +355,7 @@ def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
 
 
 def owner_process_lives(run_dir: RunDir) -> bool:
-    """Say whether the process that was noted as the owner still exists; on another machine, assume so."""
+    """Say whether the recorded owner process still exists; on another machine, assume so."""
     owner = atomic.read_json(run_dir.owner)
     if not isinstance(owner, dict):
         return False
@@ -378,7 +382,7 @@ def unusable(path: str, why: str) -> RunDirectoryError:
 
 
 def failed_before_start(run_dir: RunDir, exit_code: int, report: Report) -> Result:
-    """Return the result of a run that made no attempt."""
+    """Return the result of a run that failed before its first attempt."""
     return Result(
         run_id=os.path.basename(run_dir.path),
         state=RunState.FAILED,

@@ -1,4 +1,4 @@
-"""`--detach`: an owner in the background takes the client's place."""
+"""`--detach`: a background owner replaces the client."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from torchmuster.errors import RunDirectoryError
 
 
 def detach_supervisor(run_dir: RunDir) -> None:
-    """Start the owner of a prepared run in a session of its own.
+    """Start the owner of a prepared run in its own session.
 
     Raises:
         MusterError: It can't be started.
@@ -38,7 +38,7 @@ def _own(path: str) -> int:
 
 
 def own_in_background(run_dir: RunDir) -> int:
-    """Own a run that has its folder to its end, and return its exit code.
+    """Own a prepared run to its end; return its exit code.
 
     Raises:
         RunDirectoryError: It has no plan.
@@ -60,7 +60,7 @@ def own_in_background(run_dir: RunDir) -> int:
     voice = TerminalVoice()
     voice.start()
     engine = LocalEngine(plan, run_dir, tuple(visible_gpus()))
-    with note_failed_start(run_dir):  # a sweep starts members again
+    with note_failed_start(run_dir):  # a sweep may restart a member
         engine.start_all(first_attempt=next_attempt(run_dir))
     result = own_run(engine, voice)
     voice.flush(5.0)

@@ -1,4 +1,4 @@
-"""The connection of an owner to a head: calls it, repeats what every head has to know, pings it, ends one that is given up."""
+"""An owner's connection to a head: reconnect, repeat standing orders, ping, kill a lost head."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,17 +18,17 @@ _LAST_WORDS_S = 2.0
 
 
 class HeadFollower:
-    """Follows one head after the other: of a run, or of a group of a workflow.
+    """Follows one head after another, of a run or of a workflow's group.
 
     Args:
-        run_dir: Has the key of the channel.
-        policy: Judges the silence of the head, and how long a stop may take.
-        stops: What was asked for is the first word on every connection.
-        state: Returns the state of the head's process; None where that is on another machine.
-        kill: Ends a head that was given up.
-        hear: Takes what the head says; says whether the conversation goes on.
-        say: Tells the user.
-        clock: Of the time in which this process runs.
+        run_dir: Run directory with the key of the channel.
+        policy: Judges the head's silence, and how long a stop may take.
+        stops: Stop requests; every connection begins with the current one.
+        state: Returns the state of the head's process; None if it is on another machine.
+        kill: Kills a head that was given up.
+        hear: Handles a message from the head; returns whether to keep listening.
+        say: Prints a sentence for the user.
+        clock: Counts only time in which this process runs.
     """
 
     def __init__(
@@ -53,25 +53,25 @@ class HeadFollower:
         self._say = say
         self._channel: Channel | None = None
         self._repeated: list[messages.Message] = []
-        self._num_told = 0  # of these, to the head that is followed now
+        self._num_told = 0  # how many of these the current head has received
 
     @property
     def unsent_bytes(self) -> int:
-        """Return how much the head has not taken yet."""
+        """Return how many bytes the head has not received yet."""
         return self._channel.unsent_bytes if self._channel is not None else 0
 
     def send(self, message: messages.Message) -> None:
-        """Send, if the connection stands."""
+        """Send a message if connected."""
         if self._channel is not None:
             self._channel.send_nowait(message)
 
     def repeat(self, message: messages.Message) -> None:
-        """Tell the head, as soon as the connection stands, and each one that takes its place."""
+        """Send a message to the current head and to each of its successors."""
         self._repeated.append(message)
         self.send(message)
 
     def send_stop(self) -> None:
-        """Ask the head to stop; a connection that comes later begins with it."""
+        """Ask the head to stop; later connections begin with this request."""
         stop = self._stops.message()
         if stop is not None:
             self.send(stop)
@@ -79,7 +79,7 @@ class HeadFollower:
     async def follow(
         self, address: tuple[str, int], ended: Callable[[], Awaitable[str]]
     ) -> str | None:
-        """Follow a head that was just started to its end.
+        """Follow a newly started head to its end.
 
         Args:
             address: Where it listens.
@@ -100,7 +100,7 @@ class HeadFollower:
         tasks = (talking, looking, ending)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if ending in done:  # what the head said last may still be on its way to us
+            if ending in done:  # the head's last messages may still be in transit
                 await asyncio.wait({talking}, timeout=_LAST_WORDS_S)
         finally:
             for task in tasks:
@@ -112,7 +112,7 @@ class HeadFollower:
     async def _talk(
         self, address: tuple[str, int], secret: bytes, ending: "asyncio.Future[str]"
     ) -> None:
-        """Take what the head says; call again when the connection ends and the head does not."""
+        """Receive the head's messages; reconnect while the head's process runs."""
         goes_on = True
         while goes_on and not ending.done():
             try:
@@ -142,7 +142,7 @@ class HeadFollower:
             channel.abort()
 
     async def _look(self) -> str:
-        """Ping the head; kill it when it stands still, or does not end when it is asked to."""
+        """Ping the head; kill it when it hangs or does not end when asked to."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             self.send(messages.Ping(number=0))

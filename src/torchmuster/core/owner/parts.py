@@ -1,4 +1,4 @@
-"""What an owner is given: an engine that starts agents, a display, and what is typed for the workers."""
+"""What an owner works with: its engine, its display, its record, and standard input for workers."""
 
 import asyncio
 import contextlib
@@ -16,19 +16,18 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.events import RecordEvent, line_of
 from torchmuster.core.model.plan import RunPlan
 
-# Writes an owner's files of the run directory in a thread: a file system that hangs must not keep it from its heads.
-
-
 LAST_WRITES_S = 5.0
 _LOOK_EVERY_S = 0.01
 
 
 class RecordWriter:
-    """Writes events and small files in the order in which they come; its end waits for the last of them, for a while.
+    """Writes an owner's events and small files in order; its exit waits for them, with a limit.
+
+    It writes in a thread: a hung file system must not keep an owner from its heads.
 
     Args:
-        run_dir: Where the files belong.
-        say: Tells the user what could not be written.
+        run_dir: The run directory of the files.
+        say: Prints for the user what could not be written.
     """
 
     def __init__(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
@@ -37,7 +36,7 @@ class RecordWriter:
         self._told: set[str] = set()
 
     async def __aenter__(self) -> Self:
-        """Begin to write."""
+        """Start writing."""
         loop = asyncio.get_running_loop()
 
         def lose(lines: int, why: str) -> None:
@@ -55,7 +54,7 @@ class RecordWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait until all is written, or the file system has had its time."""
+        """Wait until everything is written, or the time limit has passed."""
         self._disk.close_file(self._run_dir.events)
         deadline = time.monotonic() + LAST_WRITES_S
         while not (is_written := self._disk.flush(0.0)) and time.monotonic() < deadline:
@@ -68,11 +67,11 @@ class RecordWriter:
             self._tell_of_loss(f"the file system took more than {LAST_WRITES_S:.0f} s")
 
     def event(self, event: RecordEvent) -> None:
-        """Append an event with the time of now."""
+        """Append an event with the current time."""
         self._disk.append(self._run_dir.events, line_of(event).encode())
 
     def replace(self, path: str, value: Any, *, mode: int = 0o644) -> None:
-        """Write a file anew, as JSON."""
+        """Rewrite a file as JSON."""
         self._disk.replace(path, atomic.as_json(value), mode=mode)
 
     def _tell_of_loss(self, why: str) -> None:
@@ -89,26 +88,27 @@ _MAX_UNSENT_BYTES = 1 << 20
 
 
 class RunDisplay(Protocol):
-    """What the supervisor shows."""
+    """What an owner uses to show a run."""
 
     def say(self, sentence: str) -> None:
-        """Show a sentence of muster's own."""
+        """Show a sentence from muster."""
 
     def tell(self, event: RecordEvent) -> None:
-        """Show what an event of the run means."""
+        """Show the sentence for an event of the run."""
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
-        """Show what a rank wrote."""
+        """Show output of a rank."""
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until it is shown."""
+        """Wait until everything is shown."""
 
 
 class Engine(Protocol):
-    """What starts agents on the places of a run: this machine, or the nodes of a job.
+    """Starts agents at the places of a run: on this machine, or on the nodes of a job.
 
     Attributes:
-        keeps_agents: Other agents find a new head by the file that tells where it listens.
+        keeps_agents: Agents outlive a head: they find the new one through the file with its
+            address.
     """
 
     keeps_agents: ClassVar[bool]
@@ -118,54 +118,54 @@ class Engine(Protocol):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return where the head listens, for us."""
+        """Return where the head listens, for this process."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return the head's addresses for other machines; none where only this one can call."""
+        """Return the head's addresses for other machines; empty if only this one can connect."""
 
     @property
     def pids(self) -> list[int]:
-        """Return the processes that it has started."""
+        """Return the pids of the processes that it has started."""
 
     @property
     def head_state(self) -> str | None:
-        """Return the state of the head's process (/proc/PID/stat); None where it is on another machine."""
+        """Return the state of the head's process (/proc/PID/stat); None if on another machine."""
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
-        """Start an agent on every place, the head first."""
+        """Start an agent at every place, the head first."""
 
     def start_head(self, *, first_attempt: int, restarts_spent: int) -> None:
-        """Start the head's agent alone: the others are there."""
+        """Start only the head's agent: the others are running."""
 
     def start_place(self, place: int) -> None:
-        """Start an agent on one place."""
+        """Start an agent at one place."""
 
     def holds(self, place: int) -> bool:
-        """Say whether an agent of this place runs."""
+        """Say whether an agent runs at this place."""
 
     def poll(self) -> list[AgentEnd]:
         """Return the agents that have ended."""
 
     def has_orphans(self) -> bool:
-        """End what ended agents left; say whether any of it is left."""
+        """End what ended agents left behind; say whether any of it remains."""
 
     def kill_head(self) -> None:
-        """End the head's agent at once."""
+        """Kill the head's agent."""
 
     def kill_all(self) -> None:
-        """End every agent at once."""
+        """Kill all agents."""
 
     def cut_lifeline(self) -> None:
-        """Let the agents end themselves."""
+        """Make the agents end themselves."""
 
 
 class StandardInput:
-    """What is typed, or comes from a file, for the workers.
+    """Forwards standard input, typed or from a file, to the workers.
 
     Args:
-        send: Sends it on; empty at its end.
-        unsent_bytes: Returns how much has not been taken yet: a file waits for that.
+        send: Forwards the bytes; empty at the end.
+        unsent_bytes: Returns how many bytes have not been received yet; a file waits for them.
     """
 
     def __init__(self, send: Callable[[bytes], None], unsent_bytes: Callable[[], int]) -> None:
@@ -174,7 +174,7 @@ class StandardInput:
         self._reading: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Read from now on; an end that has come is said again to a new head."""
+        """Start reading; after the end of input, tell a new head about it."""
         loop = asyncio.get_running_loop()
         if self._has_ended:
             self._pass(b"")
@@ -197,7 +197,7 @@ class StandardInput:
                 await asyncio.sleep(_WAIT_S)
 
     def _pass(self, data: bytes) -> bool:
-        """Send input on, byte for byte; say whether more follows."""
+        """Forward input, byte for byte; say whether more may follow."""
         self._has_ended = not data
         self._send(data)
         return bool(data)

@@ -1,4 +1,4 @@
-"""Read what a run has written: tolerant of a half last line, reopened at every look."""
+"""Read the record of a run, tolerating an incomplete last line; reopen files at every read."""
 
 import codecs
 import contextlib
@@ -29,8 +29,8 @@ from torchmuster.core.plainfile import open_plain
 T = TypeVar("T")
 _BLOCK_BYTES = 1 << 20
 _MOST_LINE_BYTES = 64 << 20  # a line of samples of 4,096 ranks has about 0.5 MB
-# What a look into an event raises that another version wrote, or that was written on a full disk: it is left out.
-# OverflowError: an infinity as a number of something; RecursionError: a line of nothing but brackets.
+# Errors from reading an event of another version or from a full disk: the event is skipped.
+# OverflowError: an infinity as a count; RecursionError: a line of nothing but brackets.
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
@@ -40,7 +40,7 @@ def unreadable(error: BaseException) -> str:
 
 
 def read_lines(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a record in order; a torn one is left out, and what is no plain file has none."""
+    """Yield the lines of a record in order, without torn ones; none if it is not a plain file."""
     try:
         with io.TextIOWrapper(open_plain(path), errors="replace") as file:
             for line in file:
@@ -51,12 +51,12 @@ def read_lines(path: str) -> Iterator[dict[str, Any]]:
 
 
 def read_events(path: str) -> Iterator[Stamped]:
-    """Yield the events of a record in order; what can't be understood is left out."""
+    """Yield the events of a record in order, without unreadable ones."""
     return (event for line in read_lines(path) if (event := parse(line)) is not None)
 
 
 def changed_at(path: str) -> float | None:
-    """Return when a file was written last, in seconds since 1970; None for none."""
+    """Return when a file was last written, in seconds since 1970; None without a file."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -64,20 +64,20 @@ def changed_at(path: str) -> float | None:
 
 
 def ends_of(path: str) -> list[float]:
-    """Return the time of the first and of the last event of a record, without reading what is between them."""
+    """Return the times of the first and last event of a record, reading only its ends."""
     first, last = next(read_lines(path), None), last_event(path)
     words = [event.get("time") for event in (first, last) if event is not None]
     return [time for word in words if (time := moment_of(word)) is not None]
 
 
 def told_seconds(*records: str, until: float | None = None) -> float:
-    """Return how much time lies between the first and the last event of these records, or a later moment."""
+    """Return the seconds from the first event of these records to the last one, or to `until`."""
     times = [at for path in records for at in ends_of(path)]
     return max(*times, until or 0.0) - min(times) if times else 0.0
 
 
 def read_losses(run_dir: RunDir) -> dict[str, str]:
-    """Return what its cluster said of the pods that the attempts of a run have lost, by attempt."""
+    """Return the cluster's reasons for the pods that a run has lost, by attempt."""
     noted = atomic.read_json(run_dir.losses)
     return {str(a): str(said) for a, said in noted.items()} if isinstance(noted, dict) else {}
 
@@ -105,17 +105,18 @@ def _event(line: bytes | str) -> dict[str, Any] | None:
 
 
 class RecordTail:
-    """Reads what a record of one event a line gets, each line once; a line without its end waits for it.
+    """Reads the new lines of a record, each once; an unterminated line waits for its end.
 
     Args:
-        path: Of the record. It may not be there yet; one that is shorter than before is read anew.
+        path: Path of the record. It need not exist yet; if it gets shorter, it is read again from
+            the start.
         position: How far it has been read already.
 
     Attributes:
         position: How far it is read, in bytes.
-        num_bad: Lines that were read and are no objects: torn by a crash, or not ours.
-        has_rest: A line without its end is behind the others.
-        why_not: Why the record can't be read; empty where it can, or is not there.
+        num_bad: Number of lines read that are not objects: torn by a crash, or not ours.
+        has_rest: An unterminated line follows.
+        why_not: Why the record can't be read; empty if it can, or does not exist.
     """
 
     def __init__(self, path: str, position: int = 0) -> None:
@@ -127,11 +128,11 @@ class RecordTail:
 
     @property
     def num_torn(self) -> int:
-        """Lines that are no objects, and one that has no end."""
+        """Number of lines that are not objects, including an unterminated one."""
         return self.num_bad + self.has_rest
 
     def read(self) -> tuple[Iterator[dict[str, Any]], bool]:
-        """Return the new events, a block of the file at a time, and whether the record has begun anew."""
+        """Return the new events, read block by block, and whether the record has started over."""
         try:
             began_anew = os.stat(self._path).st_size < self.position
         except OSError:
@@ -143,7 +144,7 @@ class RecordTail:
     def _events(self) -> Iterator[dict[str, Any]]:
         size, self.has_rest, self.why_not = _BLOCK_BYTES, False, ""
         try:
-            # Opened at each look: NFS caches what an open file shows.
+            # Reopened at each read: NFS caches the content of an open file.
             with open_plain(self._path) as file:
                 file.seek(self.position)
                 while data := file.read(size):
@@ -152,9 +153,9 @@ class RecordTail:
                         self.has_rest = True
                         return
                     if not whole and size >= _MOST_LINE_BYTES:
-                        whole, data = len(data), b"\0\n"  # nobody writes such a line
+                        whole, data = len(data), b"\0\n"  # no writer makes such a line
                     file.seek(self.position + whole)
-                    size = _BLOCK_BYTES if whole else size * 2  # a line that is longer than a block
+                    size = _BLOCK_BYTES if whole else size * 2  # the line is longer than a block
                     for line in data[:whole].decode(errors="replace").split("\n"):
                         if (event := _event(line)) is not None:
                             yield event
@@ -166,7 +167,11 @@ class RecordTail:
 
 
 def next_attempt(run_dir: RunDir) -> int:
-    """Return the number of the next attempt, from the record, the folders of logs and the claims: a lost head may have left one only."""
+    """Return the number of the next attempt.
+
+    It considers the record, the log folders and the claims: a lost head may have left only one of
+    them.
+    """
     found = (one.event for one in read_events(run_dir.events))
     numbers = [one.attempt for one in found if isinstance(one, AttemptStartedEvent)]
     with contextlib.suppress(OSError):
@@ -180,7 +185,7 @@ def next_attempt(run_dir: RunDir) -> int:
 
 
 def next_task_attempts(events: str) -> dict[str, int]:
-    """Return the number of the next attempt of each task, by the record of a group whose head was lost."""
+    """Return the next attempt number of each task, from the record of a group with a lost head."""
     following: dict[str, int] = {}
     for one in read_events(events):
         if isinstance(event := one.event, TaskStateEvent):
@@ -189,7 +194,7 @@ def next_task_attempts(events: str) -> dict[str, int]:
 
 
 def read_plan(run_dir: RunDir) -> RunPlan | None:
-    """Return the plan of a run, or None when there is no readable one."""
+    """Return the plan of a run; None if there is no readable one."""
     plain = atomic.read_json(run_dir.plan)
     try:
         return codec.from_plain(RunPlan, plain)
@@ -198,7 +203,7 @@ def read_plan(run_dir: RunDir) -> RunPlan | None:
 
 
 def read_result(run_dir: RunDir) -> Result | None:
-    """Return the result of a run that has one; of a damaged file, what the record says of the same end."""
+    """Return the result of a run, if any; if the file is damaged, the result in the record."""
     result = _as_result(atomic.read_json(run_dir.result))
     if result is None and os.path.lexists(run_dir.result):
         for one in read_events(run_dir.events):
@@ -210,14 +215,14 @@ def read_result(run_dir: RunDir) -> Result | None:
 
 
 def damage_of_result(run_dir: RunDir) -> str | None:
-    """Return the sentence for a run that has a result which nobody can read; None where that is not so."""
+    """Return the sentence about a result that can't be read; None if there is no such damage."""
     if not os.path.lexists(run_dir.result) or read_result(run_dir) is not None:
         return None
     return "result.json is damaged, and events.jsonl does not say how the run ended"
 
 
 def newest_training(workflow: RunDir, task: str) -> str | None:
-    """Return the directory of the last run that a training task has made; None where it has made none."""
+    """Return the directory of a training task's last run; None without one."""
     folder = glob.escape(os.path.dirname(workflow.training_folder(task, 0)))
     found = glob.glob(os.path.join(folder, "attempt-*", "*", os.path.basename(workflow.plan)))
     runs = [os.path.dirname(path) for path in found]
@@ -238,7 +243,7 @@ def _as_result(plain: Any) -> Result | None:
 
 
 def keep_result(run_dir: RunDir, result: Result) -> str | None:
-    """Write a result that its head could not; return why that is not possible now either."""
+    """Write a result that its head could not write; return why this fails, too, or None."""
     if os.path.isfile(run_dir.result):
         return None
     try:
@@ -249,7 +254,7 @@ def keep_result(run_dir: RunDir, result: Result) -> str | None:
 
 
 def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
-    """Return how a group of a workflow ended, or None when nothing says so."""
+    """Return how a group of a workflow ended; None if unknown."""
     try:
         return codec.from_plain(GroupOutcome, atomic.read_json(run_dir.group(group).result))
     except codec.CodecError:
@@ -257,10 +262,10 @@ def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
 
 
 class Follow:
-    """What a record and its logs have got since the last look, each thing once; a copy that begins anew is read anew.
+    """Reads what is new in a record and its logs, each piece once; a restarted copy is read again.
 
     Args:
-        record: The path of the events; None: only logs are followed.
+        record: Path of the events; None: follow only logs.
     """
 
     def __init__(self, record: str | None = None) -> None:
@@ -275,17 +280,17 @@ class Follow:
         return filter(None, map(parse, lines))
 
     def texts(self, logs: Iterable[tuple[T, str]]) -> Iterator[tuple[T, str]]:
-        """Yield what logs have got, in blocks.
+        """Yield new text of logs, in blocks.
 
         Args:
-            logs: Whose each is, and its path.
+            logs: Each log's key, and its path.
         """
         for whose, path in logs:
             for text in self._new_of(path):
                 yield whose, text
 
     def begin_behind(self, offsets: Mapping[str, int]) -> None:
-        """Leave out what stands in logs before these places, in bytes."""
+        """Skip the first bytes of logs, up to these offsets."""
         self._positions.update(offsets)
 
     def _new_of(self, path: str) -> Iterator[str]:
@@ -296,7 +301,7 @@ class Follow:
                 while data := log.read(_BLOCK_BYTES):
                     text, num_bytes = codecs.utf_8_decode(data, "surrogateescape", False)
                     if not num_bytes:
-                        return  # the beginning of a character
+                        return  # an incomplete character
                     self._positions[path] = log.seek(num_bytes - len(data), os.SEEK_CUR)
                     yield text
         except OSError:

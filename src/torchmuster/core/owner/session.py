@@ -1,4 +1,4 @@
-"""What a run in the foreground hangs on, its terminal and its session; and a stop that comes before its owner listens."""
+"""The terminal and session of a foreground run, and stop signals before its owner listens."""
 
 import os
 import signal
@@ -11,22 +11,21 @@ _OWN_SESSION = ("TMUX", "STY")  # tmux and screen outlive the connection
 
 
 def hangup_ignored() -> bool:
-    """Say whether whoever started us wants us to outlive the terminal, as `nohup` does."""
+    """Say whether the run should outlive the terminal, as after `nohup`."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def note_on_session(*, may_detach: bool = True) -> str | None:
-    """Return what to say of this process, before it follows a run in the foreground.
+    """Return a note about this process's session for a run in the foreground, or None.
 
     Args:
-        may_detach: Whether `--detach` is there for this kind of run.
+        may_detach: Whether this kind of run has `--detach`.
     """
     note = _note(os.environ, on_terminal=sys.stderr.isatty(), outlives=hangup_ignored())
     return note if may_detach or note is None else note.replace("--detach, tmux", "tmux")
 
 
 def _note(environment: Mapping[str, str], *, on_terminal: bool, outlives: bool) -> str | None:
-    """Return the sentence for a run that ends with the ssh session it was started in; None for others."""
     in_ssh = any(environment.get(name) for name in ("SSH_CONNECTION", "SSH_TTY"))
     outlives = outlives or any(environment.get(name) for name in _OWN_SESSION)
     if not in_ssh or not on_terminal or outlives:
@@ -35,10 +34,10 @@ def _note(environment: Mapping[str, str], *, on_terminal: bool, outlives: bool) 
 
 
 class EarlyStop:
-    """A signal that asks to stop before the owner's loop listens: workers that have just begun get their grace too.
+    """Catches stop signals before the owner's loop listens, so that new workers get their grace.
 
     Attributes:
-        signum: The first that came; 0 for none.
+        signum: The first signal; 0 for none.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class EarlyStop:
 
 
 def own_terminal() -> Terminal | None:
-    """Return the terminal of this process's output; None if there is none."""
+    """Return the terminal that shows this process's output, if any."""
     streams = frozenset(fd for fd in (1, 2) if os.isatty(fd))
     if not streams:
         return None

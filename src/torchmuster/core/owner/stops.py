@@ -1,4 +1,4 @@
-"""The signals that ask an owner to stop, and the clock of its job: what `core/model/owner_policy.py` decides about."""
+"""Stop signals to an owner and the time of its job, for `core/model/owner_policy.py`."""
 
 import asyncio
 import os
@@ -18,12 +18,12 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Deadline:
-    """Watches the clock of one job.
+    """Watches the time of one job.
 
     Attributes:
-        limit: What follows when.
-        ask: Asks the scheduler for the end, where the environment has none.
-        ask_again: Asks it on the way and when the time has come, from any thread.
+        limit: Decides which actions are due.
+        ask: Asks the scheduler for the end if the environment has none.
+        ask_again: Asks it on the way and at the end, from any thread.
     """
 
     limit: JobTime
@@ -31,15 +31,16 @@ class Deadline:
     ask_again: Callable[[], float | None] | None = None
 
     def find_out(self) -> None:
-        """Ask for the end where it is not known: a warning needs it, and a signal that comes then is the time limit.
+        """Ask for an unknown end: a warning needs it, and it explains a later signal.
 
-        Not while the agents are watched: whatever else this process has started then is ended as an orphan.
+        Don't call it while agents are watched: other children of this process are then ended as
+        orphans.
         """
         if self.limit.ends_at is None and self.ask is not None:
             self.limit.ends_at = self.ask()
 
     async def watch(self, act: Callable[[OwnerAction], None]) -> None:
-        """Carry out what follows, to the end of the time."""
+        """Carry out the actions that are due, until the end of the time."""
         limit = self.limit
         limit.may_ask = self.ask_again is not None
         while not limit.is_done:
@@ -53,23 +54,23 @@ class Deadline:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def is_up(self) -> bool:
-        """Return whether a worker that leaves now, saved, leaves because of the time."""
+        """Return whether a worker that saves and leaves now does so because of the time."""
         return self.limit.is_up(time.time())
 
     def is_over(self) -> bool:
-        """Return whether a signal that comes now comes because of the time."""
+        """Return whether a signal now is due to the time."""
         return self.limit.is_over(time.time())
 
 
 @dataclass(slots=True)
 class Stops:
-    """Counts the signals that ask an owner to stop.
+    """Counts the stop signals to an owner.
 
     Attributes:
-        judge: Returns who asked, from the signal.
-        may_save: Returns whether workers may be saving since they were asked.
-        clock: Returns a time that never goes back.
-        requests: What was asked for.
+        judge: Returns the origin of a stop from its signal.
+        may_save: Returns whether workers may have been saving since they were asked.
+        clock: Returns monotonic time.
+        requests: The stop requests so far.
     """
 
     judge: Callable[[int], StopCause] = cause_of_stop
@@ -79,7 +80,7 @@ class Stops:
     _is_deaf_to_sigint: bool = False
 
     def listen(self, taken: Callable[[], None], early: EarlyStop | None = None) -> None:
-        """Take the signals from now on, in the event loop, and that which came early; `taken` is called after each that counts."""
+        """Handle stop signals in the event loop, also an early one; call `taken` if one counts."""
         self._is_deaf_to_sigint = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, AT_ONCE):
             if signum == signal.SIGHUP and hangup_ignored():
@@ -94,7 +95,7 @@ class Stops:
 
     @property
     def count(self) -> int:
-        """Return how often somebody asked."""
+        """Return the number of requests; an immediate one counts as two."""
         return self.requests.count
 
     @property
@@ -104,15 +105,15 @@ class Stops:
 
     @property
     def cause(self) -> StopCause:
-        """Return who asked the last time, as it is known now."""
+        """Return the origin of the last request, as far as known now."""
         return self.judge(self.signum)
 
     def message(self) -> messages.Stop | None:
-        """Return what a head is told; None while nobody has asked."""
+        """Return the message for a head; None without a request."""
         if not self.count:
             return None
         signum, cause = self.signum, self.cause
         if self._is_deaf_to_sigint and signum == signal.SIGINT:
-            signum = int(signal.SIGTERM)  # a background job of a shell: its workers ignore it, too
+            signum = int(signal.SIGTERM)  # a shell's background job: its workers ignore SIGINT, too
         who = "SIGTERM or `muster cancel`" if cause is StopCause.OUTSIDE else ""
         return messages.Stop(signum=signum, at_once=self.count > 1, cause=cause, who=who)

@@ -1,7 +1,7 @@
-"""The owner of a run on this machine: starts the agents, follows the head, mends what it can.
+"""The owner of a run on this machine: starts agents, follows the head, and replaces lost ones.
 
-`muster run` is this process; with `--detach` a process in the background takes its place. When it dies the
-run ends: the agents see the end of their lifeline.
+`muster run` is this process; with `--detach` it is a background process. When it dies the run ends:
+the agents see the end of their lifeline.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from torchmuster.errors import HeadLostError, MusterError
 
 _POLL_S = 0.01
 _WATCH_S = 0.2
-_SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes on with it
+_SWEEP_LIMIT_S = 5.0  # staged data takes longer: the next run continues
 _END_LIMIT_S = 12.0  # from the kill
 _LEAVE_S = 1.0
 _STOP_LOOK_S = 0.3
@@ -68,10 +68,11 @@ def own_run(
     early: EarlyStop | None = None,
     is_deposed: Callable[[], bool] | None = None,
 ) -> Result:
-    """Follow a run whose agents its engine has started, to its end.
+    """Follow a run to its end, after its engine has started the agents.
 
     Raises:
-        HeadLostError: Another node has become the head, as `is_deposed` says: the run goes on without us.
+        HeadLostError: Another node has become the head, according to `is_deposed`: the run
+            continues without us.
     """
     supervisor = Supervisor(
         engine, display, deadline, forward_stdin, early=early, is_deposed=is_deposed
@@ -84,9 +85,10 @@ class Supervisor:
     """Owns one run.
 
     Attributes:
-        deadline: The end of the job's time; None where there is no job.
-        early: Has listened for signals that ask to stop before this does; None where nothing has.
-        is_deposed: Says whether another node's head has taken over; None where there is none. It may look at a disk.
+        deadline: The end of the job's time; None without a job.
+        early: Caught stop signals before this starts; None if nothing did.
+        is_deposed: Returns whether another node's head has taken over; None if that can't happen.
+            It may read a disk.
         requests: The requests to stop so far.
     """
 
@@ -116,7 +118,7 @@ class Supervisor:
             self.requests,
             plan.limits.grace_s,
         )
-        # The library saves when it is asked to stop, and has a record.
+        # The library saves when asked to stop, and has a record.
         may_save = partial(os.path.exists, self.engine.run_dir.training)
         self._stops = Stops(self._judge_stop, may_save, requests=self.requests)
         self._head = HeadFollower(
@@ -131,7 +133,7 @@ class Supervisor:
         self._record = RecordWriter(self.engine.run_dir, self.display.say)
 
     async def run(self) -> Result:
-        """Follow the run to its end; the agents have been started already."""
+        """Follow the run, whose agents have been started, to its end."""
         async with self._record:
             return await self._follow()
 
@@ -156,14 +158,14 @@ class Supervisor:
                     task.cancel()
             if not self._has_gone:
                 await self._end_agents()
-            # What killed agents of this machine have left: there may be no other run to remove it.
+            # Remove what killed agents left on this machine: there may be no later run to do it.
             await asyncio.to_thread(sweep_beside(None).join, _SWEEP_LIMIT_S)
         return self.result
 
     # One head's life.
 
     async def _watch_agents(self) -> str:
-        """Reap agents and start those that are asked for until the head's has ended; return how."""
+        """Reap agents and start requested ones until the head's agent ends; return how it ended."""
         head_end: int | None = None
         while True:
             for end in self.engine.poll():
@@ -189,7 +191,7 @@ class Supervisor:
             if place != self.engine.head_place:
                 self.engine.start_place(place)
 
-    # What the head says.
+    # Messages from the head.
 
     def _take(self, message: messages.Message) -> bool:
         match message:
@@ -216,26 +218,27 @@ class Supervisor:
             case LeftRunningEvent(processes=processes):
                 proc.leave_sessions(process.session for process in processes)
             case WorkersStartedEvent():
-                self._send_size()  # it may have changed while there was nobody to tell
+                self._send_size()  # it may have changed before workers existed
                 if self.forward_stdin:
-                    self._begin_input()  # not before: there is nobody yet to get it
+                    self._begin_input()  # only now: workers exist to receive it
         self.display.tell(event)
 
-    # The head's loss.
+    # Loss of the head.
 
     async def _replace_head(self, ended: str) -> None:
-        """The head has gone: begin again where the record stops, with the other agents where they find its successor."""
+        """Restart a lost head where the record ends; keep the other agents if they can find it."""
         is_replaced = await self._may_be_deposed()
-        # Then only what runs here is ended: what has started the agents of other nodes is left alone.
+        # If so, end only local processes: leave the commands that started other nodes' agents
+        # alone.
         self._has_gone = is_replaced
         if is_replaced or self.engine.keeps_agents:
             await self._reap_head()
         else:
             self.engine.cut_lifeline()
             await self._reap_all(kill_after_s=3.0)
-        result = read_result(self.engine.run_dir)  # its last words may not have reached us
+        result = read_result(self.engine.run_dir)  # its last messages may have been lost
         self._next_attempt = max(self._next_attempt, next_attempt(self.engine.run_dir))
-        # The first head may fall before the first attempt for nothing; what follows is counted.
+        # A first head may be lost for free before the first attempt; later losses count.
         is_free = self._next_attempt == 0 and self._policy.lives.lost == 0
         match self._policy.after_loss(
             has_result=result is not None, is_free=is_free, is_replaced=is_replaced
@@ -261,7 +264,7 @@ class Supervisor:
         )
         if self.engine.keeps_agents:
             await self._start_beside(self.engine.start_head)
-            # Those that have gone meanwhile are started again, the others call it.
+            # Agents that have ended meanwhile are restarted; the others reconnect.
             places = range(self.engine.plan.num_places)
             self._wanted = {place for place in places if not self.engine.holds(place)}
         else:
@@ -271,7 +274,7 @@ class Supervisor:
         return None if self.is_deposed is None else asyncio.create_task(self._end_if_deposed())
 
     async def _end_if_deposed(self) -> None:
-        """End a head in whose place another one is: `_replace_head` does the rest."""
+        """Kill a head that has been replaced elsewhere; `_replace_head` does the rest."""
         while not await self._may_be_deposed():
             await asyncio.sleep(_DEPOSED_S)
         self.engine.kill_head()
@@ -282,10 +285,10 @@ class Supervisor:
         try:
             return await asyncio.to_thread(self.is_deposed)
         except OSError:
-            return False  # the head can't claim an attempt there either
+            return False  # the head can't claim an attempt there, either
 
     async def _reap_head(self) -> None:
-        """Wait until nothing of the head's agent is left: only then may there be another one."""
+        """Wait until nothing is left of the head's agent: only then may another one start."""
         self.engine.kill_head()
         until = time.monotonic() + _END_LIMIT_S
         while self.engine.holds(self.engine.head_place) or self.engine.has_orphans():
@@ -295,7 +298,7 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
 
     async def _start_beside(self, start: Callable[..., None]) -> None:
-        """Start agents beside the loop: a host may take ten seconds to answer, a Ctrl-C none."""
+        """Start agents in a thread: a host may take ten seconds to answer, Ctrl-C must not wait."""
         starting = asyncio.create_task(
             asyncio.to_thread(
                 start,
@@ -322,7 +325,7 @@ class Supervisor:
         log = self.engine.run_dir.agent_log(name)
         report = Report(
             error=f"the head's agent ended ({ended}), and the head with it",
-            at=name_on(name, os.environ.get(MACHINE_VARIABLE, "")),  # a pod's owner is in it
+            at=name_on(name, os.environ.get(MACHINE_VARIABLE, "")),  # in a pod, the owner is inside
             because=tuple(last_lines(log, 20)) or ("it said nothing",),
             hint=f"its log is {log}",
         )
@@ -361,7 +364,7 @@ class Supervisor:
         return cause_of_stop(signum, cancelled=cancelled, time_is_over=over)
 
     def _send_size(self) -> None:
-        """Tell the ranks that are shown how large the terminal is now."""
+        """Send the current size of the terminal to the ranks on it."""
         terminal = own_terminal()
         if terminal is not None:
             size = messages.TerminalSize(columns=terminal.columns, rows=terminal.rows)
@@ -375,7 +378,7 @@ class Supervisor:
         return asyncio.create_task(self.deadline.watch(self._act))
 
     def _act(self, action: OwnerAction) -> None:
-        """Carry out what follows from the time of the job; each head is told."""
+        """Carry out a time-related action; orders are repeated to every head."""
         match action:
             case Say(text=text):
                 self.display.say(text)
@@ -415,10 +418,10 @@ class Supervisor:
     # The end.
 
     async def _end_agents(self) -> None:
-        """Wait for the agents to leave by themselves, then make sure."""
+        """Wait for the agents to leave by themselves, then kill the rest."""
         kill_after_s = 3.0 if self._stops.count < 2 else 1.0
         if self.engine.plan.node_setup.stages and self._stops.count < 2:
-            kill_after_s = _REMOVE_LIMIT_S  # what was staged is removed now, which takes its time
+            kill_after_s = _REMOVE_LIMIT_S  # removing staged data takes time
         await self._reap_all(kill_after_s)
         self.engine.cut_lifeline()
 
@@ -430,7 +433,7 @@ class Supervisor:
             if not self.engine.pids and not self.engine.has_orphans():
                 return
             if time.monotonic() - started > _LEAVE_S:
-                self.engine.cut_lifeline()  # an agent that had not joined yet heard no goodbye
+                self.engine.cut_lifeline()  # an agent that had not joined was never told to leave
             if not killed and time.monotonic() - started > kill_after_s:
                 self.engine.kill_all()
                 killed = True
@@ -441,9 +444,9 @@ class Supervisor:
         )
 
     def _write_head(self) -> None:
-        """Tell other clients where the head listens."""
+        """Write where the head listens, for other clients."""
         host, port = self.engine.address
-        # A client on another machine, such as a login node, tries all of them.
+        # A client on another machine, such as a login node, tries them all.
         others = {"addresses": list(self.engine.addresses), "node": os.uname().nodename}
         head = {"host": host, "port": port, **(others if self.engine.addresses else {})}
         self._record.replace(self.engine.run_dir.head, head, mode=0o600)

@@ -1,1 +1,1 @@
-"""The programs that are started on nodes, each by its path. Standard library only."""
+"""Programs that are started on nodes by their path."""

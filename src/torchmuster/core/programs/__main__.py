@@ -1,7 +1,8 @@
-"""The door of every program that muster starts on a node: `python [-I -S] .../programs/__main__.py NAME ARGUMENTS`.
+"""Entry point of every program on a node: `python [-I -S] .../programs/__main__.py NAME ARGUMENTS`.
 
-Started by its path, so that no environment variable and no `site` can disturb it, and neither the node nor the job's
-environment needs an installation. `proc.node_program` makes the command line.
+It is started by its path, so that no environment variable and no `site` can disturb it, and neither
+the node nor the job's environment needs an installation. `proc.node_program` makes the command
+line.
 """
 
 import os
@@ -9,13 +10,15 @@ import sys
 
 
 def run(words: list[str]) -> int | None:
-    """Run the program that the first word names, with the others; return its exit code."""
-    from torchmuster.core import plugs  # the path is made below
+    """Run the program named by the first word with the other words; return its exit code."""
+    from torchmuster.core import plugs  # sys.path is set below
 
-    # Only the module of the program that is asked for is imported: some are about to become a task's command.
+    # Import only the requested program's module: some programs are about to become a task's
+    # command.
     main = plugs.find("programs", words[0]) if words else None
     if main is None:
-        # Its starter read other files than these: e.g. muster was upgraded while a run or a queued job needed it.
+        # Its caller has other files: e.g. muster was upgraded while a run or a queued job needed
+        # it.
         asked = words[0] if words else ""
         sys.stderr.write(
             f"error: muster has no program `{asked}`\nat: {os.path.abspath(__file__)}\n"
@@ -34,7 +37,7 @@ def run(words: list[str]) -> int | None:
 
 
 def report(error: Exception) -> int | None:
-    """Print an error that tells the user what is wrong, and return its exit code; None for any other."""
+    """Print an error of muster and return its exit code; None for any other error."""
     from torchmuster.core.model.text import render_report, report_of_error
     from torchmuster.errors import ManyErrors, MusterError
 
@@ -47,6 +50,6 @@ def report(error: Exception) -> int | None:
 if __name__ == "__main__":
     _here = os.path.dirname(os.path.abspath(__file__))
     if os.path.abspath(sys.path[0]) == _here:
-        del sys.path[0]  # the interpreter put this folder in front, without -I
+        del sys.path[0]  # without -I the interpreter puts this folder first
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(_here))))
     sys.exit(run(sys.argv[1:]))

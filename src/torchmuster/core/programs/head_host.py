@@ -1,4 +1,4 @@
-"""The head of a run in the process of an agent: from the start on, or in a lost one's place."""
+"""The head of a run inside an agent's process, from the start or as a replacement."""
 
 import asyncio
 import socket
@@ -26,16 +26,16 @@ _LAST_S = 3.0
 
 
 class StorePorts:
-    """Binds the port of every attempt's store before anyone needs it.
+    """Binds the port of every attempt's store in advance.
 
-    The port is known, and callers queue in the kernel, before the store's process has begun.
+    The port is known, and connections queue in the kernel, before the store's process starts.
     """
 
     def __init__(self) -> None:
         self._listening: dict[int, socket.socket] = {}
 
     def open(self, attempt: int, address: str) -> int:
-        """Bind a port for an attempt and return it."""
+        """Bind and return a port for an attempt's store."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -48,20 +48,20 @@ class StorePorts:
         return int(listening.getsockname()[1])
 
     def take(self, attempt: int) -> socket.socket | None:
-        """Return the listening socket of an attempt, once; None where the head is elsewhere."""
+        """Return the listening socket for an attempt, once; None if the head is elsewhere."""
         return self._listening.pop(attempt, None)
 
 
 class HeadHost:
-    """A place for a head beside an agent.
+    """Hosts a head alongside an agent.
 
     Args:
         disk: Writes the record.
-        voice: Shows events, where it is a terminal.
+        voice: Shows events, if it is a terminal.
 
     Attributes:
-        ports: Of the attempts' stores.
-        head: The head, if it is here.
+        ports: Ports of the attempts' stores.
+        head: The head, if it runs here.
     """
 
     def __init__(self, disk: DiskWriter, voice: "Voice") -> None:
@@ -80,10 +80,10 @@ class HeadHost:
         """Start the head, which ends its agent when it ends.
 
         Args:
-            options: What it is told.
+            options: Options of the head.
             listening: Its socket.
-            place: Has the keys of the channel.
-            agent: Of this process.
+            place: Keys of the channel.
+            agent: The agent of this process.
         """
         self.head = head = self._make(options)
         self._conducting = asyncio.create_task(_conduct(head, listening, place))
@@ -102,7 +102,7 @@ class HeadHost:
         return head
 
     async def end(self) -> None:
-        """Wait for the head's last words; its agent has ended."""
+        """Wait for the head's last messages, after its agent has ended."""
         if self._conducting is not None and self.head is not None:
             late_s = OWNER_S if self.head.is_over else 0.0
             limit_s = None if self.head.is_telling else _LAST_S + late_s
@@ -127,7 +127,7 @@ async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadP
 
 
 async def _serve_part(head: "TrainingHead", name: str) -> None:
-    """Let a part work; what it lacks from then on is said."""
+    """Run a part; report if it fails."""
     try:
         await head.parts[name].serve()
     except Exception as error:  # noqa: BLE001 - a part may be of another package
@@ -153,14 +153,14 @@ def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent
 
 
 def _end_with_head(task: "asyncio.Task[Result]", agent: "Agent") -> None:
-    """A head that ends, or breaks, must not leave its agent waiting."""
+    """End the agent when the head ends or crashes."""
     if task.cancelled():
         return
     error = task.exception()
     if error is None:
         agent.leave(task.result().exit_code)
     elif isinstance(error, HeadLostError):
-        agent.fail(error)  # another one has taken its place
+        agent.fail(error)  # another head has replaced it
     else:
         bug = found_bug("the head of the run", error)
         bug.exit_code = EX_SOFTWARE

@@ -1,4 +1,4 @@
-"""What makes an agent: the command line that an owner or an engine has written, or `muster torchrun`."""
+"""Make the launch of an agent from the command line that an owner or an engine has written."""
 
 import contextlib
 import json
@@ -22,14 +22,14 @@ from torchmuster.core.node.options import AgentOptions, AgentOrder, HeadPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLaunch:
-    """One process with an agent, and with the head of its run in place 0.
+    """One process with an agent, and at place 0 with the head of its run.
 
     Attributes:
-        head: None on other nodes; so is its socket, `listening`.
-        lifeline_fd: Its end of file means that the owner of the run has gone.
-        agent_log: Where the agent writes what it has to say; None for this terminal.
-        notes: What to say first.
-        error_file: Where the failure is told in torchrun's JSON.
+        head: The head's options; None on other nodes, as is its socket `listening`.
+        lifeline_fd: Its end of file means that the owner of the run is gone.
+        agent_log: Log file of the agent; None: this terminal.
+        notes: Sentences to print first.
+        error_file: File for the failure in torchrun's JSON.
     """
 
     agent: AgentOptions
@@ -42,7 +42,7 @@ class AgentLaunch:
 
 
 def read_launch(arguments: list[str]) -> AgentLaunch:
-    """Return what the command line of an agent says, with the plan and the key of its run directory."""
+    """Return the launch for an agent's command line, with plan and key from its run directory."""
     order = from_words(AgentOrder, arguments)
     if order.environment is not None:
         take_environment(order.environment)
@@ -100,7 +100,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
 
 
 def _office(order: AgentOrder, plan: RunPlan, run_dir: RunDir) -> Office | None:
-    """Return what the head shows for each attempt, where another node may take its place."""
+    """Return the credentials a head needs for each attempt, if another node may replace it."""
     if order.term is None:
         return None
     return Office(
@@ -113,20 +113,20 @@ def _office(order: AgentOrder, plan: RunPlan, run_dir: RunDir) -> Office | None:
 
 
 def read_plan_file(path: str) -> RunPlan:
-    """Return the plan of a run directory, as this node has it."""
+    """Return the plan in a run directory, as seen by this node."""
     with open(RunDir(path).plan) as file:
         return codec.from_plain(RunPlan, json.load(file))
 
 
 def _door_program(program: Program, run_dir: RunDir) -> Program:
-    """Return the command of a session's door: each node has its own interpreter, torchmuster and run directory."""
+    """Return the command of a session's server, with this node's interpreter and run directory."""
     entry = plugs.entry("door")
     first, *flags = program.python
     return replace(program, target=first, args=(*flags, entry, run_dir.path))
 
 
 def machines_left_out(run_dir: RunDir) -> frozenset[str]:
-    """Return the machines that have computed wrongly in this run, by its record: also in an earlier job of it."""
+    """Return machines that computed wrong results in this run, earlier jobs included."""
     found: set[str] = set()
     try:
         with open(run_dir.events, errors="replace") as record:
@@ -134,13 +134,13 @@ def machines_left_out(run_dir: RunDir) -> frozenset[str]:
                 if '"event":"node_left_out"' in line:
                     with contextlib.suppress(ValueError, KeyError, TypeError):
                         found.add(str(json.loads(line)["machine"]))
-    except OSError:  # then nothing is known
+    except OSError:  # nothing is known
         return frozenset()
     return frozenset(found)
 
 
 def began_at(run_dir: RunDir) -> float:
-    """Return when the first head of a run began, by its record; 0 where that can't be read."""
+    """Return when the run's first head began, from its record; 0 if unknown."""
     try:
         with open(run_dir.events, errors="replace") as record:
             starts = (line for line in record if '"event":"run_started"' in line)
@@ -150,7 +150,7 @@ def began_at(run_dir: RunDir) -> float:
 
 
 def job_environment(num_workers: int) -> dict[str, str]:
-    """Return the environment for the job's interpreter: ours, and what torchrun adds to it."""
+    """Return the environment for the job's interpreter: ours with torchrun's additions."""
     environment = dict(os.environ)
     share_threads(environment, num_workers)
     return environment

@@ -1,7 +1,7 @@
-"""One agent process from its first line to its last.
+"""One agent process from start to end.
 
-The spawner is started before anything else is imported: its `import torch` takes a second, in which the
-agent gets ready and finds the others.
+The spawner is started before other imports: its `import torch` takes a second, in which the agent
+gets ready and connects to the others.
 """
 
 import contextlib
@@ -29,21 +29,18 @@ if TYPE_CHECKING:
     from torchmuster.core.programs.head_host import HeadHost
 
 
-# What makes an agent: the command line that an owner or an engine has written, or `muster torchrun`.
-
-
 _FLUSH_S = 5.0
 
 
 def main(arguments: list[str]) -> None:
-    """Run the agent that a client or an engine has asked for on the command line."""
+    """Run the agent that the command line describes."""
     os._exit(run_agent(read_launch(arguments)))
 
 
 def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | None = None) -> int:
-    """Run an agent to its end and return its exit code.
+    """Run an agent to its end; return its exit code.
 
-    `forked` is a spawner that waits for its first packet, where a door has forked one.
+    `forked` is a spawner waiting for its first packet, if a server has forked one.
     """
     options, plan = launch.agent, launch.agent.plan
     folder = make_socket_folder()
@@ -52,7 +49,7 @@ def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | Non
     if forked is not None:
         begin_spawner(forked[1], plan.program, socket_path)
         spawner = forked
-    elif not plan.node_setup.lines:  # they may change the interpreter and its variables
+    elif not plan.node_setup.lines:  # set-up lines may change interpreter and variables
         try:
             spawner = start_spawner(plan.program, options.environment, socket_path)
         except MusterError as error:
@@ -60,8 +57,8 @@ def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | Non
                 shutil.rmtree(folder, ignore_errors=True)
                 sys.stderr.write(_plain(error))
                 return error.exit_code
-            # The agent tries again, with what this node has.
-    import asyncio  # after the spawner is on its way
+            # The agent tries again with this node's own environment.
+    import asyncio  # after the spawner has started
 
     is_known = options.run_dir is not None or options.is_head
     disk = DiskWriter(root=options.run_directory(plan.run_id).path if is_known else None)
@@ -71,8 +68,8 @@ def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | Non
     voice = _make_voice(launch, disk, folder)
     try:
         code = asyncio.run(_run(launch, spawner, socket_path, disk, voice, work))
-        disk.on_loss = None  # the loop that would be told has ended
-        with contextlib.suppress(KeyboardInterrupt):  # of who waits for a slow reader
+        disk.on_loss = None  # its event loop has ended
+        with contextlib.suppress(KeyboardInterrupt):  # while waiting for a slow reader
             voice.flush(_FLUSH_S)
         disk.flush(_FLUSH_S)
         return code
@@ -86,7 +83,7 @@ def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | Non
 def _node_work(
     options: "AgentOptions", disk: DiskWriter, socket_folder: str, *, done: bool
 ) -> "NodeWork | None":
-    """Return what this node does before its workers; None under `muster torchrun`, which has nothing of the kind."""
+    """Return the set-up work of this node; None under `muster torchrun`, which has none."""
     if options.run_dir is None:
         return None
     from torchmuster.core.node.setup import NodeWork
@@ -141,7 +138,7 @@ async def _run(
 
 
 def _make_successor(launch: AgentLaunch, agent: "Agent", host: "HeadHost", disk: DiskWriter) -> Any:
-    """Return what watches a head that this agent may replace."""
+    """Return the watcher of a head that this agent may replace, or None."""
     if launch.agent.head.heirs is None:
         return None
     make = plugs.find("successors", "job")

@@ -1,1 +1,1 @@
-"""What a user asks for on a command line, checked: all problems at once."""
+"""Check what a user requests on a command line, and report all problems at once."""

@@ -1,4 +1,4 @@
-"""Checks the options of `muster run` together: every problem is reported, not only the first."""
+"""Check the options of `muster run` together, and report every problem rather than the first."""
 
 import itertools
 import os
@@ -42,12 +42,12 @@ _MOST_SIMULATED, _SIMULATED_PER_CPU = 64, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """The request for a run: text where a mistake is possible, None for an option that was not given.
+    """A request for a run: text where it may be invalid, None for an option that was not given.
 
     Attributes:
-        engine: The name after `--on`; None until it is chosen.
-        warn: How long before the end of the job the workers are warned.
-        call: What a function is called with, whose name stands in place of the script; of `torchmuster.launch` only.
+        engine: The argument of `--on`; None until it is chosen.
+        warn: How long before the end of the job to warn the workers.
+        call: For `torchmuster.launch`, the call file; the script is then the function's name.
         launched: This process was started to own the run in the background.
     """
 
@@ -105,7 +105,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """The durations and sizes of a request's job; None for those not given."""
+    """Durations and sizes of a request's job; None where not given."""
 
     time_limit_s: float | None = None
     warn_s: float | None = None
@@ -113,7 +113,7 @@ class JobLimits:
 
 
 def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
-    """Return the durations and sizes of the job as numbers; add problems to `problems`."""
+    """Return the job's durations and sizes as numbers; add problems to `problems`."""
     limit_s = warn_s = memory_bytes = None
     if request.time_limit is not None:
         limit_s = parse_timeout(request.time_limit)
@@ -140,14 +140,14 @@ def plan_run(
     *,
     simulated: bool = True,
 ) -> RunPlan | None:
-    """Return the plan for a run; None when there were problems.
+    """Return the plan of a run; None if there are problems.
 
     Args:
-        options: What is asked for.
-        run_id: Its name.
-        gpus: Of this machine, whose simulated nodes share them; else those of each node.
-        problems: Collects what is wrong.
-        simulated: All nodes are on this machine.
+        options: The request.
+        run_id: Id of the run.
+        gpus: GPUs of this machine, shared by simulated nodes; else those of each node.
+        problems: Collects problems.
+        simulated: All nodes are simulated on this machine.
     """
     nodes = parse_nodes(options.nodes or "1", "--nodes", problems)
     workers = count_workers(
@@ -216,9 +216,10 @@ def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
 
 
 def debug_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables of NCCL and torch that `--debug` sets, except those that the user has set.
+    """Return the NCCL and torch variables that `--debug` sets, except those set by the user.
 
-    Source: docs.nvidia.com, NCCL environment variables; pytorch.org, distributed, "Debugging" and torch_environment.
+    Source: docs.nvidia.com, NCCL environment variables; pytorch.org, distributed, "Debugging" and
+    torch_environment.
     """
     wanted = (
         ("NCCL_DEBUG", "INFO"),
@@ -254,7 +255,7 @@ def parse_nodes(text: str, option: str, problems: Problems) -> tuple[int, int] |
 
 
 def parse_workers(text: str, gpus: Sequence[str], problems: Problems) -> tuple[int, ...] | None:
-    """Return the workers of each node from `4`, `4,2`, `gpu`, `cpu` or `auto`."""
+    """Return the numbers of workers from `4`, `4,2`, `gpu`, `cpu` or `auto`."""
     where = f"--nproc-per-node {text}"
     counts: list[int] = []
     for word in text.split(","):
@@ -295,7 +296,7 @@ def count_workers(
     simulated: bool,
     spares: int = 0,
 ) -> tuple[int, ...] | None:
-    """Return the workers of each node, one for each of its GPUs where nothing is said; `plan_run` has the arguments."""
+    """Return the workers of each node, by default one per GPU; arguments as in `plan_run`."""
     least, num_nodes = nodes or (1, 1)
     most = max(_MOST_SIMULATED, _SIMULATED_PER_CPU * len(os.sched_getaffinity(0)))
     if simulated and num_nodes + spares > most:
@@ -352,9 +353,9 @@ def _program(options: RunRequest, problems: Problems) -> Program | None:
 
 
 def other_environment(environment: Mapping[str, str], option: str = "") -> str:
-    """Say that muster's own Python runs the workers, where it has no torch and another environment is active.
+    """Return a note if muster's Python has no torch while another environment is active.
 
-    `option` is the one that would name the other's interpreter, of a command that has one.
+    `option` names the option that selects an interpreter, if the command has one.
     """
     import importlib.util
 
@@ -369,17 +370,18 @@ def other_environment(environment: Mapping[str, str], option: str = "") -> str:
 
 
 def own_processes(script: str, *, refuses: bool = False) -> str:
-    """Say that a script starts the processes of its training itself; empty where it does not.
+    """Return a note if a script spawns its own training processes; else empty.
 
-    Their rendezvous waits for ever below a launcher: torchrun and muster say that a store is there (TORCHELASTIC_USE_AGENT_STORE),
-    but it is at the launcher's port, not at the script's own. One that reads a launcher's variables may know.
+    Below a launcher their rendezvous waits for ever: torchrun and muster announce a store
+    (TORCHELASTIC_USE_AGENT_STORE), but at the launcher's port, not at the script's. A script that
+    reads a launcher's variables may handle that.
 
     Args:
         script: Its path.
-        refuses: Raise an error where it reads nothing that a launcher sets, and so is sure to wait.
+        refuses: Raise an error if it reads no launcher variable, so is sure to wait.
 
     Raises:
-        UsageError: That is so.
+        UsageError: It is sure to wait, and `refuses` is set.
     """
     try:
         with open(script, "rb") as file:
@@ -406,12 +408,12 @@ def own_processes(script: str, *, refuses: bool = False) -> str:
 
 
 def find_python(text: str | None, problems: Problems) -> tuple[str, ...] | None:
-    """Return the interpreter and its flags."""
+    """Return the interpreter and its flags; None with a problem."""
     if text is None:
         return (sys.executable,)
     try:
         words = shlex.split(text)
-    except ValueError:  # a quotation mark without its second
+    except ValueError:  # an unclosed quotation mark
         words = []
     path = shutil.which(words[0]) if words else None
     if path is None:
@@ -436,14 +438,14 @@ def check_script(
     *,
     command: str = "muster run",
 ) -> None:
-    """Refuse a script that is missing, unreadable, a folder or no Python; suggest what was meant.
+    """Refuse a script that is missing, unreadable, a folder or not Python; suggest a fix.
 
     Args:
-        target: As it was typed.
-        cwd: Where it is looked for.
-        problems: Takes what is wrong.
-        args: What stands behind it.
-        command: What was typed before it.
+        target: The script as typed.
+        cwd: Folder to which it is relative.
+        problems: Collects problems.
+        args: The arguments after it.
+        command: The command before it.
     """
     path = os.path.join(cwd, target)
     if target == "-":
@@ -492,7 +494,7 @@ def check_script(
 
 
 def _shell_of(path: str) -> str:
-    """Return how a file shows that it is a shell's; empty where it doesn't."""
+    """Return why a file looks like a shell script; empty if it doesn't."""
     with open(path, "rb") as file:
         first = file.readline(200).decode(errors="replace").strip()
     if re.match(r"#!.*\b(?:ba|da|z|k|c|tc|fi)?sh\b", first):
@@ -501,7 +503,7 @@ def _shell_of(path: str) -> str:
 
 
 def check_module(target: str, cwd: str, problems: Problems, *, command: str = "muster run") -> None:
-    """Refuse the path of a file where a module's name belongs."""
+    """Refuse a file path in place of a module name."""
     if "/" in target or (target.endswith(".py") and os.path.isfile(os.path.join(cwd, target))):
         name = os.path.normpath(target).removesuffix(".py").strip("/").replace("/", ".")
         why = "-m takes the name of a module, with dots"
@@ -533,7 +535,7 @@ def _limits(options: RunRequest, problems: Problems) -> Limits | None:
 
 
 def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float] | None:
-    """Return the limits of the hang watch from `60s`, `60s:30m` or `off`; None when the text is invalid."""
+    """Return the hang limits from `60s`, `60s:30m` or `off`; None if invalid."""
     if text is None:
         return {}
     if text == "off":

@@ -1,4 +1,4 @@
-"""Collects all problems of user input: of options, and of files by the path of a key."""
+"""Collect all problems in user input: in options, and in files by key path."""
 
 import os
 import re
@@ -15,21 +15,21 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class Problems:
-    """Collects errors, so that a user sees all of them at once."""
+    """Collects errors, so that the user sees all of them at once."""
 
     found: list[UsageError] = field(default_factory=list)
 
     def add(
         self, what: str, where: str | None = None, why: str | None = None, fix: str | None = None
     ) -> None:
-        """Note one problem."""
+        """Add a problem."""
         self.found.append(UsageError(what, where=where, why=why, fix=fix))
 
     def checked(self, value: Value | None) -> Value:
         """Return the value if there are no problems.
 
         Raises:
-            ManyErrors: With all problems.
+            ManyErrors: All problems.
         """
         if self.found or value is None:
             raise ManyErrors(self.found)
@@ -38,11 +38,11 @@ class Problems:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileProblem:
-    """One error or warning.
+    """An error or a warning about a file.
 
     Attributes:
         path: Keys and indices from the top of the file; `workflow` is the first.
-        at_key: It is about the key itself, not its value.
+        at_key: It concerns the key itself, not its value.
     """
 
     path: KeyPath
@@ -52,13 +52,13 @@ class FileProblem:
     at_key: bool = False
 
     def as_error(self, where: str | None) -> UsageError:
-        """Return the error with its place."""
+        """Return the error with its location."""
         return UsageError(self.what, where=where, why=self.why, fix=self.fix)
 
 
 @dataclass(slots=True)
 class FileProblems:
-    """Collects errors and warnings."""
+    """Collects errors and warnings about a file."""
 
     with_effect: frozenset[str] = frozenset()
     errors: list[FileProblem] = field(default_factory=list)
@@ -73,7 +73,7 @@ class FileProblems:
         why: str | None = None,
         at_key: bool = False,
     ) -> None:
-        """Note an error."""
+        """Add an error."""
         self.errors.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
 
     def warn(
@@ -85,7 +85,7 @@ class FileProblems:
         why: str | None = None,
         at_key: bool = True,
     ) -> None:
-        """Note a warning."""
+        """Add a warning."""
         self.warnings.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
 
 
@@ -98,7 +98,7 @@ def show_path(path: KeyPath) -> str:
 
 
 def near_file(path: str, folder: str = ".", suffixes: Sequence[str] = ("",)) -> str | None:
-    """Return a hint with the file that was probably meant by a path that does not exist."""
+    """Return a hint with the file that was probably meant."""
     above, name = os.path.split(path)
     try:
         names = os.listdir(os.path.join(folder, above))
@@ -117,7 +117,7 @@ def near_file(path: str, folder: str = ".", suffixes: Sequence[str] = ("",)) -> 
 def parse_set_env(
     words: Sequence[str], problems: Problems, option: str = "--set-env"
 ) -> dict[str, str]:
-    """Return the variables of `--set-env NAME=VALUE ...`; the value may hold `=`."""
+    """Return the variables of `--set-env NAME=VALUE ...`; the value may contain `=`."""
     found: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")

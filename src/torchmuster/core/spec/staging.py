@@ -1,4 +1,4 @@
-"""`--stage SRC[:DST]` and `--before CMD`: the set-up of every node before its workers start."""
+"""Parse `--stage SRC[:DST]` and `--before CMD`: every node's set-up before its workers start."""
 
 import os
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ OWN_NAME = ".muster"
 def parse_stages(texts: Sequence[str], cwd: str, problems: Problems) -> tuple[Stage, ...]:
     """Return the data to stage into the scratch folder of every node.
 
-    Without DST an archive is unpacked into the scratch folder itself, like `tar xf` there; a file or a folder
-    keeps its name. SRC is relative to `cwd`; it need not exist on this machine.
+    Without DST an archive is unpacked directly into the scratch folder, like `tar xf` there; a file
+    or a folder keeps its name. SRC is relative to `cwd`; it need not exist on this machine.
     """
     stages: list[Stage] = []
     for text in texts:
@@ -85,7 +85,7 @@ def _mend(source: str, target: str) -> str:
 
 
 def _is_odd_archive(path: str, where: str, problems: Problems) -> bool:
-    """Refuse an archive that would only be copied because its name is not quite that of a supported one."""
+    """Refuse an archive of an unsupported format that would only be copied."""
     name = os.path.basename(path)
     if not name.endswith(_OTHER_ARCHIVES) or name.endswith(ARCHIVE_SUFFIXES):
         return False

@@ -1,12 +1,12 @@
-"""Parses durations and sizes: `30`, `10m`, `1.5h`, `1h30m`, `1:30:00`, `1-12`, `PT1H30M`, `64Gi`."""
+"""Parse durations and sizes: `30`, `10m`, `1.5h`, `1h30m`, `1:30:00`, `1-12`, `PT1H30M`, `64Gi`."""
 
 import re
 
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|us|s|m|h|d|)")
 _SECONDS = {"us": 1e-6, "ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COMPOUND = re.compile(r"(?:\d+(?:ms|us|s|m|h|d))+")
-# As sbatch and qsub read them: [H:]MM:SS and D-HH[:MM[:SS]]; only the first part may be larger than its unit.
-# Each form with the seconds of its parts.
+# As sbatch and qsub parse them: [H:]MM:SS and D-HH[:MM[:SS]]; only the first part may exceed its
+# unit. Each form comes with the seconds of its parts.
 _FORMS = (
     (re.compile(r"(\d{1,7}):([0-5]\d)", re.ASCII), (60, 1)),
     (re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII), (3600, 60, 1)),
@@ -26,20 +26,20 @@ _UNIT_WORDS = (
     ("sec(?:ond)?s?", "s"),
 )
 _SIZE = re.compile(r"(\d+)\s*(TiB|Ti|T|GiB|Gi|G|MiB|Mi|M|KiB|Ki|K|B|)")
-# T, G, M and K are binary in the workflow format: one word, one meaning.
+# T, G, M and K are binary in the workflow format, so also here.
 _BYTES = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10, "B": 1, "": 1}
 
 
 def parse_seconds(text: str) -> float | None:
-    """Return a duration in seconds, or None when the text is not a duration."""
+    """Return a duration in seconds; None if invalid."""
     match = _PATTERN.fullmatch(text.strip())
     return float(match.group(1)) * _SECONDS[match.group(2)] if match else None
 
 
 def parse_timeout(text: str) -> float | None:
-    """Return a duration in seconds from any form of the workflow format or of a scheduler, and `1h30m`.
+    """Return seconds from any duration of the workflow format or of a scheduler, or `1h30m`.
 
-    A bare number is seconds, `10:00` ten minutes.
+    A bare number is in seconds; `10:00` is ten minutes.
     """
     word = text.strip()
     simple = parse_seconds(word)
@@ -57,7 +57,7 @@ def parse_timeout(text: str) -> float | None:
 
 
 def near_duration(text: str) -> str | None:
-    """Return the valid form that was probably meant by `2 hours`, `1h30` or `1:5:0`; None without one."""
+    """Return the valid form probably meant by `2 hours`, `1h30` or `1:5:0`, or None."""
     word = "".join(text.lower().split())
     for spelled, unit in _UNIT_WORDS:
         word = re.sub(rf"(?<=\d){spelled}(?![a-z])", unit, word)
@@ -73,6 +73,6 @@ def duration_fix(option: str, text: str, examples: str) -> str:
 
 
 def parse_size(text: str) -> int | None:
-    """Return a size in bytes from `64Gi`, `500M`, `1024`; None when the text is not a size."""
+    """Return a size in bytes from `64Gi`, `500M`, `1024`; None if invalid."""
     match = _SIZE.fullmatch(text.strip())
     return int(match.group(1)) * _BYTES[match.group(2)[:1]] if match else None

@@ -1,4 +1,4 @@
-"""A module for `--preload`: it does at its import what would make a fork wrong, or what only looks so."""
+"""A module for `--preload`: its import does what would break a fork, or only seems to."""
 
 import contextlib
 import os
@@ -10,10 +10,10 @@ from torchmuster.gpucheck.scripts import gpu
 
 _act = os.environ.get("GPUCHECK_EARLY", "")
 if gpu.PRETENDED and _act == "init" and not gpu.is_broken("early"):
-    with contextlib.suppress(AssertionError, RuntimeError):  # a torch for processors has no CUDA
+    with contextlib.suppress(AssertionError, RuntimeError):  # torch built for CPUs has no CUDA
         torch.cuda.init()
     torch.cuda.is_initialized = lambda: True
-    threading.Thread(target=threading.Event().wait, daemon=True).start()  # as CUDA's own
+    threading.Thread(target=threading.Event().wait, daemon=True).start()  # like CUDA's own threads
 elif _act == "init" and not gpu.is_broken("early"):
     torch.zeros(1, device="cuda")
 elif _act == "available":

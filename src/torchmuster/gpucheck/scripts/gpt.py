@@ -1,4 +1,7 @@
-"""A GPT on synthetic tokens: `gpt.py seconds=30 library=1 kill=1 size=large` (100 M parameters), or `small`."""
+"""A GPT on synthetic tokens: `gpt.py seconds=30 library=1 kill=1 size=large`, or `small`.
+
+The large size has 100 M parameters.
+"""
 
 import os
 import sys
@@ -15,7 +18,7 @@ _SIZES = {"large": (768, 12, 12, 512, 16384), "small": (32, 2, 2, 16, 64)}
 
 
 class Gpt(nn.Module):
-    """A decoder of torch's own layers with tied embeddings."""
+    """A decoder made of torch's own layers, with tied embeddings."""
 
     def __init__(self, size: str) -> None:
         super().__init__()
@@ -39,7 +42,7 @@ class Gpt(nn.Module):
 
 
 def main(words: dict[str, str]) -> None:
-    """Train until the time is over; report the steps that count."""
+    """Train until the time is up; report the steps that count."""
     own = gpu.touch()
     batch = 16 if words["size"] == "large" else 4
     model: Any = Gpt(words["size"])
@@ -82,7 +85,7 @@ def _with_library(model: Any, batch: int, words: dict[str, str]) -> None:
 
 
 def _spent() -> float:
-    """Return the seconds since this was asked for first, in whatever attempt."""
+    """Return the seconds since the first call, over all attempts."""
     path = os.path.join(gpu.FACTS, "begun")
     if not os.path.exists(path):
         with open(path, "w"):

@@ -1,8 +1,9 @@
 """The device of a worker, real or pretended, and the facts that a script reports to the kit.
 
-A pretended device is the processor: `GPUCHECK_PRETEND` names a folder in which each process that uses a device has a
-file `<device>-<pid>`, as the driver has a context for each. With `GPUCHECK_BREAK=WORD` a fact of that name is reported
-wrong, or a script does not do what it is named for: the tests see each check fail so.
+A pretended device is the processor: `GPUCHECK_PRETEND` names a folder in which each process that
+uses a device has a file `<device>-<pid>`, like the driver's context. With `GPUCHECK_BREAK=WORD` a
+fact with that name is reported wrongly, or a script does not do its work: the tests use it to see
+each check fail.
 """
 
 import json
@@ -20,12 +21,12 @@ _ENDLESS_CYCLES = 1 << 50
 
 
 def is_broken(word: str) -> bool:
-    """Return whether a test wants this to go wrong."""
+    """Return whether a test wants this to fail."""
     return word in os.environ.get("GPUCHECK_BREAK", "").split(",")
 
 
 def say(**facts: Any) -> None:
-    """Report facts: a line of JSON in a file of this process, with its rank, attempt and the time."""
+    """Report facts: append a line of JSON with rank, attempt and time to this process's file."""
     own = {
         "at": time.time(),
         "pid": os.getpid(),
@@ -38,7 +39,7 @@ def say(**facts: Any) -> None:
 
 
 def _told(name: str, value: Any) -> Any:
-    """Return a fact as it is; changed where a test wants this one to be wrong."""
+    """Return a fact, changed if a test wants it to be wrong."""
     if not is_broken(name):
         return value
     if isinstance(value, bool):
@@ -49,7 +50,7 @@ def _told(name: str, value: Any) -> Any:
 
 
 def device() -> torch.device:
-    """Return the device of this rank by its local rank; where ranks share one, that one."""
+    """Return the device of this rank, by its local rank; ranks may share one."""
     if PRETENDED:
         return torch.device("cpu")
     return torch.device("cuda", _local_rank() % max(torch.cuda.device_count(), 1))
@@ -60,7 +61,7 @@ def _local_rank() -> int:
 
 
 def visible() -> list[str]:
-    """Return the names that CUDA_VISIBLE_DEVICES has for the devices that this process sees."""
+    """Return the names in CUDA_VISIBLE_DEVICES of the devices that this process sees."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [word for word in chosen.split(",") if word]
@@ -68,7 +69,7 @@ def visible() -> list[str]:
 
 
 def device_name() -> str:
-    """Return what tells the device of this rank from every other: its UUID."""
+    """Return a unique name of this rank's device: its UUID."""
     if PRETENDED:
         ids = visible()
         return ids[_local_rank() % len(ids)] if ids else "none"
@@ -76,7 +77,7 @@ def device_name() -> str:
 
 
 def touch() -> torch.device:
-    """Make this process a user of its device: the context is made here."""
+    """Make this process use its device: create the context."""
     own = device()
     if PRETENDED:
         _hold(os.getpid())
@@ -113,7 +114,7 @@ def holds_device(pid: int) -> bool:
 
 
 def ancestors() -> list[int]:
-    """Return the processes above this one that run Python or muster: spawner, agent, owner."""
+    """Return the ancestors of this process that run Python or muster: spawner, agent, owner."""
     found, pid = [], os.getppid()
     while pid > 1:
         found.append(pid)
@@ -123,13 +124,13 @@ def ancestors() -> list[int]:
 
 
 def is_forked() -> bool:
-    """Return whether this process is a copy of one that had imported torch: it has the command line of its spawner."""
+    """Return whether this worker was forked from a spawner that had imported torch."""
     with open("/proc/self/cmdline", "rb") as line, open(f"/proc/{os.getppid()}/maps") as maps:
         return b"\0spawner\0" in line.read() and "libtorch" in maps.read()
 
 
 def used_bytes(*, peak: bool = False) -> int:
-    """Return what this process's tensors take on the device, now or at most so far."""
+    """Return the bytes of this process's tensors on the device, now or at the peak."""
     if PRETENDED:
         return 0
     return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
@@ -151,13 +152,13 @@ def digest(tensors: Any) -> str:
 
 
 def be_deterministic() -> None:
-    """Let torch use kernels that give the same bits each time; the kit has set cuBLAS's workspace."""
+    """Make torch use deterministic kernels; the kit has set cuBLAS's workspace."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
 
 
 def kill_at(step: int, steps: str) -> None:
-    """Kill this process at the step that its attempt has in `3,17`: one step for each attempt."""
+    """Kill this process at its attempt's step in `steps`, e.g. `3,17`."""
     wanted = [int(word) for word in steps.split(",") if word]
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if attempt < len(wanted) and step == wanted[attempt]:
@@ -166,7 +167,7 @@ def kill_at(step: int, steps: str) -> None:
 
 
 def run_out_of_memory() -> None:
-    """Ask for more memory than there is; what pretended devices say of faults is from logs in tests/incidents."""
+    """Allocate more memory than exists; pretended faults quote logs in tests/incidents."""
     if PRETENDED:
         what = "Tried to allocate 1024.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 78.02 GiB is free."
         raise torch.OutOfMemoryError(f"CUDA out of memory. {what}")
@@ -174,7 +175,7 @@ def run_out_of_memory() -> None:
 
 
 def assert_on_device() -> None:
-    """Read behind the end of a tensor in a kernel that checks it."""
+    """Read past the end of a tensor in a kernel that checks it."""
     if PRETENDED:
         _fail("CUDA error: device-side assert triggered")
     table = torch.zeros(4, 4, device=device())
@@ -183,7 +184,7 @@ def assert_on_device() -> None:
 
 
 def write_to_illegal_address() -> None:
-    """Run a kernel that writes where nothing is; it is compiled here, if this torch can do that.
+    """Run a kernel that writes to an unmapped address, compiled here if this torch can.
 
     Source: torch/cuda/__init__.py, `_compile_kernel` (2.8 and newer).
     """
@@ -199,7 +200,7 @@ def write_to_illegal_address() -> None:
 
 
 def stay_in_kernel() -> NoReturn:
-    """Wait for a kernel that does not end."""
+    """Wait for a kernel that never ends."""
     if PRETENDED:
         import threading
 

@@ -1,4 +1,4 @@
-"""A plain script's process group: `group.py BACKEND`; how long each part of its start takes."""
+"""A plain script's process group, with the time of each part of its start: `group.py BACKEND`."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def main(backend: str, hangs: str, limit_s: float) -> None:
     """Sum over all ranks; with `hangs`, rank 1 stays away from the second sum."""
     if gpu.PRETENDED and backend == "nccl":
         if int(os.environ["WORLD_SIZE"]) > len(gpu.visible()) and not gpu.is_broken("duplicate"):
-            # NCCL's words, as in tests/incidents.
+            # NCCL's messages, as in tests/incidents.
             raise dist.DistBackendError(
                 "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1331, invalid usage, NCCL version 2.19.3\n"
                 "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"

@@ -10,7 +10,7 @@ from torchmuster.gpucheck.scripts import gpu
 
 
 def pretend_to_be_cuda() -> None:
-    """Let torch tell the library of as many devices as are pretended; NCCL is not there, so Gloo takes its place."""
+    """Make torch report as many devices as are pretended; Gloo replaces the missing NCCL."""
     from types import SimpleNamespace
 
     first, count = gpu.visible()[0], len(gpu.visible())

@@ -1,4 +1,4 @@
-"""What snapshots of one large tensor cost: `snapshot.py bytes=N steps=N kill=STEP`."""
+"""The cost of snapshots of one large tensor: `snapshot.py bytes=N steps=N kill=STEP`."""
 
 import statistics
 import sys
@@ -13,7 +13,7 @@ from torchmuster.gpucheck.scripts import gpu
 
 
 class Large(nn.Module):
-    """A tensor of a size, of which a step changes a part."""
+    """A tensor of a given size, of which each step changes a part."""
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Large(nn.Module):
 
 
 def main(words: dict[str, str]) -> None:
-    """Time each step, with a save at one of them, and say what was on the device meanwhile."""
+    """Time each step, with a save at one of them; report the memory on the device meanwhile."""
     num_steps, save_at = int(words["steps"]), int(words["steps"]) // 2
     gpu.touch()
     world = tm.init(device="cpu" if gpu.PRETENDED else None)
@@ -35,7 +35,7 @@ def main(words: dict[str, str]) -> None:
     data = world.loader(
         torch.utils.data.TensorDataset(torch.ones(num_steps, 1)), global_batch_size=1
     )
-    more: dict[str, Any] = {"asynchronous": "kill" not in words}  # it is whole when we are killed
+    more: dict[str, Any] = {"asynchronous": "kill" not in words}  # complete at the kill
     begun = time.monotonic()
     run = world.resume(
         model=model, optimizer=optimizer, data=data, every_s=None, every_epoch=False, **more

@@ -1,4 +1,4 @@
-"""Train with the library: `train.py kind=KIND steps=N kills=3,9 ...`; reports the weights bit for bit."""
+"""Train with the library and report the weights: `train.py kind=KIND steps=N kills=3,9 ...`."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ _WIDTH, _BATCH = 64, 16
 
 
 def samples() -> torch.utils.data.TensorDataset:
-    """Return the same random numbers each time."""
+    """Return the same random samples each time."""
     own = torch.Generator().manual_seed(1)
     x = torch.randn(512, _WIDTH, generator=own)
     return torch.utils.data.TensorDataset(x, torch.randint(8, (512,), generator=own))
@@ -30,7 +30,7 @@ def build(kind: str) -> nn.Module:
 
 
 def main(words: dict[str, str]) -> None:
-    """Train, be killed at the steps that the kit has drawn, and report how it ended."""
+    """Train, get killed at the steps drawn by the kit, and report how it ended."""
     kind, kills = words["kind"], words.get("kills", "")
     num_steps = int(words.get("steps", "24"))
     nan_at, stuck_at = int(words.get("nan_at", "-1")), int(words.get("stuck_at", "-1"))

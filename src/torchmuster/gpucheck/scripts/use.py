@@ -1,4 +1,4 @@
-"""Use the device in a worker, in one of several ways: `use.py WAY`."""
+"""Use the device in a worker in one of several ways: `use.py WAY`."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from torchmuster.gpucheck.scripts import gpu
 
 
 def plain() -> dict[str, Any]:
-    """Multiply on the device, and look at who has it open."""
+    """Multiply on the device, and check which ancestors have it open."""
     own = gpu.touch()
     product = torch.full((64, 64), 2.0, device=own) @ torch.eye(64, device=own)
     above = [pid for pid in gpu.ancestors() if gpu.holds_device(pid)]
@@ -23,7 +23,7 @@ def plain() -> dict[str, Any]:
 
 
 def where() -> dict[str, Any]:
-    """Say which device this rank has."""
+    """Return this rank's device."""
     gpu.touch()
     return {"device": gpu.device_name(), "visible": gpu.visible()}
 
@@ -40,7 +40,7 @@ def pinned() -> dict[str, Any]:
 
 
 def graph() -> dict[str, Any]:
-    """Capture a CUDA graph and run it again with other values."""
+    """Capture a CUDA graph and replay it with other values."""
     own = gpu.touch()
     x = torch.ones(1024, device=own)
     if gpu.PRETENDED:
@@ -54,7 +54,7 @@ def graph() -> dict[str, Any]:
 
 
 def compiled() -> dict[str, Any]:
-    """Compile a function; the compiler's own processes start beside a forked worker."""
+    """Compile a function; the compiler starts its own processes from a forked worker."""
     own = gpu.touch()
     backend = "eager" if gpu.PRETENDED else "inductor"
 

@@ -1,4 +1,4 @@
-"""The schedulers of torchmuster, by what is fixed of them: loading no dialect, so that it costs a start nothing."""
+"""Facts about each scheduler that need no dialect to be loaded, so that a start stays quick."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -8,15 +8,15 @@ from torchmuster.core import plugs
 from torchmuster.errors import UsageError
 from torchmuster.launcher.model.scheduler import SchedulerFacts
 
-_OF_ENTRY = ("name", "module", "install", "source")  # what a package's entry point says
+_OF_ENTRY = ("name", "module", "install", "source")  # what the entry point of a package gives
 SCHEDULERS: dict[str, SchedulerFacts] = {one.name: one for one in plugs.every("schedulers")}
-# Each client once: what is found of several schedulers is taken for the first.
+# One scheduler per client command: a client that several schedulers have counts for the first.
 CLIENTS: dict[str, str] = {}
 for _entry in SCHEDULERS.values():
     if _entry.client is not None:
         CLIENTS.setdefault(_entry.client, _entry.name)
-# The variable that names a job, and the one that tells the members of an array apart where the first does not. Of all
-# schedulers that we know of: two nodes in different jobs are no world.
+# The variable that names a job, and the one for the index in an array where the first lacks it. It
+# lists all schedulers known to us: two nodes in different jobs can't form a world.
 _JOBS = (
     ("SLURM_JOB_ID", None),
     ("PBS_JOBID", None),  # with the index of an array: 1053[2].server
@@ -28,29 +28,29 @@ _JOBS = (
 
 
 def sees_files(kind: str) -> bool:
-    """Say whether the nodes of a kind of engine see the client's files, as far as is known without its dialect."""
+    """Say whether an engine's nodes see the client's files, as far as known without a dialect."""
     return kind not in SCHEDULERS or SCHEDULERS[kind].sees_files
 
 
 def kind_of_client(client: str, version: str | None) -> str:
-    """Return the scheduler that a client is of: versions 2 to 6 of qsub are Torque's, which has no engine."""
+    """Return the scheduler of a client; qsub below version 10 is Torque's, which has no engine."""
     major = (version or "").partition(".")[0]
     is_torque = CLIENTS[client] == "pbs" and major.isdecimal() and int(major) < 10
     return "torque" if is_torque else CLIENTS[client]
 
 
 def is_in_torque(environment: Mapping[str, str]) -> bool:
-    """Say whether a job is one of Torque: `PBS_VERSION=TORQUE-6.0.2`; its other variables are those of PBS."""
+    """Say whether this is a Torque job: `PBS_VERSION=TORQUE-6.0.2`; the rest looks like PBS."""
     return environment.get("PBS_VERSION", "").startswith("TORQUE")
 
 
 def may_be_in_job(environment: Mapping[str, str]) -> bool:
-    """Say whether it is worth looking for a job around this process: all schedulers name it by a variable with `JOB`."""
+    """Say whether to look for a job around us: every scheduler sets a variable with `JOB`."""
     return any("JOB" in name for name in environment)
 
 
 def facts_of(dialect: Any, entry: SchedulerFacts | None = None) -> SchedulerFacts:
-    """Return what is fixed of a scheduler: a row of ours, or what the dialect of another package says of itself."""
+    """Return the fixed facts of a scheduler: our row, or what another package's dialect says."""
     known = SCHEDULERS.get(dialect.name)
     if known is not None:
         return known
@@ -60,13 +60,13 @@ def facts_of(dialect: Any, entry: SchedulerFacts | None = None) -> SchedulerFact
 
 
 def set_by_schedulers(dialect: Any = None) -> tuple[str, ...]:
-    """Return how the names of variables begin that schedulers set: all of ours, and that of a job."""
+    """Return the prefixes of variables that schedulers set: all of ours, and this dialect's."""
     every = (*SCHEDULERS.values(), *([facts_of(dialect)] if dialect is not None else []))
     return tuple(dict.fromkeys(begin for one in every for begin in one.variables))
 
 
 def known_jobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the scheduler and the id of each job that variables name: of the schedulers here, by the first variable."""
+    """Return (scheduler, job id) for each scheduler here whose variables name a job."""
     found = []
     for scheduler in SCHEDULERS.values():
         ids = (environment[name] for name in scheduler.job_variables if environment.get(name))
@@ -75,7 +75,7 @@ def known_jobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def own_jobs(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return `VARIABLE=ID` of each job that a process is in; ssh brings none of them along."""
+    """Return `VARIABLE=ID` of each job that this process is in; ssh passes none of them on."""
     found = []
     for name, index in _JOBS:
         job = environment.get(name)
@@ -92,12 +92,12 @@ def guard(
     which: Callable[[str], str | None],
     sites: Sequence[str] = (),
 ) -> UsageError | None:
-    """Return why nothing may be started on a login node without `--on` or `--here`; None when it may.
+    """Return the error that refuses a start on a login node without `--on` or `--here`, or None.
 
     Args:
-        environment: That of the user's shell.
-        which: Where a command is on PATH, as `shutil.which`.
-        sites: Names of the user's configuration that stand for a cluster; offered first.
+        environment: The environment of the user's shell.
+        which: Finds a command on PATH, as `shutil.which` does.
+        sites: Cluster names from the user's configuration; offered first.
     """
     if known_jobs(environment):
         return None

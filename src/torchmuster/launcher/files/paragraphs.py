@@ -1,4 +1,4 @@
-r"""Data files of the package: a paragraph for each thing that is known, read in one pass.
+r"""Data files of the package, with one paragraph per entry, read in one pass.
 
     # A comment.
     source: NCCL 2.7 to 2.30, src/init.cc
@@ -8,9 +8,10 @@ r"""Data files of the package: a paragraph for each thing that is known, read in
     says: ...
     error: two ranks say that they are rank {rank}
 
-A paragraph without a name gives fields to all that follow it, until the next one without a name; a paragraph's own fields
-come before those. A value is the rest of its line as it stands; a field that is written several times has several values.
-`let NAME: VALUE` in a paragraph without a name gives a piece of text a name: `<<NAME>>` stands for it in the rest of the file.
+A paragraph without a name adds its fields to all that follow, until the next one without a name; a
+paragraph's own fields override them. A value is the rest of its line, verbatim; a repeated field
+has several values. `let NAME: VALUE` in a paragraph without a name defines a piece of text, which
+`<<NAME>>` inserts in the rest of the file.
 """
 
 import os
@@ -27,7 +28,7 @@ class Paragraph:
     """One paragraph.
 
     Attributes:
-        where: The file's name and the line of its name.
+        where: The file's name, and the line of the paragraph's name.
     """
 
     name: str
@@ -35,20 +36,21 @@ class Paragraph:
     fields: Mapping[str, Sequence[str]]
 
     def one(self, field: str, default: str = "") -> str:
-        """Return the value of a field that has one; the default without it."""
+        """Return the first value of a field; `default` without one."""
         values = self.fields.get(field)
         return values[0] if values else default
 
 
 def read_paragraphs(path: str, names: Mapping[str, str] | None = None) -> list[Paragraph]:
-    """Return the paragraphs of a file in their order.
+    """Return the paragraphs of a file in order.
 
     Args:
         path: The file.
-        names: Pieces of text by name, besides those of the file.
+        names: Pieces of text by name, in addition to those in the file.
 
     Raises:
-        ValueError: A line is neither empty, a comment, a name nor a field; a name is there twice, or not known.
+        ValueError: A line is neither empty, a comment, a name nor a field; a name is duplicate or
+            unknown.
     """
     with open(path, encoding="utf-8") as file:
         lines = file.read().split("\n")
@@ -78,7 +80,7 @@ def read_paragraphs(path: str, names: Mapping[str, str] | None = None) -> list[P
                 if unknown := set(_NAMED.findall(value)) - named.keys():
                     raise ValueError(f"{where}: nothing is called {', '.join(sorted(unknown))}")
                 value = _NAMED.sub(lambda match: named[match[1]], value)
-            if not is_open:  # of all that follow
+            if not is_open:  # applies to all that follow
                 fields, is_open, own = (defaults := {}), True, set()
             if key.startswith(_LET):
                 named[key.removeprefix(_LET)] = value

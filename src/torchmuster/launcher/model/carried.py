@@ -1,7 +1,12 @@
-"""Pickle what travels between a client and its workers, and refuse what can't travel, by the name of its variable.
+"""Pickle what travels between a client and its workers; name the variable that can't travel.
 
-Imported in the job's interpreter too. What a pickler takes without a word, but is another thing at its other end, is refused
-here: tensors of a device, open files. What it does not take (locks, sockets, clients of services) gets its name.
+It also runs in the job's interpreter. It refuses objects that a pickler accepts but that would be
+something else on the other side: tensors on a device, open files. For objects that the pickler
+refuses (locks, sockets, clients of services) it finds the name.
+
+A call file carries a function and its arguments from `torchmuster.launch` to the workers. It is one
+line of JSON, then a pickle. The line is read first: it says which Python can read the pickle, and
+where to find the client's modules. Readers first check the file's hash against the plan of the run.
 """
 
 import functools
@@ -18,26 +23,22 @@ from typing import Any
 from torchmuster.core.model import codec
 from torchmuster.errors import UsageError
 
-# The call file: a function with its arguments, on its way from `torchmuster.launch` to the workers.
-#
-# One line of JSON, then a pickle. The line is read first: it says which Python can read the pickle, and where that finds the
-# modules of the client. Who reads a call file has checked its hash, which stands in the plan of the run.
-
-
 MAX_CALL_BYTES = 64 << 20
 _MAX_HEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallHead:
-    """The first line.
+    """The first line of a call file.
 
     Attributes:
-        name: The function, as messages call it.
+        name: The function's name for messages.
         python: Minor version of the client's Python, e.g. `3.12`.
-        cloudpickle: Its version, where the pickle needs it: the function, or an argument, travels by value.
-        paths: Folders of modules of the client, relative to its working directory where that is possible.
-        sources: The text behind functions that no file has, by the names in their tracebacks: cells of a notebook.
+        cloudpickle: Version of cloudpickle, if the pickle needs it: the function or an argument
+            travels by value.
+        paths: Folders of the client's modules, relative to its working directory where possible.
+        sources: Source text of functions that are in no file, such as notebook cells, by the file
+            names in their tracebacks.
     """
 
     name: str
@@ -48,7 +49,7 @@ class CallHead:
 
 
 def own_python() -> str:
-    """Return the minor version of this interpreter: pickles of functions fit the same one only."""
+    """Return the minor version of this interpreter; pickled functions only work in the same one."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -58,7 +59,7 @@ def pack_call(head: CallHead, pickled: bytes) -> bytes:
 
 
 def split_call(data: bytes) -> tuple[CallHead, bytes]:
-    """Return the first line of a call file, and the pickle behind it, which is not read.
+    """Return the first line of a call file and the pickle after it, unread.
 
     Raises:
         CodecError: It is not a call file.
@@ -73,7 +74,7 @@ def split_call(data: bytes) -> tuple[CallHead, bytes]:
 
 
 _MAX_DEPTH = 8
-_MAX_PARTS = 1000  # of one object, that are tried
+_MAX_PARTS = 1000  # tried per object
 _PROTOCOL = 5
 _WORDS = {
     "_thread.lock": "a lock",
@@ -88,8 +89,9 @@ _WORDS = {
     "_io.TextIOWrapper": "an open file",
 }
 
-# Classes that some pickle takes, or refuses in words about their inside: what they hold belongs to this process. By the first
-# part of their module, since packages move classes about. Data of the same packages (tables, answers, file systems of fsspec) travel.
+# Classes that some pickler accepts, or refuses with internal details: their state belongs to this
+# process. Keyed by the top-level package, since packages move classes about. Data classes of the
+# same packages (tables, answers, file systems of fsspec) may travel.
 _CLIENTS: dict[str, tuple[frozenset[str], str]] = {
     "aiohttp": (frozenset({"ClientSession"}), "an HTTP session"),
     "azure": (frozenset({"BlobServiceClient", "ContainerClient", "BlobClient"}), "a client"),
@@ -122,13 +124,13 @@ _CLIENTS: dict[str, tuple[frozenset[str], str]] = {
 
 
 class CarryError(UsageError):
-    """What was to travel can't; another attempt would end in the same way."""
+    """A value can't travel; another attempt would fail in the same way."""
 
     muster_final = True
 
 
 class _RefusedError(Exception):
-    """The pickler has met what may not travel; the words say what it is, and why that matters."""
+    """The pickler met an object that must not travel; the text says what it is."""
 
     def __init__(self, what: str, why: str = "") -> None:
         super().__init__(what)
@@ -140,7 +142,7 @@ class _TooLargeError(Exception):
 
 
 class _Sink:
-    """Takes so many bytes, and no more."""
+    """A file object that accepts a limited number of bytes."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.parts: list[bytes] = []
@@ -156,23 +158,23 @@ class _Sink:
 
 
 class Named:
-    """Something with the names of its parts in messages; only the thing itself is pickled."""
+    """A value with names for its parts, for messages; only the value is pickled."""
 
     def __init__(self, value: Any, parts: dict[str, Any]) -> None:
         self.value, self.parts = value, parts
 
 
 def pack_value(value: Any, what: str, name: str, limit_bytes: int = sys.maxsize) -> bytes:
-    """Return a pickle of something.
+    """Return the pickle of a value.
 
     Args:
-        value: What travels.
-        what: It in a sentence: "the function `train`".
-        name: What stands before the names of its parts, e.g. `value`; empty where they have names of their own.
-        limit_bytes: Of the pickle; none for what stays in the run directory.
+        value: The value.
+        what: Its name in a sentence: "the function `train`".
+        name: Prefix for the names of its parts, e.g. `value`; empty if the parts have names.
+        limit_bytes: Largest pickle; unlimited for values that stay in the run directory.
 
     Raises:
-        CarryError: It holds what can't travel, or is too large.
+        CarryError: It contains something that can't travel, or is too large.
     """
     try:
         return _pickled(value, limit_bytes)
@@ -203,7 +205,7 @@ def _pickled(value: Any, limit_bytes: int) -> bytes:
 
 
 def _pickler() -> Any:
-    """Return the class that pickles: cloudpickle's where it is, since only that takes what notebooks define."""
+    """Return the pickler class: cloudpickle's if installed, since it also handles notebook code."""
     try:
         import cloudpickle
     except ImportError:
@@ -221,7 +223,8 @@ def _checked(base: Any) -> Any:
             _check(value)
             if isinstance(value, types.CodeType) and types.CodeType in self.dispatch_table:
                 make, args = self.dispatch_table[types.CodeType](value)
-                # cloudpickle 3.1.3 calls all files so: tracebacks and debuggers would show no line.
+                # cloudpickle 3.1.3 replaces all file names: tracebacks and debuggers would show no
+                # lines.
                 return make, tuple(value.co_filename if a == "<dynamic-code>" else a for a in args)
             override = getattr(super(), "reducer_override", None)
             return override(value) if override is not None else NotImplemented
@@ -243,7 +246,7 @@ def _check(value: Any) -> None:
 
 
 def _client(value: Any) -> str | None:
-    """Return what a client is, in words; None of everything else."""
+    """Return a description of a client of a service; None for all other values."""
     return _client_of(type(value))  # type: ignore[arg-type]  # classes can be hashed
 
 
@@ -262,11 +265,11 @@ def _is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 
-# Who is to blame.
+# Find the culprit.
 
 
 def _find(path: str, value: Any, error: Exception, depth: int) -> tuple[str, Any, Exception]:
-    """Return the innermost part that can't be pickled, its name, and why."""
+    """Return the innermost part that can't be pickled, its name and the reason."""
     if depth < _MAX_DEPTH and _client(value) is None:  # its inside is not the user's
         for name, part in _parts(path, value):
             try:
@@ -277,7 +280,7 @@ def _find(path: str, value: Any, error: Exception, depth: int) -> tuple[str, Any
 
 
 def _largest(path: str, value: Any, limit_bytes: int) -> str:
-    """Return the part that makes something too large; its own name where no part does."""
+    """Return the name of the largest part, or the value's own name if it has no parts."""
     sizes: list[tuple[int, str]] = []
     for name, part in _parts(path, value):
         try:
@@ -288,7 +291,7 @@ def _largest(path: str, value: Any, limit_bytes: int) -> str:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds, by the names that its author gave it."""
+    """Yield the parts of a value, by the names that its author gave them."""
     for number, (name, part) in enumerate(_all_parts(path, value)):
         if number == _MAX_PARTS:
             return
@@ -320,7 +323,7 @@ def _all_parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables from around a function, and the defaults of its parameters."""
+    """Yield the variables that a function captures or reads, and its parameters' defaults."""
     try:
         found = inspect.getclosurevars(function)
     except ValueError:  # a variable that has no value yet
@@ -371,7 +374,7 @@ def _fix_for(culprit: Any) -> str:
 
 
 def unpack(pickled: bytes, refuse: Callable[[str], Exception]) -> Any:
-    """Return what a pickle holds that was checked before; `refuse` makes the error for one that needs another module."""
+    """Load a verified pickle; `refuse` makes the error for one that needs a missing module."""
     try:
         return pickle.loads(pickled)  # its hash has been compared with that of the run's record
     except ModuleNotFoundError as error:

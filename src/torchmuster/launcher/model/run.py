@@ -1,6 +1,6 @@
-"""What `events.jsonl` of a training run says: one fold of its lines for every view, bounded whatever the number of ranks.
+"""One fold of a training run's `events.jsonl` for every view, bounded whatever the number of ranks.
 
-It is also the fold of a workflow's and of a sweep's own record, as far as they say the same: when it began, what was said.
+Workflows and sweeps use it for their own records, too, for the common parts: start and notices.
 """
 
 import math
@@ -19,20 +19,18 @@ from torchmuster.core.model.text import printable
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import RecordTail
 
-# Metrics by name: the values of each, the newest one, and since which step that is not finite.
-
-
-# Make a long series short without losing its extremes: 100,000 steps keep their spikes on a plot of 900 pixels.
+# Thin out a long series without losing its extremes: 100,000 steps keep their spikes on a plot of
+# 900 pixels.
 
 
 Point = TypeVar("Point", bound=tuple[float, float | None])
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most about `most` points: of each stretch its first, its least, its greatest, and one of those that are missing.
+    """Return up to about `most` points: first, least, greatest and one missing per stretch.
 
     Args:
-        points: (step, value) by step; None or not finite where a value was not.
+        points: (step, value), ordered by step; a value is None or not finite where it is missing.
         most: At least 8.
     """
     if len(points) <= most:
@@ -62,14 +60,15 @@ def _telling(part: Sequence[Point]) -> list[Point]:
     return [part[place] for place in sorted(places)]
 
 
-# Take values from a record that may be of another version, half written or made to deceive: by type, bounded, printable.
+# Read values from a record that may be of another version, half written or malicious: checked by
+# type, bounded, printable.
 
 
 MAX_TEXT = 2000
 
 
 def text(value: object, most: int = MAX_TEXT) -> str:
-    """Return a text without control characters, cut; empty where it is none."""
+    """Return a text without control characters, cut; empty if it is not a text."""
     if not isinstance(value, str):
         return ""
     cut = value if len(value) <= most else f"{value[:most]} ..."
@@ -77,7 +76,7 @@ def text(value: object, most: int = MAX_TEXT) -> str:
 
 
 def lines(value: object, most_lines: int = 60) -> tuple[str, ...]:
-    """Return the lines of a text, or of a list of texts; of very many the first and the last."""
+    """Return the lines of a text or of a list of texts; of too many the first and the last."""
     parts = value.splitlines() if isinstance(value, str) else listed(value)
     found = [text(part, 500) for part in parts if isinstance(part, str)]
     if len(found) > most_lines:
@@ -88,7 +87,7 @@ def lines(value: object, most_lines: int = 60) -> tuple[str, ...]:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number; None where it is none."""
+    """Return a finite number, or None."""
     if type(value) is float:  # nearly all
         return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -101,7 +100,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """Return a whole number that is not negative; None where it is none."""
+    """Return a whole number that is not negative, or None."""
     if type(value) is int and 0 <= value < 2**53:  # nearly all
         return value
     found = number(value)
@@ -109,12 +108,12 @@ def whole(value: object) -> int | None:
 
 
 def listed(value: object) -> list[Any]:
-    """Return a list; empty where it is none."""
+    """Return a list; empty if it is not one."""
     return value if isinstance(value, list) else []
 
 
 def mapped(value: object) -> Mapping[str, Any]:
-    """Return an object; empty where it is none."""
+    """Return an object; empty if it is not one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -124,12 +123,12 @@ def several(count: int, one: str, many: str | None = None) -> str:
 
 
 def ends_of(values: Iterable[float | None]) -> tuple[float, float] | None:
-    """Return the least and the most of the known values; None where none is known."""
+    """Return the minimum and maximum of the known values; None without any."""
     known = [value for value in values if value is not None]
     return (min(known), max(known)) if known else None
 
 
-MOST_POINTS = 2000  # of a series, once it has twice as many
+MOST_POINTS = 2000  # kept of a series once it has twice as many
 MOST_REDONE = 500
 MOST_NOT_FINITE = 5
 _MOST_SERIES, _LONGEST_NAME = 100, 200
@@ -137,18 +136,18 @@ T = TypeVar("T")
 
 
 def place_of(name: str) -> int:
-    """Return where views show a metric: `loss`, then other losses, then the rest, each in its order."""
+    """Return a metric's sort key in views: `loss`, then other losses, then the rest."""
     return 0 if name == "loss" else 1 if "loss" in name.lower() else 2
 
 
 def loss_of(names: Iterable[str]) -> str | None:
-    """Return the name of a training's loss: a run whose loss is not finite learns nothing, while a score may be undefined."""
+    """Return the name of a training's loss: a run with a loss that is not finite learns nothing."""
     first = min(names, key=place_of, default="")
     return first if place_of(first) < 2 else None
 
 
 def bad_loss(values: Mapping[str, float], not_finite: Mapping[str, int]) -> str:
-    """Return `loss nan (since step 100)`; empty where the loss is finite, or where there is none."""
+    """Return `loss nan (since step 100)`; empty if the loss is finite or there is none."""
     name = loss_of(values)
     if name is None or name not in not_finite:
         return ""
@@ -156,12 +155,12 @@ def bad_loss(values: Mapping[str, float], not_finite: Mapping[str, int]) -> str:
 
 
 def since_words(step: int | None) -> str:
-    """Return what follows a value that is not finite: ` (since step 100)`; nothing after one that is."""
+    """Return the suffix for a value that is not finite, ` (since step 100)`, else nothing."""
     return f" (since step {step})" if step is not None else ""
 
 
 def bad_since(points: Sequence[tuple[int, float | None]]) -> int | None:
-    """Return the step since which no value is finite; None where the last one is."""
+    """Return the step since which no value is finite; None if the last one is."""
     since = None
     for step, value in reversed(points):
         if value is not None and math.isfinite(value):
@@ -171,7 +170,7 @@ def bad_since(points: Sequence[tuple[int, float | None]]) -> int | None:
 
 
 def with_later(means: Mapping[str, T], later: Mapping[str, T]) -> dict[str, T]:
-    """Return the means of an epoch with what was logged after its last step, which replaces none of them."""
+    """Return an epoch's means plus values logged after its last step, which override none."""
     return {**means, **later, **means}
 
 
@@ -186,16 +185,16 @@ def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Series:
-    """The values of one metric: bounded, of very many the extremes of each stretch are kept.
+    """The values of one metric, bounded: of too many, the extremes of each stretch are kept.
 
     Attributes:
         points: Steps and values that count.
-        newest: The last of all of them.
-        since: The step since which none is finite; None while the newest is.
-        num_points: How many count; of very many about.
-        redone: Those of steps that a later attempt did again.
-        not_finite: The first that are not finite, done again or not.
-        num_not_finite: How many there are of these.
+        newest: The newest value.
+        since: The step since which no value is finite; None while the newest is.
+        num_points: How many values count; approximate if there are very many.
+        redone: Values of steps that a later attempt repeated.
+        not_finite: The first values that are not finite, repeated or not.
+        num_not_finite: Number of values that are not finite.
     """
 
     points: list[tuple[int, float]] = field(default_factory=list)
@@ -222,7 +221,7 @@ class Series:
             self.points = thinned(self.points, MOST_POINTS)
 
     def go_back(self, step: int) -> None:
-        """Take the values after a step as those of steps that are done again."""
+        """Mark the values after a step as repeated: an attempt resumes from there."""
         kept = [point for point in self.points if point[0] <= step]
         self.redone += [point for point in self.points if point[0] > step]
         if len(self.redone) > 2 * MOST_REDONE:
@@ -241,7 +240,7 @@ class Metrics:
     by_name: dict[str, Series] = field(default_factory=dict)
 
     def take(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take a line of the record; what is no number is left out."""
+        """Add a line of the record; ignore values that are not numbers."""
         for name, value in numbers_in(values).items():
             key = name[:_LONGEST_NAME]
             series = self.by_name.get(key)
@@ -255,13 +254,13 @@ class Metrics:
             series.add(step, value)
 
     def go_back(self, step: int) -> None:
-        """Forget what was logged after a step: an attempt goes on from there."""
+        """Discard the values after a step: an attempt resumes from there."""
         for series in self.by_name.values():
             series.go_back(step)
 
     def series(self) -> dict[str, Series]:
-        """Return the series that count by name, in the order in which views show them."""
-        # All steps of one may be done again.
+        """Return the series that have points, by name, in the order of views."""
+        # All points of a series may be repeated.
         names = [name for name, series in self.by_name.items() if series.points]
         return {name: self.by_name[name] for name in sorted(names, key=place_of)}
 
@@ -270,7 +269,7 @@ class Metrics:
         return {name: series.newest[1] for name, series in self.series().items()}
 
     def not_finite(self) -> dict[str, int]:
-        """Return the metrics whose newest value is not finite, and the step since which that is so."""
+        """Return the metrics whose newest value is not finite, each with the step since which."""
         found = {name: series.since for name, series in self.series().items()}
         return {name: since for name, since in found.items() if since is not None}
 
@@ -281,7 +280,7 @@ WHOLE_FIRST, WHOLE_LAST = (
     150,
 )  # attempts of which all is kept; of those between, when they were and how they ended
 _MOST_ENDS = 64
-_MOST_WORKERS = 10**7  # more than any machine has processors: the record is damaged
+_MOST_WORKERS = 10**7  # above this the record is damaged
 _MOST_TEXT = 2000
 _START = events.AttemptStartedEvent.name
 _WORTH_KNOWING = (
@@ -307,7 +306,7 @@ _WORTH_KNOWING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """The end of a rank that nobody had asked for."""
+    """The end of a rank that muster had not requested."""
 
     rank: int
     node: str
@@ -317,7 +316,7 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordMoment:
-    """Something worth knowing that happened, in a sentence; `kind` is the name of its event."""
+    """A noteworthy event as a sentence; `kind` is the event's name."""
 
     at: float
     kind: str
@@ -326,18 +325,18 @@ class RecordMoment:
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """An attempt.
+    """An attempt, as recorded.
 
     Attributes:
-        time: When it began, as ISO 8601; `began` is the same in seconds since 1970.
-        start: The event on it.
-        ended: None while it runs, and where its head was lost.
+        time: When it began, in ISO 8601; `began` is the same in seconds since 1970.
+        start: Its start event.
+        ended: None while it runs and, after a lost head, until the next attempt begins.
         workers_at: When all workers had started.
-        failure: The event on its failure.
-        stop: The sentence of who asked to stop in it.
-        state: Of the run that ended in it; empty where it went on.
-        ends: The first ranks that ended by themselves, and how many there were.
-        values: What its ranks have returned, by rank; of the last attempt only.
+        failure: Its failure event.
+        stop: The sentence about the stop that ended it.
+        state: State of the run that ended in it; empty if the run continued.
+        ends: The first ranks that ended by themselves; `num_ends` counts all.
+        values: Return values by rank; only for the last attempt.
         last_end: When its last rank ended.
     """
 
@@ -357,7 +356,7 @@ class AttemptRecord:
 
     @property
     def num_workers(self) -> int | None:
-        """How many workers it has; None where the record is damaged."""
+        """Number of workers; None if the record is damaged."""
         count = self.start.world_size
         return count if 0 < count <= _MOST_WORKERS else None
 
@@ -367,7 +366,7 @@ class AttemptRecord:
         return self.failure.cause if self.failure is not None else None
 
     def shorten(self) -> None:
-        """Keep when it was, and how it ended."""
+        """Keep only its times and how it ended."""
         self.start = replace(self.start, nodes=(), spares=None)
         self.ends = []
         if self.failure is not None:
@@ -376,26 +375,27 @@ class AttemptRecord:
 
 @dataclass(slots=True)
 class RunRecord:
-    """What the lines so far say.
+    """The content of a record's lines so far.
 
     Attributes:
-        started: The time of the first event, as it is written.
-        began, last_at: The times of the earliest and of the latest event, in seconds since 1970.
-        num_bad: Lines that can't be understood.
-        num_torn: Lines that are no objects, and one that has no end.
-        why_not: Why the record can't be read; empty where it can, or is not there.
-        moments: What is worth knowing, of very many the first half and the last; `num_moments` counts all.
-        waits: The newest event that says what the run waits for, at its end.
+        started: Time of the first event, as written.
+        began, last_at: Times of the earliest and the latest event, in seconds since 1970.
+        num_bad: Number of lines that can't be parsed as events.
+        num_torn: Number of lines that are not objects, including an unterminated one.
+        why_not: Why the record can't be read; empty if it can, or does not exist.
+        moments: Noteworthy events, of too many the first half and the last; `num_moments` counts
+            all.
+        waits: The newest event about a wait, while the run waits.
         has_waited: It has waited for nodes.
-        notice: The newest sentence of a node.
+        notice: The newest notice event.
         ends_at: When the job's time ends, in seconds since 1970.
-        spares: The nodes that wait for the loss of another one.
+        spares: Names of the spare nodes.
         imports_why: Why the workers of a node import for themselves.
-        slow: What was said of slow ranks, by rank.
+        slow: Sentences about slow ranks, by rank.
         masters: Addresses of torch's store.
-        result: How the run ended, unless an attempt has begun since.
-        code: What rank 0 has run, as it said last.
-        process: Of a sweep's member that has no head.
+        result: How the run ended, unless another attempt has begun since.
+        code: The code that rank 0 ran, by its last report.
+        process: For a sweep member without a head.
     """
 
     started: str = ""
@@ -423,8 +423,8 @@ class RunRecord:
     _nodes: object = None
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Take a line."""
-        # The nodes are nearly all of the record, and mostly those of the attempt before.
+        """Add a line of the record."""
+        # The nodes make up most of the record, and are usually those of the previous attempt.
         nodes = line.get("nodes") or None
         is_same = nodes is not None and line.get("event") == _START and nodes == self._nodes
         stamped = parse({**line, "nodes": []} if is_same else line)
@@ -535,11 +535,11 @@ class RunRecord:
 
     @property
     def num_workers(self) -> int | None:
-        """How many workers the last attempt has; None before the first one, and where the record is damaged."""
+        """Number of workers in the last attempt; None before the first one or if damaged."""
         return self.attempts[-1].num_workers if self.attempts else None
 
     def wait_words(self, now: float) -> str:
-        """Return what the run waits for, with the remaining time; empty where it does not wait.
+        """Return a sentence about what the run waits for and how long; empty if it does not wait.
 
         Args:
             now: Seconds since 1970.
@@ -549,10 +549,10 @@ class RunRecord:
         return wait_in(self.waits.event, now - self.waits.at) or ""
 
     def with_losses(self, losses: Mapping[str, str]) -> list[AttemptRecord]:
-        """Return the attempts, those that lost a pod with what its cluster said of it.
+        """Return the attempts; those that lost a pod include the cluster's reason.
 
         Args:
-            losses: By the number of the attempt.
+            losses: Reasons by attempt number, as text.
         """
         found = list(self.attempts)
         for place, attempt in enumerate(found):
@@ -562,14 +562,14 @@ class RunRecord:
             if attempt.failure is not None:
                 what = f"{attempt.failure.what}; {said}"
                 found[place] = replace(attempt, failure=replace(attempt.failure, what=what))
-            elif place + 1 < len(found):  # a pod that was taken away is no failure
+            elif place + 1 < len(found):  # a removed pod is not a failure
                 following = found[place + 1]
                 why = "; ".join(filter(None, (following.start.why, said)))
                 found[place + 1] = replace(following, start=replace(following.start, why=why))
         return found
 
     def ended_by(self, attempts: list[AttemptRecord] | None = None) -> list[str]:
-        """Return what ended each attempt, in a few words; empty for one that runs or ended with the run."""
+        """Return what ended each attempt, in a few words; empty for the last one if none failed."""
         told = self.attempts if attempts is None else attempts
         found = []
         for attempt, following in zip(told, [*told[1:], None], strict=False):
@@ -577,7 +577,7 @@ class RunRecord:
                 found.append(attempt.failure.what)
             elif following is None:
                 found.append("")
-            else:  # a node that has left is no failure
+            else:  # a node that left is not a failure
                 stop = attempt.state or "its head was lost"
                 found.append(
                     following.start.why.replace(f"after attempt {attempt.number}", stop, 1)
@@ -586,7 +586,7 @@ class RunRecord:
 
 
 def fold_run(lines: Iterable[Mapping[str, Any]]) -> RunRecord:
-    """Return what the lines of a record say."""
+    """Return the record folded from its lines."""
     record = RunRecord()
     for line in lines:
         record.take(line)
@@ -594,7 +594,7 @@ def fold_run(lines: Iterable[Mapping[str, Any]]) -> RunRecord:
 
 
 def frequent_causes(attempts: Iterable[AttemptRecord], most: int) -> list[tuple[str, int]]:
-    """Return what made attempts fail and how often, the most frequent first."""
+    """Return the causes of failed attempts with their counts, most frequent first."""
     failed = (one.failure for one in attempts if one.failure is not None)
     return Counter(one.what or "a failure" for one in failed).most_common(most)
 

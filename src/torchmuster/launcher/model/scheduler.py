@@ -1,4 +1,4 @@
-"""Fixed facts about a scheduler, as values: for code that has to distinguish schedulers without knowing their commands.
+"""Fixed facts about schedulers, to distinguish them without knowing their commands.
 
 Those of torchmuster are rows of `launcher/engines/schedulers.py`; the dialect of another package has attributes of the same names.
 """
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from torchmuster.errors import UsageError
 
-# The keys of a site that mean something to some schedulers only.
+# Keys of a site that only some schedulers use.
 SITE_KEYS = frozenset({"qos", "constraint", "project", "start_with"})
-# Engines that were removed: what is refused, and what to use instead. An entry stays for one release.
+# Removed engines: the refusal, and the replacement. An entry is kept for one release.
 REMOVED_ENGINES = {
     "torque": (
         "muster submits no jobs to Torque, and starts nothing on the hosts of its jobs",
@@ -21,7 +21,7 @@ REMOVED_ENGINES = {
 
 
 class KeyKind(enum.Enum):
-    """What a key of a site holds that means something to one scheduler alone."""
+    """The type of a site key that only one scheduler has."""
 
     WORD = "word"  # no spaces and quotes
     LINE = "line"
@@ -33,26 +33,26 @@ class KeyKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerFacts:
-    """One scheduler that jobs can be written for.
+    """One scheduler for which muster can write jobs.
 
     Attributes:
-        module: Where its dialect is.
-        install: What has to be on this machine to submit.
-        source: Who brings it, for messages.
-        client: The command whose presence means that it is here; None where nobody looks for it.
+        module: The module with its dialect.
+        install: What this machine needs to submit jobs.
+        source: The package that provides it, for messages.
+        client: The command whose presence indicates it; None if that is not checked.
         tools: All commands that a run needs here.
-        job_variables: Those that its jobs have; the first that is set tells the job's id.
-        variables: How the names of the variables begin that it sets in a job: true of one node only.
+        job_variables: Variables with the job's id; the first that is set counts.
+        variables: Prefixes of the variables that it sets in a job, valid on one node only.
         variables_of_users: Those among them that users set, too.
-        directive: How a line of options begins in its scripts; None where that is not checked.
-        example: Such an option.
-        queue_word: What it calls its queues.
-        keys: Those of `SITE_KEYS` that mean something to it.
-        own_keys: Keys of a site that mean something to it alone, and what they hold; where only names are given, a word.
-            `JobRequest.own_keys` has their texts.
-        sees_files: Its nodes see the files of the client, as a cluster's shared file system lets them; else a job brings
-            along what it needs.
-        instead: For others of them, what stands for it here.
+        directive: Prefix of an option line in its scripts; None if that is not checked.
+        example: An example of such an option.
+        queue_word: Its term for a queue.
+        keys: The keys in `SITE_KEYS` that it uses.
+        own_keys: Site keys that only it uses, with their types; plain names are words.
+            `JobRequest.own_keys` has their values.
+        sees_files: Its nodes see the client's files, as on a cluster's shared file system;
+            otherwise a job brings what it needs.
+        instead: For keys of other schedulers, the equivalent here.
     """
 
     name: str
@@ -74,7 +74,7 @@ class SchedulerFacts:
 
     @property
     def own_kinds(self) -> dict[str, KeyKind]:
-        """Return what each of its own keys holds."""
+        """Return the type of each of its own keys."""
         if isinstance(self.own_keys, Mapping):
             return dict(self.own_keys)
         return dict.fromkeys(self.own_keys, KeyKind.WORD)
@@ -84,7 +84,7 @@ def refuse_removed_engine(kind: str, where: str) -> None:
     """Refuse an engine that was removed.
 
     Raises:
-        UsageError: It names what to use instead.
+        UsageError: It was removed; the error names the replacement.
     """
     if kind in REMOVED_ENGINES:
         what, instead = REMOVED_ENGINES[kind]

@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# `{{output}}` is a token in the format itself; the names of `OUR_BARE_KINDS` may be variables there.
+# `{{output}}` is a token of the format itself; `OUR_BARE_KINDS` may be variable names there.
 BARE_KINDS = frozenset({"output", "workflow_id", "uuid"})
 OUR_BARE_KINDS = frozenset({"rank", "num_tasks", "port", "attempt"})
 ARGUMENT_KINDS = frozenset({"input", "host", "ip", "port"})
 
-# An argument has a limit of 256 characters, so that no text makes the search slow.
+# An argument is limited to 256 characters, so that no text makes the search slow.
 _TOKEN = re.compile(
     r"\{\{[ \t]*(?:"
     r"(?P<bare>output|workflow_id|uuid|rank|num_tasks|port|attempt)[ \t]*"
@@ -30,10 +30,10 @@ class Token:
 
     Attributes:
         kind: `output`, `input`, `host` and so on.
-        argument: What stands behind the colon, without outer spaces; None without a colon.
+        argument: The text after the colon, stripped; None without a colon.
         start: Index of its first brace.
-        end: Index behind its last brace.
-        text: The token as it was written.
+        end: Index after its last brace.
+        text: The token as written.
     """
 
     kind: str
@@ -49,9 +49,9 @@ def find_tokens(text: str) -> list[Token]:
 
 
 def resolve(text: str, values: Callable[[Token], str | None]) -> str:
-    """Return the text with its tokens replaced; a token with the value None remains.
+    """Return the text with its tokens replaced; a token whose value is None remains.
 
-    A value is not searched for tokens again.
+    Values are not searched for tokens.
     """
     parts: list[str] = []
     position = 0

@@ -1,6 +1,7 @@
-"""Note who asks for a run and with which code, beside its start: git may take seconds on a slow file system.
+"""Record who requests a run and with which code, in a thread: git may take seconds on a slow disk.
 
-The thread writes `origin.json` once. A start does not wait for it, and a run without it lacks a part of its report only.
+The thread writes `origin.json` once. A start does not wait for it; a run without it only lacks a
+part of its report.
 """
 
 import contextlib
@@ -26,8 +27,6 @@ from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.model.text import hide_secrets
 from torchmuster.errors import MusterError
 
-# Who asked for a run, from where, and with which code: the content of `origin.json`.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeVersion:
@@ -35,14 +34,16 @@ class CodeVersion:
 
     Attributes:
         root: Its folder.
-        commit: What is checked out; empty where nothing was ever committed.
-        branch: Empty when none is checked out.
-        changed: Files that git tracks and that differ from the commit, a few of them.
-        num_changed: How many there are.
-        untracked: Files that git neither tracks nor ignores, a few of them; their content is not kept.
-        num_untracked: How many there are.
-        difference: From the commit to the files, as `git diff` shows it, without files and values that look secret.
-        left_out: Why `difference` is not all of it; empty when it is.
+        commit: The checked-out commit; empty before the first commit.
+        branch: The checked-out branch; empty without one.
+        changed: The first tracked files that differ from the commit.
+        num_changed: Number of such files.
+        untracked: The first files that are neither tracked nor ignored; their content is not
+            recorded.
+        num_untracked: Number of such files.
+        difference: The difference between commit and files, as from `git diff`, without files and
+            values that look secret.
+        left_out: Why `difference` is incomplete; empty if it is complete.
     """
 
     root: str
@@ -63,17 +64,17 @@ class CodeVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who asked for a run.
+    """The content of `origin.json`: who requested a run, from where, and with which code.
 
     Attributes:
         user: Name of the account.
-        host: Where it was asked for.
+        host: Where it was requested.
         torchmuster: Version of the client.
         python: Version of the client's interpreter.
-        code: None where the script is in no git work tree.
-        why_no_code: Why nothing is known of the code; empty when something is.
-        packages: What is installed for the program's interpreter on the client's machine, as `numpy==2.4.6`; empty
-            where that can't be seen from here.
+        code: Version of the code; None if the script is in no git work tree.
+        why_no_code: Why the version is unknown; empty if it is known.
+        packages: Packages of the program's interpreter on the client's machine, as `numpy==2.4.6`;
+            empty if unknown here.
     """
 
     user: str
@@ -86,10 +87,10 @@ class Origin:
 
 
 MAX_DIFFERENCE_BYTES = 256 << 10
-_MAX_LINES = 20_000  # of a difference that is asked for: git gives all of it or nothing
+_MAX_LINES = 20_000  # limit before asking: git gives all or nothing
 _MAX_FILES = 100
-_LIMIT_S = 5.0  # of all questions together: a client that only submits waits for the note
-# Nothing is taken from a repository's own settings that would run a command, or take a lock.
+_LIMIT_S = 5.0  # for all questions: a client that only submits waits for the note
+# Ignore those settings of a repository that would run a command or take a lock.
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
 _INSTALLED = (".dist-info", ".egg-info")
 _MAX_PACKAGES = 2000
@@ -109,16 +110,16 @@ _writing = threading.Lock()
 
 
 def write_no_more() -> None:
-    """Let no note come any more to the run directories of this process, which ends."""
+    """Block further notes to the run directories of this process, which is about to end."""
     _writing.acquire()
 
 
 def note_origin(run_dir: RunDir, program: Program | None) -> None:
-    """Write who asks for the run and with which code; returns at once.
+    """Record in a thread who requests the run and with which code.
 
     Args:
-        run_dir: Of the run.
-        program: What will run; None for a workflow, whose tasks say it one by one.
+        run_dir: Run directory.
+        program: What will run; None for a workflow, whose tasks differ.
     """
     folder = folder_of(program) if program is not None else os.getcwd()
     python = program.python[:1] if program is not None else ()
@@ -127,7 +128,7 @@ def note_origin(run_dir: RunDir, program: Program | None) -> None:
 
 
 def folder_of(program: Program) -> str:
-    """Return the folder whose version is that of the program: of its script, else its working directory."""
+    """Return the folder whose version counts: that of the script, else the working directory."""
     if program.kind is not ScriptKind.FILE:
         return program.cwd
     return os.path.dirname(os.path.join(program.cwd, program.target)) or program.cwd
@@ -141,7 +142,7 @@ def _note(run_dir: RunDir, folder: str, python: str = "") -> None:
 
 
 def find_origin(folder: str, python: str = "") -> Origin:
-    """Return who we are, the version of the code in a folder, and what is installed for an interpreter."""
+    """Return the user, the version of the code in a folder, and an interpreter's packages."""
     code, why = find_code_version(folder)
     return Origin(
         user=_user(),
@@ -155,10 +156,10 @@ def find_origin(folder: str, python: str = "") -> Origin:
 
 
 def installed_for(python: str) -> tuple[str, ...]:
-    """Return the distributions of an interpreter by the names of their folders, as `numpy==2.4.6`, sorted.
+    """Return an interpreter's distributions by their folder names, as `numpy==2.4.6`, sorted.
 
-    The folders of a virtual environment and of an installation are looked at, and of muster's own interpreter all that
-    it imports from; nothing is started. Empty where the interpreter is not on this machine.
+    It reads the folders of a virtual environment or an installation and, for muster's own
+    interpreter, `sys.path`; it starts nothing. Empty if the interpreter is not on this machine.
     """
     path = shutil.which(python) if python else None
     if path is None:
@@ -189,7 +190,7 @@ def _user() -> str:
 
 
 def find_code_version(folder: str) -> tuple[CodeVersion | None, str]:
-    """Return the version of the git work tree around a folder; None with the reason where there is none."""
+    """Return the version of the git work tree around a folder, or None and the reason."""
     try:
         ask = _asker(folder, time.monotonic() + _LIMIT_S)
         top = ask("rev-parse", "--show-toplevel")
@@ -224,7 +225,7 @@ def _version_of(root: str, ask: Ask) -> CodeVersion:
 
 
 def _changes(ask: Ask) -> tuple[list[str], list[str], str]:
-    """Return the changed and the untracked files, and why they are not known."""
+    """Return changed files, untracked files, and why they are unknown."""
     said = ask("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=normal")
     if said is None:
         return [], [], f"git did not say within {_LIMIT_S:g} s what has changed"
@@ -263,7 +264,7 @@ def _difference(ask: Ask, commit: str) -> tuple[str, str]:
 
 
 def _lines(row: bytes) -> int:
-    """Return the number of added and removed lines in a row of `--numstat`; a binary file has none."""
+    """Return the number of changed lines in a row of `--numstat`; a binary file has none."""
     return sum(int(word) for word in row.split(b"\t")[:2] if word.isdigit())
 
 
@@ -272,9 +273,9 @@ def _word(said: bytes | None) -> str:
 
 
 def _asker(folder: str, ends_at: float) -> Ask:
-    """Return what asks git; it returns None where git fails, or has not answered in time: all answers together have one limit.
+    """Return a function that asks git; it returns None if git fails or the shared time is up.
 
-    It raises MusterError where there is no git.
+    The function raises MusterError if there is no git.
     """
 
     def ask(*words: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The files with sites, and whether they can be trusted: finding them is cheap, reading them imports pydantic."""
+"""Find site files and check whether they are trusted; reading them would import pydantic."""
 
 import os
 import pwd
@@ -11,7 +11,7 @@ _said: set[str] = set()
 
 
 def user_file(environment: Mapping[str, str]) -> str | None:
-    """Return the user's file; None when there is none."""
+    """Return the user's file, if any."""
     folder = _own_folder(environment)
     path = os.path.join(folder, "config.toml") if folder is not None else None
     return path if path is not None and os.path.lexists(path) else None
@@ -19,7 +19,7 @@ def user_file(environment: Mapping[str, str]) -> str | None:
 
 def _own_folder(environment: Mapping[str, str]) -> str | None:
     base = environment.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):  # the specification of XDG says to ignore others
+    if not os.path.isabs(base):  # the XDG specification ignores relative paths
         try:
             home = environment.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
         except KeyError:  # an account without an entry, as in some containers
@@ -29,7 +29,7 @@ def _own_folder(environment: Mapping[str, str]) -> str | None:
 
 
 def project_file(cwd: str) -> str | None:
-    """Return the nearest `muster.toml`, from this folder up to the root; None when there is none."""
+    """Return the nearest `muster.toml` from this folder up to the root, if any."""
     folder = os.path.abspath(cwd)
     while True:
         path = os.path.join(folder, PROJECT_FILE)
@@ -41,17 +41,18 @@ def project_file(cwd: str) -> str | None:
 
 
 def is_new(note: str) -> bool:
-    """Return whether this command has not printed the sentence yet: several parts of it read the same files."""
+    """Return whether this command has not printed the note yet: its parts read the same files."""
     said = note in _said
     _said.add(note)
     return not said
 
 
 def why_not_used(path: str, status: os.stat_result, environment: Mapping[str, str]) -> str | None:
-    """Return why a file that another user could have written is not used; None for a trusted one.
+    """Return why a file that another user could have written is ignored; None if it is trusted.
 
-    Its lines go into our jobs. Trusted are our own files and root's (root can do what we can), reached through links
-    that are ours or root's, and the files in the list `trusted` next to our own settings, like git's safe.directory.
+    Its lines go into our jobs. Trusted are our own files and root's (root can do what we can),
+    reached through links that are ours or root's, and the files listed in `trusted` next to our own
+    settings, like git's safe.directory.
 
     Raises:
         OSError: The file is gone.
@@ -78,7 +79,7 @@ def why_not_used(path: str, status: os.stat_result, environment: Mapping[str, st
 
 
 def _trusted(folder: str | None) -> frozenset[str]:
-    """Return the files of others that the user trusts, one per line; the list itself has to be ours."""
+    """Return other users' files that the user trusts, one per line; the list must be ours."""
     if folder is None:
         return frozenset()
     try:
