@@ -307,7 +307,7 @@ def make_dir(path: str, fill: Callable[[RunDir], None]) -> RunDir:
 
 
 def remove_unbegun() -> None:
-    """Remove the directories that this process has made and in which nothing has begun: it was interrupted, and ends now."""
+    """Remove directories created by this interrupted process in which nothing has begun."""
     for notes in plugs.every("run_notes"):
         notes.write_no_more()
     for run_dir in _made:

@@ -559,14 +559,16 @@ def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """What `torchmuster.launch` tells `muster run`, and `torchmuster.sweep` tells `muster sweep`, in a file of mode 0600, because others can read command lines.
+    """Order of `torchmuster.launch` or `.sweep` to the command, in a file that only its user reads.
+
+    The file has mode 0600, because others can read command lines.
 
     Attributes:
-        call: Of a function; None of a script.
-        args: Of a script.
-        environment: What `env=` sets in every worker.
-        names: Of a sweep, what varies.
-        members: The values of each member as texts, in the order of `names`.
+        call: The call of a function; None for a script.
+        args: Arguments of a script.
+        environment: Variables that `env=` sets in every worker.
+        names: Names of what a sweep varies.
+        members: Each member's values as text, in the order of `names`.
     """
 
     call: FunctionCall | None = None

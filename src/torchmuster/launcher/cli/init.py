@@ -61,7 +61,7 @@ def init() -> int:
 
 
 def first_file(which: "Which") -> str:
-    """Return the text of the first file; it is TOML that `load_sites` reads."""
+    """Return the text of a first `muster.toml`, which `load_sites` can read."""
     from torchmuster.launcher.engines.registry import schedulers
     from torchmuster.launcher.engines.schedulers import CLIENTS, SCHEDULERS, kind_of_client
     from torchmuster.launcher.jobs.detect import find_tool, list_queues

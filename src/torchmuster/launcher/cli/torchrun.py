@@ -132,7 +132,7 @@ def _leave_to_first(max_nodes: int) -> None:
 
 
 def _first_task() -> int | None:
-    """Return the process of this very command that is task 0 of this node; None while there is none."""
+    """Return the process of this command that is task 0 of this node; None if none is."""
     from torchmuster.launcher.node.launcher_ranks import are_one_step, task_here
 
     own = _words_of(os.getpid(), "cmdline")

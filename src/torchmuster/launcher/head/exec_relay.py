@@ -53,7 +53,7 @@ class ExecRelay(Generic[Agent]):
         return len(self._routes)
 
     def from_client(self, client: Client, message: part_messages.FromExecClient) -> None:
-        """Pass a client's message on, if the command is the client's own."""
+        """Start a client's command, or pass a message on to a command of its own."""
         exec_id = message.exec_id
         route = self._routes.get(exec_id)
         if not isinstance(message, part_messages.ExecStart):
@@ -78,7 +78,7 @@ class ExecRelay(Generic[Agent]):
                 self._send(route.agent, part_messages.ExecLeave(exec_id=exec_id))
 
     def from_agent(self, agent: Agent, message: part_messages.FromExecTask) -> None:
-        """Pass what an agent says on to the client that it is for."""
+        """Pass an agent's message on to the client of the command."""
         route = self._routes.get(message.exec_id)
         if route is None or route.agent != agent:
             return

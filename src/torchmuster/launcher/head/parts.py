@@ -38,7 +38,7 @@ class BoardPart(HeadPart):
         return True
 
     def take_request(self, client: HeadClient, message: messages.Message) -> bool:
-        """Answer who looks."""
+        """Answer a viewer."""
         if not isinstance(message, part_messages.AskBoard):
             return False
         for told in self.board.answer(self.head.clock(), message.ask_id):
@@ -77,7 +77,7 @@ class HangPart(HeadPart):
         return True
 
     def take_request(self, client: HeadClient, message: messages.Message) -> bool:
-        """Ask for the stacks of all ranks."""
+        """Start collecting the stacks of all ranks for a client."""
         if not isinstance(message, part_messages.AskStacks):
             return False
         attempt, send, ask_id = self.head.policy.running, client.channel.send_nowait, message.ask_id
@@ -130,7 +130,7 @@ class ExecPart(HeadPart):
         self._execs: ExecRelay[Member] | None = None
 
     def take_word(self, member: Member, message: messages.Message) -> bool:
-        """Pass on what an agent says."""
+        """Pass an agent's message on to the client."""
         if not isinstance(message, part_messages.FromExecTask):
             return False
         if self._execs is not None:
@@ -138,7 +138,7 @@ class ExecPart(HeadPart):
         return True
 
     def take_request(self, client: HeadClient, message: messages.Message) -> bool:
-        """Pass on what a client asks for."""
+        """Pass a client's message on to the agent."""
         if not isinstance(message, part_messages.FromExecClient):
             return False
         if self._execs is None:

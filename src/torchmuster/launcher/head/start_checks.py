@@ -39,7 +39,7 @@ class SurveyedStart(StartChecks):
             self._preflight.greet(member)
 
     def take(self, member: Member, message: messages.Message) -> None:
-        """Take what an agent has measured or found."""
+        """Pass on an agent's measurement or facts."""
         if self._network is not None and not isinstance(message, part_messages.NodeFacts):
             self._network.take(member, message)
         if self._preflight is not None:

@@ -32,11 +32,12 @@ Members = tuple[Interface, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNode:
-    """The facts about one node before the probes; in a list of nodes the head is the first.
+    """The facts about one node before the probes; the head is the first node of a list.
 
     Attributes:
-        used_address: The node's end of its agent's connection; on the head, the end that most others reached.
-        machine: What two agents of one machine have in common; empty: this node has a machine of its own.
+        used_address: The node's end of its agent's connection; on the head, the end that most
+            others used.
+        machine: An id that agents on the same machine share; empty: the node is its own machine.
     """
 
     name: str
@@ -47,14 +48,14 @@ class NetworkNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One interface for each node, in the order of the nodes: a candidate for the network of the run."""
+    """A candidate for the run's network: one interface per node, in the order of the nodes."""
 
     members: tuple[Interface, ...]
     is_used: bool = False  # by the agents' own connections
 
 
 def pair_row(pair: Any) -> PairRow:
-    """Return the row of a measured pair: a `PairResult`, or a `Pair` of the doctor's."""
+    """Return the row for a measured pair: a `PairResult`, or a `Pair` of the doctor."""
     return (
         pair.source,
         pair.target,
@@ -69,10 +70,10 @@ class PairResult:
     """The result of one probe; `why` is None when the other node was reached.
 
     Attributes:
-        candidate, source, target: Positions in the lists of candidates and nodes.
-        latency_s: Half of the shortest round trip; None when it was not measured.
-        bytes_per_s: Payload of one connection; what a program in Python could move at least.
-        stalled: A connection was made, and then bytes did not arrive.
+        candidate, source, target: Indices in the lists of candidates and nodes.
+        latency_s: Half of the shortest round trip; None if not measured.
+        bytes_per_s: Payload rate of one connection: a lower bound, measured in Python.
+        stalled: A connection was opened, but then bytes did not arrive.
     """
 
     candidate: int
@@ -89,9 +90,9 @@ class Choice:
     """The network of a run.
 
     Attributes:
-        candidate: Its position in the list of candidates.
-        latency_s: The largest that was measured in it; None when none was.
-        bytes_per_s: The smallest that was measured in it.
+        candidate: Its index in the list of candidates.
+        latency_s: The largest measured latency; None if none was measured.
+        bytes_per_s: The smallest measured bandwidth.
     """
 
     candidate: int
@@ -103,7 +104,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNetwork:
-    """No network connects all nodes: the sentence of the error, and what was tried."""
+    """No network connects all nodes: the error sentence, and what was tried."""
 
     what: str
     tried: tuple[str, ...]
@@ -128,7 +129,7 @@ def network_of(interface: Interface) -> str:
 
 
 def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list[Unused]]:
-    """Return the candidates for a network of all nodes, the likeliest first, and the interfaces that can't be one."""
+    """Return the candidates, likeliest first, and the interfaces that can't be part of one."""
     found: dict[tuple[str, ...], Candidate] = {}
     repeated: dict[str, str] = {}
     used = _used_members(nodes)
@@ -158,7 +159,7 @@ def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list
 
 
 def _most_repeated(nodes: Sequence[NetworkNode], addresses: Sequence[str]) -> int:
-    """Return the number of machines that have the same address; agents on one machine share its addresses."""
+    """Return how many machines share an address; agents on one machine count once."""
     machines: dict[str, set[str | int]] = {}
     for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
         machines.setdefault(address, set()).add(node.machine or number)
@@ -188,7 +189,7 @@ def _usable(node: NetworkNode) -> list[Interface]:
 def _shared(
     nodes: Sequence[NetworkNode], key: Callable[[Interface], Hashable]
 ) -> Iterable[Members]:
-    """Yield one interface of each node for every key that all nodes have."""
+    """Yield one interface per node for every key that all nodes have."""
     tables = [{key(one): one for one in reversed(_usable(node))} for node in nodes]
     for one in dict.fromkeys(map(key, _usable(nodes[0]))):
         if all(one in table for table in tables):
@@ -212,7 +213,7 @@ def _missing(nodes: Sequence[NetworkNode]) -> dict[str, str]:
 
 
 def draw_peers(num_nodes: int, seed: int) -> list[list[int]]:
-    """Return the nodes that each node connects to: all others, or the head, its neighbours and about 8 random ones.
+    """Return each node's peers: all others, or the head, two neighbours and about 8 random nodes.
 
     The target connects back, so each pair is tried in both directions.
     """
@@ -231,7 +232,10 @@ def draw_peers(num_nodes: int, seed: int) -> list[list[int]]:
 
 
 def measured_peer(node: int, num_nodes: int) -> int | None:
-    """Return the node to which a node measures the connection: the next one in a ring, or with many nodes only between node 1 and the head."""
+    """Return the node to which a node measures bandwidth, or None.
+
+    That is the next one in a ring; with more than 64 nodes only nodes 0 and 1 measure each other.
+    """
     if num_nodes <= RING_UP_TO:
         return (node + 1) % num_nodes
     return {0: 1, 1: 0}.get(node)
@@ -242,8 +246,9 @@ class NetworkFindings:
     """The results of the probes so far.
 
     Attributes:
-        complete: (candidate, node) for each node all of whose calls on this candidate have ended.
-        results: By (candidate, source, target): failures, and what was measured; the rest were reached.
+        complete: (candidate, node) for each node that has finished all its calls on this candidate.
+        results: By (candidate, source, target): failures and measurements; all other pairs
+            connected.
     """
 
     complete: set[tuple[int, int]] = field(default_factory=set)
@@ -255,12 +260,12 @@ class NetworkFindings:
         self.complete.update(complete)
 
     def results_of(self, candidate: int) -> list[PairResult]:
-        """Return the failures and what was measured on a candidate, by source and target."""
+        """Return the failures and measurements on a candidate, ordered by source and target."""
         mine = [result for key, result in self.results.items() if key[0] == candidate]
         return sorted(mine, key=lambda r: (r.source, r.target))
 
     def failure(self, candidate: int, num_nodes: int) -> PairResult | None:
-        """Return the first pair that did not reach each other or has not reported; None when all did."""
+        """Return the first pair that failed or has not reported; None if all pairs connected."""
         mine = [r for key, r in self.results.items() if key[0] == candidate and r.why is not None]
         if mine:
             return min(mine, key=lambda r: (r.source, r.target))
@@ -287,9 +292,9 @@ def choose(
     findings: NetworkFindings,
     unused: Sequence[Unused] = (),
 ) -> Choice | NoNetwork:
-    """Return the best network on which every probed pair reached each other, in both directions.
+    """Return the best network on which all probed pairs connected in both directions.
 
-    Calls that have not ended count as failed. IPv6 is taken only where no IPv4 network is good.
+    Unfinished calls count as failed. IPv6 is chosen only if no IPv4 network is good.
     """
     failures = [findings.failure(number, len(nodes)) for number in range(len(candidates))]
     good = [number for number, failure in enumerate(failures) if failure is None]
@@ -346,7 +351,7 @@ def _names(members: Members) -> list[str]:
 
 
 def describe(members: Members) -> tuple[str, str]:
-    """Return the name of a network (`eth0`, or `eth0, ens5`) and its subnet, or the number of its subnets."""
+    """Return a network's name (`eth0`, or `eth0, ens5`), and its subnet or number of subnets."""
     names = _names(members)
     name = few_of(names, 3)
     subnets = list(dict.fromkeys(network_of(member) for member in members))
@@ -377,7 +382,7 @@ def _no_network(
 
 
 def matches(variable: str, value: str, names: Sequence[str]) -> list[str]:
-    """Return the interfaces that a user's value selects: NCCL's grammar (`^`, `=`, prefixes), or plain names."""
+    """Return the interfaces that a user's value selects, in NCCL's grammar or as plain names."""
     if not variable.startswith("NCCL"):
         words = [word.strip() for word in value.split(",")]
         return [name for name in names if name in words]

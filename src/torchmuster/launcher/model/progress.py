@@ -20,35 +20,43 @@ QUIET_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSample:
-    """All ranks of an attempt at one moment. Columns have a value for each rank, by rank; None where nobody knows.
+    """The state of all ranks of an attempt at one moment, from which runs are shown live and later.
 
-    A column of which nobody knows anything is empty. Phases are seconds since the sample before it in the file, of this attempt; only the training library tells them.
-    A plain script has `states`, `cpus`, `rss_mib`, `io_mib` and the columns of the GPU.
+    The head makes one from the agents' reports every two seconds, sends it to viewers, and writes
+    it to `samples.jsonl`, less often the longer a run lasts. It is stored in columns rather than
+    rows: a line for 512 ranks stays small, and a view draws one column at a time.
+
+    Columns have one value per rank, in order; None if unknown. A column without any values is
+    empty. Phases are in seconds since the previous sample of this attempt; only the training
+    library reports them. A plain script has `states`, `cpus`, `rss_mib`, `io_mib` and the columns
+    of the GPU.
 
     Attributes:
         time: UTC, ISO 8601.
         attempt: Number of the attempt.
-        over_s: Seconds since the sample before, or since the first report of the attempt.
+        over_s: Seconds since the previous sample, or since the first report of the attempt.
         nodes: Name of each rank's node.
-        states: The kernel's letter: `R`, `S`, `D`, `T`; empty: the process is gone; `?`: nothing was told of it yet.
-        report_ages_s: Since its agent's last report of it.
-        still_s: For how long it has used no processor and moved no data, output among it, by that report.
+        states: The kernel's letter: `R`, `S`, `D`, `T`; empty: the process is gone; `?`: not
+            reported yet.
+        report_ages_s: Seconds since its agent's last report.
+        still_s: How long it has used no processor and moved no data, output included, by that
+            report.
         steps: Number of the last step over all attempts.
         steps_here: Steps done in this attempt.
-        ages_s: Since the library's last word.
-        phases: Name of what it does, of `RankPhase`, in lower case.
-        steps_per_s: Since the sample before, the time for snapshots and evaluations included.
-        median_s: A step, of the newest, without snapshots and evaluations.
+        ages_s: Seconds since the library's last report.
+        phases: Its `RankPhase`, in lower case.
+        steps_per_s: Since the previous sample, including time for snapshots and evaluations.
+        median_s: Median of the newest steps, without snapshots and evaluations.
         data_s: In the loader.
         forward_s: In the forward pass.
         rest_s: In backward, optimizer and waits for other ranks.
-        wait_s: The share of `rest_s` that the rank waits for others: what it spends there beyond the rank that
-            spends least.
+        wait_s: Part of `rest_s` spent waiting for other ranks: the excess over the rank that spends
+            least.
         save_s: In snapshots.
         evaluate_s: In evaluations.
-        cpus: Processors used, on average since the sample before.
-        rss_mib: Resident memory of the rank and of what it has started.
-        io_mib: Read and written since the sample before.
+        cpus: Processors used, averaged since the previous sample.
+        rss_mib: Resident memory of the rank and its descendants.
+        io_mib: Data read and written since the previous sample.
         gpu_percent: Utilization of the rank's GPU.
         gpu_mib: Memory in use on it.
     """
@@ -80,7 +88,7 @@ class RankSample:
 
 
 def quiet_s(sample: RankSample) -> float:
-    """Return for how many seconds no rank that lives has done anything; 0 below a minute, and where one is not known."""
+    """Return how many seconds all living ranks have been idle; 0 if below a minute or unknown."""
     live = [rank for rank, state in enumerate(sample.states) if state]
     still = [sample.still_s[rank] if rank < len(sample.still_s) else None for rank in live]
     least = min((0.0 if one is None else one for one in still), default=0.0)
@@ -88,7 +96,7 @@ def quiet_s(sample: RankSample) -> float:
 
 
 def split(sample: RankSample, most: int) -> list[RankSample]:
-    """Return the sample in parts of at most so many ranks each, in their order; `join` makes it whole again."""
+    """Return the sample in parts of at most `most` ranks each, in order; `join` reverses it."""
     columns = _columns(sample)
     starts = range(0, max(len(sample.nodes), 1), most)
     return [
@@ -98,7 +106,7 @@ def split(sample: RankSample, most: int) -> list[RankSample]:
 
 
 def join(parts: Sequence[RankSample]) -> RankSample:
-    """Return the sample that was split."""
+    """Return the sample that was split into these parts."""
     columns = [_columns(part) for part in parts]
     whole: dict[str, Any] = {
         name: tuple(one for part in columns for one in part[name]) for name in columns[0]
@@ -116,20 +124,21 @@ class RankProgress:
     """One rank as its agent sees it at one moment.
 
     Attributes:
-        beat_age_s: Since its library's last word; None where the script has no such library, or no word yet.
+        beat_age_s: Seconds since its library's last report; None without a library or a report.
         steps_here: Steps done in this attempt.
-        step: Number of the last one.
-        step_at: When that was, in seconds of its node's monotonic clock: only differences mean something.
-        phase: What it did at its last word.
-        seconds: Spent in each phase.
-        median_s: Of the newest steps.
-        p99_s: Of the newest steps.
-        active_s: Processor time of the rank and of what it has started; only differences mean something.
-        io_bytes: Read and written, likewise.
-        rss_mib: Resident memory of the rank and of what it has started; what they share counts for each.
-        gpu_percent: Utilization of the rank's GPU; None where there is none, or its driver doesn't say.
-        gpu_mib: Memory in use on it, by whomever.
-        state: The kernel's letter: `T` is stopped, `D` sleeps uninterruptibly; empty: it is gone.
+        step: Number of the last step.
+        step_at: When it ended, on its node's monotonic clock: only differences have a meaning.
+        phase: What it was doing at its last report.
+        seconds: Time spent in each phase.
+        median_s: Median of the newest steps.
+        p99_s: 99th percentile of the newest steps.
+        active_s: Processor time of the rank and its descendants; only differences have a meaning.
+        io_bytes: Bytes read and written, likewise.
+        rss_mib: Resident memory of the rank and its descendants; shared memory counts for each.
+        gpu_percent: Utilization of the rank's GPU; None without one, or if its driver doesn't
+            report it.
+        gpu_mib: Memory in use on that GPU, by any process.
+        state: The kernel's letter: `T` is stopped, `D` is uninterruptible sleep; empty: gone.
     """
 
     rank: int
@@ -151,13 +160,14 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCall:
-    """The connections of a rank that waits in the creation of a store, from the kernel and from torch's messages.
+    """Connections of a rank that hangs in creating a store, from the kernel and torch's messages.
 
     Attributes:
         connected: `HOST:PORT` of its open TCP connections.
-        calling: The same where nobody has answered yet.
-        named: The address that torch names in the rank's log; empty where it names none.
-        lines: Of the script, where it sets such an address: `train.py:5: os.environ["MASTER_PORT"] = "29501"`.
+        calling: The same for connections that have not been answered.
+        named: The address in torch's message in the rank's log; empty without one.
+        lines: Lines of the script that set such an address: `train.py:5: os.environ["MASTER_PORT"]
+            = "29501"`.
     """
 
     connected: tuple[str, ...] = ()
@@ -172,13 +182,13 @@ class RankStack:
 
     Attributes:
         state: The kernel's letter; empty: the process is gone.
-        text: What faulthandler or py-spy wrote, the main thread first; empty when neither could.
-        source: The text of the script's line where the main thread is.
-        children: The same as `text`, of processes that it has forked, such as those of its loader.
-        kernel: Where it sleeps in the kernel; empty when the kernel doesn't say.
+        text: Output of faulthandler or py-spy, the main thread first; empty if neither worked.
+        source: The script's source line at which the main thread is.
+        children: The same as `text`, for processes that it has forked, such as loader workers.
+        kernel: Where it sleeps in the kernel; empty if the kernel doesn't say.
         why_not: Why there is no text.
-        uses_gpu: The process has opened one.
-        store: Of a rank that stands in the making of a store; None for others.
+        uses_gpu: The process has opened a GPU.
+        store: For a rank that is creating a store; None for others.
     """
 
     rank: int

@@ -603,7 +603,7 @@ class RunReader:
     """Folds the record of a run, each line once.
 
     Attributes:
-        record: What the lines say that were read.
+        record: The fold of the lines read so far.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -611,7 +611,7 @@ class RunReader:
         self.record = RunRecord()
 
     def read(self) -> RunRecord:
-        """Take the lines that are new."""
+        """Fold the new lines; return the record."""
         lines, anew = self._tail.read()
         if anew:
             self.record = RunRecord()
@@ -622,5 +622,5 @@ class RunReader:
 
 
 def record_of(run_dir: RunDir) -> RunRecord:
-    """Return what the record of a run says now."""
+    """Return the current record of a run."""
     return RunReader(run_dir).read()

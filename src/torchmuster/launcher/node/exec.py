@@ -113,7 +113,7 @@ class Execs:
         return {one.pid for one in self._execs.values() if one.pid}
 
     def take(self, message: part_messages.FromExecClient, target: ExecTarget | None) -> None:
-        """Carry out a message of a client; `target` is the task's command while there is one."""
+        """Handle a client's message; `target` is the task's command, None while there is none."""
         if isinstance(message, part_messages.ExecStart):
             self._start(message, target)
             return
@@ -332,7 +332,7 @@ class Exec:
     # Messages of the client.
 
     def take(self, message: part_messages.FromExecClient) -> None:
-        """Carry out a message."""
+        """Handle a message of the client."""
         match message:
             case part_messages.ExecInput():
                 self._take_input(message)
@@ -453,7 +453,7 @@ class Exec:
 def launch_words(
     start: part_messages.ExecStart, pid: int, worker_ticks: int | None = None
 ) -> list[str]:
-    """Return the command line of the launcher."""
+    """Return the command line of the program that enters the view and becomes the command."""
     order = EntryOrder(
         pid=pid,
         worker_ticks=worker_ticks,

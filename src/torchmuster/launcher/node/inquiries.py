@@ -58,7 +58,7 @@ def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
 
 
 def refuse_unproved(start: part_messages.ExecStart) -> part_messages.ExecRefused:
-    """Return the answer to a head that has not proved who it is: it gets no command run."""
+    """Return the refusal for a head that has not proved its identity: we run no commands for it."""
     return part_messages.ExecRefused(
         exec_id=start.exec_id,
         what="this node has no common key with the head, so it runs no commands for it",
@@ -69,7 +69,7 @@ def refuse_unproved(start: part_messages.ExecStart) -> part_messages.ExecRefused
 def named_program(
     start: part_messages.ExecStart, worker: VariableChange, rank: int
 ) -> part_messages.ExecStart:
-    """Return the order with our own program as its command, where the debugger of a rank is meant."""
+    """Return the order; for the debugger of a rank, with our debugger program as its command."""
     if not start.debugger:
         return start
     path = contract.debugger_socket(worker.values[contract.SOCKET_VARIABLE], rank)
@@ -77,7 +77,7 @@ def named_program(
 
 
 def wanted_rank(start: part_messages.ExecStart, first_rank: int, num_workers: int) -> int:
-    """Return the rank that a client has named; the first of the node for `node n2`."""
+    """Return the rank that a client has named; for `node n2`, the first rank of the node."""
     kind, _, name = start.task.partition(" ")
     if kind == "rank" and name.isdecimal() and 0 <= int(name) - first_rank < num_workers:
         return int(name)
@@ -331,7 +331,7 @@ class Inquiries(AgentPart):
         return found
 
     async def _take_stacks(self, order: part_messages.TakeStacks) -> None:
-        """Say where the ranks of this node are."""
+        """Send the stacks of this node's ranks."""
         from torchmuster.launcher.node.stacks import pieces, take_stacks
 
         attempt = self._living()
@@ -346,7 +346,7 @@ class Inquiries(AgentPart):
             )
 
     def _take_exec(self, message: part_messages.FromExecClient) -> None:
-        """Start a command beside a rank, or pass on what belongs to one."""
+        """Start a command next to a rank, or pass a message on to one."""
         from torchmuster.launcher.node.exec import Execs
 
         if self._link.channel is not None and self._link.channel.is_open:

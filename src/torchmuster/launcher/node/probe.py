@@ -72,7 +72,7 @@ class NetworkProbe:
             task.cancel()
 
     def begin(self, order: part_messages.ProbeNetwork) -> None:
-        """Call the targets; what is found is sent as it comes."""
+        """Probe the targets; send each candidate's results when they are complete."""
         self._node = order.node
         self._known.set()
         self._start(self._probe(order))

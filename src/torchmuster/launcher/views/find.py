@@ -260,7 +260,7 @@ def _last_of_restarts(names: list[str]) -> list[str]:
 
 
 def _on_clusters(word: str) -> RunDir | None:
-    """Return the folder of a run that another machine has submitted, made here; None where no cluster knows it."""
+    """Return the folder, created here, of a run from another machine; None if no cluster has it."""
     from torchmuster.launcher.spec.site_files import project_file, user_file
 
     if not (user_file(os.environ) or project_file(os.getcwd())):

@@ -43,7 +43,7 @@ class RemoteEnds(AgentPart):
         self._execs: Execs | None = None
 
     def take(self, message: Message) -> bool:
-        """Carry out a message of a client that has proved who it is."""
+        """Handle a message from an authenticated client; return whether it is for a remote end."""
         if not isinstance(message, part_messages.FromExecClient):
             return False
         channel = self.agent.link.channel

@@ -75,7 +75,7 @@ class MemberWatch:
     # The interface for `HangMonitor`.
 
     def send_to_nodes(self, message: messages.Message) -> set[int]:
-        """Note that the stacks are wanted."""
+        """Note a request for stacks."""
         if isinstance(message, part_messages.TakeStacks):
             self._asked = message.number
         return {0}

@@ -370,7 +370,7 @@ class GroupHead(Head[_Agent]):
     # Incoming messages.
 
     def take_call(self, hello: messages.Message, channel: Channel) -> _Agent | None:
-        """Take an agent in, or let it leave: one of an earlier attempt, or of a task that is over."""
+        """Accept an agent, or send it away if its attempt is old or its task is over."""
         if not isinstance(hello, task_messages.TaskHello):
             return None
         known = {task.name for task in self._group.tasks}

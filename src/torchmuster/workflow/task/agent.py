@@ -423,7 +423,7 @@ class TaskAgent:
 
 
 def answer_of_barrier(answer: task_messages.BarrierAnswer) -> AgentAnswer:
-    """Return what the head says of a barrier as the process gets it that waits there."""
+    """Convert the head's answer about a barrier into that for the waiting process."""
     match answer.kind:
         case task_messages.BarrierState.RELEASED:
             return BarrierReleased()

@@ -39,7 +39,7 @@ def plain_of(view: "RunView", account: "Account") -> dict[str, Any]:
 
 
 def _quiet_words(view: "RunView") -> str:
-    """Return `, quiet for 1:20` of a run whose ranks do nothing, by the newest line of its record."""
+    """Return e.g. `, quiet for 1:20` if the last recorded sample shows idle ranks."""
     from torchmuster.launcher.model.progress import quiet_s
     from torchmuster.launcher.ui.words import show_time
     from torchmuster.launcher.views.live import last_sample

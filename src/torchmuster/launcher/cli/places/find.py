@@ -57,10 +57,10 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
 
 
 def check_alone(environment: Mapping[str, str]) -> None:
-    """Refuse a command that srun, mpiexec or pbsdsh has started several times; only the first task says so.
+    """Refuse a command that srun, mpiexec or pbsdsh started several times; only task 0 says so.
 
     Raises:
-        UsageError: Each would start a run of its own.
+        UsageError: Each task would start its own run.
     """
     from torchmuster.core.model.contract import ATTEMPT_VARIABLE, TASK_VARIABLE
     from torchmuster.launcher.node.launcher_ranks import is_first_of_many, is_one_of_many
@@ -227,7 +227,7 @@ def check_engine(name: str, problems: "Problems") -> "Site | None":
 
 
 def find_allocation() -> "OwnJob | None":
-    """Return the job that we are in; None outside of one."""
+    """Return the job around us, if any."""
     from torchmuster.launcher.engines.schedulers import may_be_in_job
 
     if not may_be_in_job(os.environ):
