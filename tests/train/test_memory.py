@@ -317,15 +317,21 @@ def test_shards_of_a_killed_node_come_from_its_neighbour_at_any_world_size(shape
     script += ["--kill", "1:4", f"{0 if ':' in nodes else 2}:9"]
     ended = muster(tmp_path / "home", workers, *script, restarts=3, nodes=nodes)
     resumed = resumed_steps(ended)
-    # Of the step that has just ended the parts may have been on their way.
-    assert [int(step) for step in resumed] in ([4, 9], [3, 9], [4, 8], [3, 8]), ended.stderr
+    kills = (4, 9)
+    # The parts of the step that has just ended aren't sent yet, those of the one before may be on
+    # their way: docs/snapshots.md.
+    kept = [int(step) for step in resumed]
+    assert len(kept) == len(kills), ended.stderr
+    assert all(kill - 2 <= step <= kill for step, kill in zip(kept, kills, strict=True)), (
+        ended.stderr
+    )
     want = global_losses(alone, 1)
     assert len(want) == 15
     # A step that was done again by fewer ranks has other shares of the samples.
-    again = {s + 1 for s, kill in zip(map(int, resumed), (4, 9), strict=True) if s < kill}
+    again = {s for step, kill in zip(kept, kills, strict=True) for s in range(step + 1, kill + 1)}
     for path in killed.glob("losses-*.txt"):
-        kept = [line for line in path.read_text().splitlines() if int(line.split()[0]) not in again]
-        path.write_text("".join(f"{line}\n" for line in kept))
+        once = [line for line in path.read_text().splitlines() if int(line.split()[0]) not in again]
+        path.write_text("".join(f"{line}\n" for line in once))
     assert global_losses(killed, 6) == pytest.approx(
         {step: loss for step, loss in want.items() if step not in again}, rel=1e-9
     )

@@ -507,7 +507,7 @@ def columns(
 
     Args:
         labels: The texts of the plot.
-        names: The names of the columns; only their number is used.
+        names: The names of the columns.
         layers: The layers from the bottom, as (style, value of each column).
     """
     count, width, right = len(names), 1000, 1000 - _RIGHT
@@ -517,9 +517,9 @@ def columns(
     across = Scale(low=0, high=max(count, 1), begin=_LEFT, end=right)
     gap = 0.15 if count <= 128 else 0.0
     places = [
-        (v + 0.5, f"{v:.0f}")
+        (v + 0.5, names[int(v)])
         for v, _ in ticks(Scale(low=0, high=max(count - 1, 1), begin=0, end=1), 10)
-        if v == int(v)
+        if v == int(v) < count
     ]
     parts = [_x_axis(across, places, _TOP, bottom, labels.x), _y_axis(up, _LEFT, right, labels.y)]
     base = [0.0] * count

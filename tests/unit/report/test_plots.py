@@ -111,6 +111,18 @@ def test_columns_of_512_ranks_are_one_path_for_each_layer():
     assert len(svg) < 60_000
 
 
+def test_columns_are_labelled_by_their_names():
+    svg = columns(LABELS, ["0", "1", "8", "9"], [("a", [1.0] * 4)])
+
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", str(svg))
+    assert [name for name in labels if name in ("0", "1", "2", "3", "8", "9")][:4] == [
+        "0",
+        "1",
+        "8",
+        "9",
+    ]
+
+
 def pixels(uri):
     data = base64.b64decode(uri.partition(",")[2])
     assert data.startswith(b"\x89PNG")

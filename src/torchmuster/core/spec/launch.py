@@ -1,5 +1,6 @@
 """Check the options of `muster run` together, and report every problem rather than the first."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -25,6 +26,7 @@ from torchmuster.core.model.plan import (
     Tee,
 )
 from torchmuster.core.model.text import nearest
+from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.problems import Problems, near_file, parse_set_env
 from torchmuster.core.spec.units import duration_fix, parse_size, parse_timeout
 from torchmuster.errors import UsageError
@@ -495,7 +497,9 @@ def check_script(
 
 def _shell_of(path: str) -> str:
     """Return why a file looks like a shell script; empty if it doesn't."""
-    with open(path, "rb") as file:
+    first = ""
+    # A pipe, such as `<(...)`, is left alone: what is read here is gone for the workers.
+    with contextlib.suppress(OSError), open_plain(path) as file:
         first = file.readline(200).decode(errors="replace").strip()
     if re.match(r"#!.*\b(?:ba|da|z|k|c|tc|fi)?sh\b", first):
         return f"its first line is {first}"

@@ -145,9 +145,12 @@ def rules_of(answer: str) -> list[Rule]:
     """Parse a SelfSubjectRulesReview; skip rules for named resources only.
 
     Raises:
-        ValueError: It is not JSON.
+        ValueError: It is not JSON, or no review.
     """
-    status = json.loads(answer).get("status", {})
+    review = json.loads(answer)
+    if not isinstance(review, dict):
+        raise ValueError(f"no review: {answer[:80]}")  # noqa: TRY004 - an answer, not an argument
+    status = review.get("status", {})
     return [
         Rule(
             groups=frozenset(rule.get("apiGroups", ())),

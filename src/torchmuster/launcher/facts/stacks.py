@@ -125,7 +125,8 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python\d|^<frozen|^<string>|/torchmuster/(train|core|launcher|workflow/data|errors)"
+    r"/(site|dist)-packages/|/lib(64)?/python\d|^<frozen|^<string>"
+    r"|/torchmuster/(core|launcher|train|workflow|multirun|kubernetes|diagnose|report|errors)"
 )
 _SYNTHETIC = re.compile(r"^<|/torchinductor_|^/tmp/tmp[^/]*/[a-z0-9]{52}")
 

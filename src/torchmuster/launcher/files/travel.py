@@ -80,8 +80,7 @@ def place_package(path: str) -> None:
     try:
         os.link(os.path.join(cache, f"torchmuster-{sha}.zip"), path)
     except OSError:
-        with open(path, "wb") as file:
-            file.write(data)
+        atomic.replace_file(path, data)
 
 
 def travelling_package(cache: str, files: list[tuple[str, bytes]], sha: str) -> bytes:

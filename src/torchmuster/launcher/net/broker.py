@@ -30,12 +30,16 @@ class AgentRequest:
         self._lock = threading.Lock()
         self.has_ended = False
 
+    def close(self) -> bool:
+        """Mark the request as ended; return False if it had already ended."""
+        with self._lock:
+            was_open, self.has_ended = not self.has_ended, True
+        return was_open
+
     def end(self, status: int, why: str | None = None) -> None:
         """Send the agent's exit status to the caller, once; a negative status is a signal."""
-        with self._lock:
-            if self.has_ended:
-                return
-            self.has_ended = True
+        if not self.close():
+            return
         with contextlib.suppress(OSError):
             ended = messages.AgentEnded(agent_id=0, status=status, why=why)
             self._call.sendall(ipc.pack(ended))
@@ -91,8 +95,7 @@ class AgentBroker:
                 with contextlib.suppress(OSError):
                     while call.recv(1024):
                         continue
-                if not request.has_ended:
-                    request.has_ended = True
+                if request.close():
                     self._withdraw(request)
         finally:
             self._room.release()

@@ -19,6 +19,7 @@ from torchmuster.multirun.sweep.members import member_dir
 from torchmuster.multirun.sweep.metric import MetricReader
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.sweep.stop_rules import StopRule, load_rule
+from torchmuster.multirun.views.array_view import stopped_members
 from torchmuster.multirun.views.sweep_view import SweepView
 
 
@@ -27,7 +28,7 @@ class ArrayStops:
     """Feeds a rule with the members' metric values, and cancels the elements that it rejects.
 
     Attributes:
-        stopped: Members that this command has stopped.
+        stopped: Members that this command or an earlier one has stopped.
     """
 
     plan: SweepPlan
@@ -80,7 +81,8 @@ def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
     """
     if plan.stop is None or plan.metric is None:
         return None
-    return ArrayStops(plan, run_dir, load_rule(plan.stop, plan.metric))
+    stopped = stopped_members(run_dir)  # an earlier follower may have stopped some
+    return ArrayStops(plan, run_dir, load_rule(plan.stop, plan.metric), stopped)
 
 
 def cancel_member(run_dir: RunDir, loaded: tuple[ArrayDialect, SweepArrays], number: int) -> None:

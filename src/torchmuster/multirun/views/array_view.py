@@ -81,7 +81,7 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
             left = members[number]
             why = left.why if left.state is RunState.SUCCEEDED else None
             members[number] = replace(left, state=RunState.SUCCEEDED, why=why)
-    stopped = _stopped(run_dir)
+    stopped = stopped_members(run_dir)
     members = [
         _as_stopped(member, plan) if member.number in stopped else member for member in members
     ]
@@ -109,7 +109,7 @@ def _without_job(member: MemberView, noted: SweepArrays, run_dir: RunDir) -> Mem
     return member
 
 
-def _stopped(run_dir: RunDir) -> set[int]:
+def stopped_members(run_dir: RunDir) -> set[int]:
     """Return the members that a rule has ended, as the sweep's followers have recorded."""
     said = (one.event for one in read_events(run_dir.events))
     return {event.member for event in said if isinstance(event, MemberStoppedEvent)}

@@ -68,7 +68,7 @@ class CheckpointUploader:
         self._regex = regex
         self._note = note or (lambda sentence: None)
         self._settle_s = settle_s
-        self._hold = threading.Event()
+        self._stop = threading.Event()  # `run` has its caller's
 
     def run(self, stop: threading.Event, done: Callable[[Round], None] | None = None) -> Round:
         """Upload until `stop` is set, then once more; return the last round.
@@ -78,6 +78,7 @@ class CheckpointUploader:
         Raises:
             DataError: The last round failed.
         """
+        self._stop = stop
         while not stop.wait(self._frequency_s):
             try:
                 result = self.upload_once()
@@ -87,6 +88,7 @@ class CheckpointUploader:
                 continue
             if done is not None:
                 done(result)
+        self._stop = threading.Event()  # the last round waits for files that are being written
         return self.upload_once()
 
     def upload_once(self) -> Round:
@@ -140,12 +142,12 @@ class CheckpointUploader:
                     busy.append(file)
                 else:
                     stored[file.name] = done
-            if busy and time.monotonic() >= deadline_s:
+            if busy and (self._stop.is_set() or time.monotonic() >= deadline_s):
                 what = f"`{busy[0].name}` keeps changing, so this checkpoint was skipped"
                 fix = "write to another name, then rename it (os.replace)"
                 raise FileChangedError(what, where=self._path, fix=fix, may_pass=True)
             if busy:
-                self._hold.wait(_SETTLED_S)
+                self._stop.wait(_SETTLED_S)
             names = {file.name for file in busy}  # skips files that are gone by now
             waiting = [file for file in self._files() if file.name in names]
         return stored

@@ -332,8 +332,8 @@ class DatasetStore:
     ) -> int:
         """Make a new version from a folder's files; return its number.
 
-        With `keep`, the new version also has the files of the version that `name` refers to (by
-        default the newest) that are not in the folder.
+        With `keep`, the new version also has the files of an older version that are not in the
+        folder: of the one that `name` refers to, or of the newest if its tag is new.
 
         Raises:
             UsageError: The name or a tag is invalid.
@@ -345,8 +345,12 @@ class DatasetStore:
             raise DataError("there is nothing to upload", where=folder, why="no file was chosen")
         with self._objects.upload_begun() as begun:
             stored = begun.add(files, progress)
-            if keep and self._find(parse_reference(name).name).versions:
-                stored = {**self.info(name).files, **stored}
+            reference = parse_reference(name)
+            found = self._find(reference.name)
+            if keep and found.versions:
+                is_new_tag = reference.tag is not None and reference.tag not in found.tags
+                old = self.info(reference.name if is_new_tag else name)
+                stored = {**old.files, **stored}
                 begun.count_on(file.sha256 for file in stored.values())
             return self._publish(name, stored, tags, metadata, labels, run_id, begun.check)
 

@@ -182,3 +182,9 @@ def test_rights_to_jobsets_lack_only_where_there_are_some(cluster, sets):
         sum('resources: ["jobsets"], verbs: [create, delete]' in words for words in lacks) == sets
     )
     assert sum("the place in the queue is not told" in words for words in lacks) == 1
+
+
+@pytest.mark.parametrize("answer", ["[]", "no JSON"])
+def test_an_answer_that_is_no_review_is_a_value_error(answer):
+    with pytest.raises(ValueError):
+        rules_of(answer)

@@ -7,7 +7,7 @@ import pytest
 
 from torchmuster.core.net import ipc
 from torchmuster.launcher.net import remote_messages
-from torchmuster.launcher.net.broker import AgentBroker, request_agent
+from torchmuster.launcher.net.broker import AgentBroker, AgentRequest, request_agent
 from torchmuster.launcher.net.remote_messages import GONE, LeaveHost, StartNode
 
 LIMIT_S = 60.0
@@ -46,6 +46,18 @@ def make_broker():
 def test_a_request_ends_with_the_status_and_the_reason_of_the_agent(make_broker):
     broker = make_broker(take=lambda request: request.end(-9, f"of {request.start.host}"))
     assert request_agent(broker.broker.name, REQUEST) == (-9, "of n1")
+
+
+def test_a_request_that_was_withdrawn_sends_nothing():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        request = AgentRequest(StartNode(place=1, host="n1"), ours)
+        assert request.close()
+        assert not request.close()
+        request.end(0)  # it was withdrawn: its caller is gone
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
 
 
 def test_a_caller_that_goes_withdraws_its_request(make_broker):

@@ -89,6 +89,30 @@ def test_a_file_that_keeps_changing_is_left_out_with_a_sentence(store_url, tmp_p
     assert open_store(store_url).entries() == []
 
 
+def test_a_stop_ends_the_wait_for_busy_files_and_the_last_round_has_the_whole_time(
+    store_url, tmp_path, monkeypatch
+):
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "ck/busy").write_bytes(b"0")
+    stop, limit = threading.Event(), 60.0
+    uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 0.01, settle_s=limit)
+    looks = []
+
+    def always_busy(file, known, folder, sent):
+        looks.append(len(looks))
+        if len(looks) == 3:
+            stop.set()
+        return None if len(looks) < 6 else send(file, known, folder, sent)
+
+    send = uploader._send
+    monkeypatch.setattr(uploader, "_send", always_busy)
+    began = time.monotonic()
+
+    assert uploader.run(stop).number == 1
+    assert time.monotonic() - began < limit / 2
+    assert len(looks) == 6  # three before the stop, then the last round until the file has settled
+
+
 def test_a_torn_file_is_never_visible(store_url, tmp_path):
     """A writer rewrites its file in place, with pauses; what arrives always fits its own digest."""
     (tmp_path / "ck").mkdir()

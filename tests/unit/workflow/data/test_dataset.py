@@ -54,6 +54,17 @@ def test_an_upload_that_keeps_adds_to_the_newest_version(store, folder):
     assert list(store.info("d").files) == ["a.txt", "deep/run.sh"]
 
 
+def test_an_upload_that_keeps_starts_from_its_tag_or_for_a_new_one_from_the_newest(store, folder):
+    store.upload("d:first", str(folder), paths=["deep"])
+    store.upload("d", str(folder), regex=".*txt")
+
+    assert store.upload("d:new", str(folder), paths=["empty"], keep=True) == 3
+    assert store.upload("d:first", str(folder), paths=["empty"], keep=True) == 4
+
+    assert list(store.info("d:new").files) == ["a.txt", "empty"]
+    assert list(store.info("d:4").files) == ["deep/run.sh", "empty"]
+
+
 def test_only_the_paths_and_names_asked_for_are_taken(store, folder):
     store.upload("d", str(folder), paths=["deep"])
     store.upload("d", str(folder), regex=".*txt")
