@@ -219,7 +219,7 @@ def _is_by_deepspeed(given: GivenOptions) -> bool:
 
 
 def deepspeed_hosts(view: ScriptView) -> Iterator[LintFinding]:
-    """Report DeepSpeed's launcher where it does not start all nodes.
+    """Report DeepSpeed's launcher in a job of several nodes with a wrong host file or options.
 
     It starts the nodes of a host file by ssh; without one it starts this node only. Under srun,
     where every node runs it, it needs --no_ssh and a rank.
