@@ -1,1 +1,1 @@
-"""What can be found out about nodes, jobs, job scripts and failures."""
+"""Diagnosis of nodes, jobs, job scripts and failures: doctor, explain, lint and plan."""

@@ -1,7 +1,8 @@
-"""What doctor, explain and lint say: one form for all of them, one order, one way to print it. Values only.
+"""The form, order and rendering of the findings of doctor, explain and lint.
 
-A finding has the four parts of every message (`error / at / because / hint`), a level and a cause word. Where two of them
-find the same cause, the one in a node's facts and the other in logs, the word is the same.
+A finding has the four parts of every message (`error / at / because / hint`), a level and a cause
+word. Doctor and explain use the same word for the same cause, whether a node's facts or its logs
+show it.
 """
 
 import enum
@@ -13,7 +14,11 @@ from torchmuster.core.model.verdict import Report
 
 
 class Level(enum.Enum):
-    """How bad it is: a failure ends the job or makes it wrong, a warning may, a note is for who looks for it."""
+    """How bad a finding is.
+
+    A failure ends the job or makes it wrong, a warning may do so, a note helps those who search for
+    a cause.
+    """
 
     FAILURE = "failure"
     WARNING = "warning"
@@ -21,7 +26,7 @@ class Level(enum.Enum):
 
 
 class Confidence(enum.Enum):
-    """How sure it is: HIGH only where the evidence leaves no second reading."""
+    """How sure a finding is: HIGH only if the evidence allows no second reading."""
 
     HIGH = "high"
     MEDIUM = "medium"
@@ -33,12 +38,12 @@ _ORDER = list(Level)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One finding.
+    """One problem or note, with its evidence and a hint.
 
     Attributes:
-        cause: A fixed word, documented, for tests and scripts.
-        is_certain: The job can't work: a run ends before its workers start.
-        weight: Which of one level comes first; the larger.
+        cause: A fixed, documented word for tests and scripts.
+        is_certain: The job can't work: its run ends before workers start.
+        weight: Orders findings of the same level; the largest comes first.
     """
 
     level: Level = Level.FAILURE
@@ -52,7 +57,7 @@ class Finding:
 
     @property
     def report(self) -> Report:
-        """The finding as a message."""
+        """The finding in the form of every message."""
         because = tuple(text for text in self.because if text)
         return Report(error=self.error, at=self.at, because=because, hint=self.hint)
 
@@ -63,6 +68,6 @@ def worst_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def render(finding: Finding, word: str | None = None) -> str:
-    """Return a finding in the form of every message, its level (or `word`) first."""
+    """Return a finding in the form of every message; it begins with its level or `word`."""
     told = render_report(finding.report)
     return (word or finding.level.value) + told.removeprefix("error")

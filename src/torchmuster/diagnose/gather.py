@@ -1,4 +1,4 @@
-"""`muster doctor`: the test job's place, and what a run of it has left to read."""
+"""Support for `muster doctor`: puts the test job in place and reads the results of its run."""
 
 import glob
 import itertools
@@ -36,7 +36,7 @@ JOB_FILE = "tiny_job.py"
 _GOOD_FIT = 0.9
 _MAX_LINE = 1 << 20
 _CALL = re.compile(r"waiting for the head at (?P<head>\S+) \((?P<why>[^)\n]*)\)")
-# Events of a run, and what the time from the one before is called.
+# Events of a run, and the name of the time since the previous one.
 _STEPS = (
     ("run_started", ""),
     ("agent_joined", "agents"),
@@ -49,16 +49,16 @@ _LAST_COUNTS = ("agent_joined", "run_ended")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Everything that is shown.
+    """The results that `muster doctor` shows.
 
     Attributes:
         findings: Worst first.
         nodes: A row for each node (`show.node_row`).
         pairs: Source, target, why not, microseconds, MB/s.
-        job: What the test job printed; None when it was not run or did not end well.
-        could_tell: Whether all that was to be looked at has been.
+        job: What the test job printed; None when it was not run or printed no result.
+        could_tell: Whether all checks ended, or a certain failure made the rest pointless.
         seconds: How long each part took (`phases`), in the order in which they happened.
-        traceback: What a test job that failed has said last, line by line.
+        traceback: The traceback of a failed test job, line by line.
     """
 
     findings: tuple[Finding, ...]
@@ -71,17 +71,17 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 all is well, 1 warnings, 2 failures, 3 it could not be told."""
+        """0 without problems, 1 for warnings, 2 for failures, 3 for an incomplete check."""
         return exit_code(self.findings, could_tell=self.could_tell)
 
 
 def prepare_job() -> str:
-    """Put the test job into a folder of its own below MUSTER_HOME and return the folder.
+    """Write the test job to its own folder below MUSTER_HOME and return the folder.
 
-    Hosts that do not share it get a copy of the folder, as of any code.
+    Hosts that do not share the folder get a copy of it, as with any code.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The folder can't be written.
     """
     folder = os.path.join(muster_home(), "doctor")
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -94,7 +94,7 @@ def prepare_job() -> str:
 
 
 def _keep(path: str, text: str) -> None:
-    """Write a file unless it is so already: another doctor may run it now."""
+    """Write a file unless it already has this text: another doctor may be running it."""
     try:
         with open(path, encoding="utf-8") as file:
             if file.read() == text:
@@ -105,7 +105,7 @@ def _keep(path: str, text: str) -> None:
 
 
 def look_here(script: str | None) -> Outcome:
-    """Return what is to say of this machine; no run is made."""
+    """Return the findings about this machine, without a run."""
     order = FactsOrder(
         is_long=True,
         environment=os.environ,
@@ -122,7 +122,7 @@ def look_here(script: str | None) -> Outcome:
 
 
 def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
-    """Return what a run with the long preflight has found."""
+    """Return the results of a run with the long preflight."""
     events = list(read_events(run_dir.events))
     event = next((one.event for one in events if isinstance(one.event, PreflightEvent)), None)
     result = read_result(run_dir)
@@ -148,9 +148,10 @@ def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
 
 
 def phases(events: Sequence[Stamped]) -> dict[str, float]:
-    """Return how long the parts of a look took, in seconds: agents, facts and pairs, start of workers, test job.
+    """Return how long the parts of a check took, in seconds.
 
-    What the client does before and after is not in it.
+    The parts are agents, facts and pairs, start of workers, and test job. The client's time before
+    and after the run is not included.
     """
     at: dict[str, float] = {}
     for one in events:
@@ -169,7 +170,7 @@ def _ended_well(result: Result | None) -> bool:
 
 
 def _calls_in_vain(run_dir: RunDir, came: set[str], result: Result | None) -> list[Finding]:
-    """Return what agents that could not reach the head have said, one finding for each reason."""
+    """Return one finding for each reason why agents could not reach the head."""
     seen: dict[tuple[str, str], list[str]] = {}
     folder = os.path.dirname(run_dir.agent_log("n"))
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.log"))):
@@ -193,7 +194,7 @@ def _calls_in_vain(run_dir: RunDir, came: set[str], result: Result | None) -> li
 
 
 def _last_call(path: str) -> re.Match[str] | None:
-    """Return what an agent's log says last of its calls to the head; None when it never waited."""
+    """Return the last failed call to the head in an agent's log; None if the agent never waited."""
     try:
         with open(path, errors="replace") as file:
             found = list(_CALL.finditer(file.read(_MAX_LINE)))
@@ -211,7 +212,7 @@ def _nothing_seen(result: Result | None) -> list[Finding]:
 
 
 def not_started(errors: Sequence[MusterError]) -> Outcome:
-    """Return what is to be told as values where nothing could be started to look from."""
+    """Return an outcome for errors that prevented any check from starting."""
     reports = [report_of_error(error) for error in errors]
     found = tuple(_from_report(report, "not-started") for report in reports)
     return Outcome(findings=found, could_tell=False)
@@ -236,7 +237,7 @@ def _where_traceback_begins(report: Report) -> int:
 
 
 def _traceback(result: Result | None) -> tuple[str, ...]:
-    """Return the traceback of a job that failed: it is long, and stands below everything that was found."""
+    """Return the traceback of a failed job: it is long, so it is shown below all findings."""
     if result is None or result.report is None or _ended_well(result):
         return ()
     return result.report.because[_where_traceback_begins(result.report) :]
@@ -271,7 +272,7 @@ def _judge_job(job: dict[str, Any] | None, result: Result | None) -> list[Findin
             )
         )
     fit = fit_of(job)
-    # On one machine the ranks share processors: times that scatter are no proof of anything.
+    # On one machine the ranks share processors: scattered times prove nothing.
     if fit is None or len(job.get("ranks_per_host", ())) < 2:
         return found
     if fit.r_squared < _GOOD_FIT:
@@ -298,7 +299,7 @@ def _judge_job(job: dict[str, Any] | None, result: Result | None) -> list[Findin
 
 
 def fit_of(job: Mapping[str, Any]) -> RingFit | None:
-    """Return latency and bandwidth of the test job's sums; None with one rank or too few sizes."""
+    """Return latency and bandwidth of the test job's sums; None for one rank or too few sizes."""
     world_size = job.get("world_size", 1)
     try:
         timings = read_timings(job.get("between") or ())
@@ -308,7 +309,7 @@ def fit_of(job: Mapping[str, Any]) -> RingFit | None:
 
 
 def describe_fit(fit: RingFit) -> str:
-    """Return what was fitted in a line."""
+    """Return a fit in one line."""
     text = (
         f"all-reduce over {fit.num_ranks} ranks: alpha {fit.latency_s * 1e6:.0f} us,"
         f" beta {fit.bytes_per_s / 1e9:.2g} GB/s, R² {fit.r_squared:.3f}"
@@ -348,7 +349,10 @@ def as_values(outcome: Outcome) -> dict[str, Any]:
 
 
 def wait_for_job(run_dir: RunDir, *, limit_s: float = JOB_END_LIMIT_S) -> None:
-    """Wait until the job of a run has left the scheduler's hands; where it is none, or nobody answers, go on."""
+    """Wait until the scheduler's job of a run has ended, at most `limit_s`.
+
+    Return at once if the run has no such job or its state is unknown.
+    """
     if not os.path.isfile(run_dir.job):
         return
     from torchmuster.launcher.jobs.links import view_newest
@@ -362,5 +366,5 @@ def wait_for_job(run_dir: RunDir, *, limit_s: float = JOB_END_LIMIT_S) -> None:
 
 
 def remove_run(run_dir: RunDir) -> None:
-    """Remove the run of a doctor that has been read."""
+    """Remove the run of a doctor after its results have been read."""
     shutil.rmtree(run_dir.path, ignore_errors=True)

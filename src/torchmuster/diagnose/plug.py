@@ -1,4 +1,4 @@
-"""What doctor, explain, lint and plan add."""
+"""What diagnose adds to the tables: its commands, checks and files that travel."""
 
 PLUGS = {
     "commands": {

@@ -1,11 +1,12 @@
-"""The head's side of the preflight: facts of all nodes, in the long form a matrix, one event.
+"""The head's side of the preflight: collects the facts of all nodes and records one event.
 
-    greet() --AskFacts--> the nodes collect --NodeFacts--> settle() --all here, or the time is up--> findings
+    greet() --AskFacts--> nodes collect --NodeFacts--> settle() --all here or late--> findings
 
-Nothing here waits: the head calls `settle` until it says True, passes messages on to `take`, and wakes up at
-`due`. Before every start (short) it happens while the spawners import torch, and holds nothing up for more than
-0.2 s after that. In the long form (`muster doctor`) the pairs call each other first, over connections of their own:
-a path that swallows large packets would swallow the facts, and the agent's lease with them.
+Nothing here blocks: the head calls `settle` until it returns True, passes messages to `take`, and
+wakes up at `due`. The short form, before every start, runs while the spawners import torch and
+delays the start by at most 0.2 s after that. In the long form (`muster doctor`) all pairs of nodes
+first connect to each other (the matrix), over separate connections: a path that drops large packets
+would also lose the facts, and then the agent's lease.
 """
 
 import os
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     from torchmuster.launcher.head.network_survey import NetworkSurvey
 
 
-# The matrix of the long form: every node calls every other on a random port, measures, and moves bytes.
-#
-# It uses the probes of the survey of networks (`launcher/node/probe.py`), on the network that workers will use, or on the
-# agents' own connections where none was chosen. A pair that takes a connection and then no bytes is told apart.
+# The matrix of the long form: every node connects to every other on a random port, measures, and
+# moves bytes. It uses the probes of the network survey (`launcher/node/probe.py`) on the network
+# that workers will use, or on that of the agents' connections if none was chosen. A pair that
+# connects but moves no bytes is reported separately.
 
 
-# Numbers of surveys of networks begin at 1.
+# Network surveys are numbered from 1.
 SURVEY = 1 << 20
 ALL_PAIRS_UP_TO = 64
 SIMULATED_PAIRS_UP_TO = 16  # all share one network and its processors
@@ -51,7 +52,7 @@ _MAX_ROWS = 8192
 
 
 class Matrix:
-    """All pairs of one run."""
+    """The connections between all pairs of a run's nodes."""
 
     def __init__(
         self,
@@ -85,9 +86,9 @@ class Matrix:
         return len({member.hello.network_id for member in self.members}) == 1
 
     def _bulk(self) -> int:
-        """Return the bytes of each pair: all together stay below 2 GB.
+        """Return the bytes that each pair moves; all pairs together stay below 2 GB.
 
-        A bandwidth between many simulated nodes would be that of a machine's memory, shared by all of them.
+        Many simulated nodes move little: their bandwidth is that of the memory that they share.
         """
         if self._is_one_machine and len(self.members) > SIMULATED_PAIRS_UP_TO:
             return _MIN_BULK_BYTES
@@ -96,7 +97,7 @@ class Matrix:
         return _MIN_BULK_BYTES if share < 1 << 20 else min(share, _MAX_BULK_BYTES)
 
     def take(self, member: Member, message: messages.Message) -> None:
-        """Take ports and results."""
+        """Record the ports and results that a node reports."""
         if member not in self.members:
             return
         node = self.members.index(member)
@@ -110,7 +111,7 @@ class Matrix:
                     self._found[node, result.target] = result
 
     def advance(self) -> bool:
-        """Order the calls when all ports are known; say whether all calls have ended."""
+        """Order the connections once all ports are known; return whether all have ended."""
         if self.is_over:
             return True
         if not self._is_probing and len(self._ports) == len(self.members):
@@ -147,7 +148,7 @@ class Matrix:
         )
 
     def pairs(self) -> "tuple[Pair, ...]":
-        """Return what is known of every pair."""
+        """Return the state of every pair."""
         from torchmuster.diagnose.doctor.show import Pair
 
         found = []
@@ -174,7 +175,7 @@ class Matrix:
         return tuple(found)
 
     def stalled_with_head(self) -> set[int]:
-        """Return the nodes between which and the head large messages do not pass."""
+        """Return the nodes that can't exchange large messages with the head."""
         bad = [pair for pair in self.pairs() if pair.stalled]
         ends = {
             end
@@ -185,7 +186,7 @@ class Matrix:
         return ends - {0}
 
     def rows(self) -> tuple[PairRow, ...]:
-        """Return the row of each pair, for the event."""
+        """Return each pair as a row for the event."""
         return tuple(map(pair_row, self.pairs()[:_MAX_ROWS]))
 
 
@@ -199,7 +200,7 @@ _PREFLIGHT_MAX_ROWS = 256
 
 @dataclass(slots=True)
 class _Said:
-    """What one agent has said, and when it was asked."""
+    """The facts that one agent has sent, and when they were requested."""
 
     asked_at: float  # by this machine's clock
     facts: part_messages.NodeFacts | None = None
@@ -208,7 +209,7 @@ class _Said:
 
 @dataclass(slots=True)
 class Preflight:
-    """Looks at all nodes before an attempt.
+    """Checks all nodes before an attempt.
 
     Attributes:
         error: The report that ends the run.
@@ -234,17 +235,17 @@ class Preflight:
 
     @property
     def is_long(self) -> bool:
-        """Say whether somebody has asked for all of it."""
+        """Return whether this is the long form."""
         return self.plan.preflight in (LONG, ONLY)
 
     @property
     def is_all(self) -> bool:
-        """Say whether no worker shall be started: who asked wanted to look only."""
+        """Return whether the run only checks the nodes and starts no workers."""
         return self.plan.preflight == ONLY
 
     @property
     def due(self) -> float | None:
-        """Return when `settle` has to be called again even if nobody speaks."""
+        """Return when `settle` has to be called again even if no message arrives."""
         if self._matrix is not None and not self._matrix.is_over:
             return self._matrix.ends_at
         if self._ready_at is None:
@@ -252,7 +253,7 @@ class Preflight:
         return self._ready_at + (LONG_HOLD_S if self.is_long else HOLD_S)
 
     def greet(self, member: Member) -> None:
-        """Ask an agent that has just joined to look around; on one machine the head looks for all."""
+        """Ask a new agent for its facts (short form); on the head's machine, ask only place 0's."""
         same = member.hello.network_id == self.own_network_id and self.own_network_id != ""
         if not self.is_long and (member.hello.wants_place_0 or not same):
             self._ask(member, ())
@@ -272,7 +273,7 @@ class Preflight:
             self._matrix.take(member, message)
 
     def take_failure(self, report: Report) -> bool:
-        """Take over that no network connects the nodes; say whether the run continues to say more of it."""
+        """Record that no network connects the nodes; return whether the run continues anyway."""
         if self.is_long and not self._no_network:
             self._no_network = (report.error, *report.because)
         return self.is_long
@@ -280,7 +281,7 @@ class Preflight:
     def settle(
         self, here: Sequence[Member], head_address: str, network: "NetworkSurvey | None"
     ) -> bool:
-        """Say whether an attempt may begin with these members."""
+        """Return whether an attempt may begin with these members."""
         incarnations = frozenset(member.hello.incarnation for member in here)
         if incarnations <= self._settled:
             return True
@@ -410,10 +411,10 @@ def _order(member: Member) -> tuple[bool, float, str]:
 
 
 def _clock(said: _Said) -> tuple[float | None, float]:
-    """Return how far a node's clock is ahead of ours, and how far that may be wrong."""
+    """Return how far a node's clock is ahead of the head's, and the uncertainty, in seconds."""
     if said.facts is None:
         return None, 0.0
-    # As NTP does it (RFC 5905): four times, two by each clock.
+    # As in NTP (RFC 5905): from four times, two by each clock.
     there, back = said.facts.asked_at - said.asked_at, said.facts.sent_at - said.heard_at
     return (there + back) / 2, max((there - back) / 2, 0.0)
 
@@ -439,13 +440,13 @@ def of_run(
     tell: Callable[[RecordEvent], None],
     clock: Callable[[], float],
 ) -> Preflight | None:
-    """Return the preflight of a run; None where nobody wants it."""
+    """Return the preflight of a run; None if it is off."""
     form = preflight_form(plan, os.environ)
     return None if form == "off" else Preflight(plan, send, name_of, tell, clock)
 
 
 def preflight_form(plan: RunPlan, environment: Mapping[str, str]) -> str:
-    """Return how the nodes are examined: `short`, `long`, `only`, or `off`, as for a run on one node."""
+    """Return the form of the preflight: `short`, `long`, `only`, or `off` (also for one node)."""
     wanted = environment.get("MUSTER_PREFLIGHT") if plan.preflight == "short" else None
     form = "off" if wanted in ("off", "no", "0") else plan.preflight
     return "off" if form == "short" and plan.num_places == 1 else form

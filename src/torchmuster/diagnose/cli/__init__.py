@@ -1,1 +1,1 @@
-"""muster doctor, explain, lint and plan."""
+"""The commands `muster doctor`, `explain`, `lint` and `plan`."""

@@ -1,4 +1,4 @@
-"""`muster doctor`: look at all nodes before the job does."""
+"""`muster doctor`: check all nodes before a job."""
 
 import json
 import os
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir
     from torchmuster.diagnose.gather import Outcome
 
-# More simulated nodes than this on one machine, each with torch, take longer than anyone waits.
+# Above this number of simulated nodes, importing torch in each takes too long.
 _JOB_UP_TO = 8
-# Of `muster run`, handed on as they are.
+# Options of `muster run` that are passed on unchanged.
 _PASSED_ON = (
     "nodes",
     "nproc_per_node",
@@ -32,7 +32,7 @@ _PASSED_ON = (
     "cpus_per_node",
     "join_timeout",
 )
-_OF_NODES = ("nodes", "engine", "hosts", "hostfile", "nproc_per_node")  # they say which
+_OF_NODES = ("nodes", "engine", "hosts", "hostfile", "nproc_per_node")  # options choosing nodes
 _WORDS = {"engine": "--on", "time_limit": "--time"}
 
 
@@ -59,10 +59,10 @@ _WORDS = {"engine": "--on", "time_limit": "--time"}
 def doctor(**given: Any) -> int:
     """Check every node for problems that would make a job fail.
 
-    Without options it checks this machine. With --nodes or --on it runs on those nodes, as `muster run` would: names,
-    networks, clocks, versions, limits, folders, GPUs; all pairs of nodes connect to each other; then a test job
-    runs an all-reduce on all ranks. The exit code is 0 if all is well, 1 with warnings, 2 with failures, 3 if not
-    all could be checked.
+    Without options it checks this machine. With --nodes or --on it runs on those nodes, as
+    `muster run` would: names, networks, clocks, versions, limits, folders, GPUs; all pairs of nodes
+    connect to each other; then a test job runs an all-reduce on all ranks. The exit code is 0 if
+    all is well, 1 with warnings, 2 with failures, 3 if not all could be checked.
 
     \b
     muster doctor
@@ -88,7 +88,7 @@ def _look_elsewhere(given: dict[str, Any], script: str | None) -> "Outcome":
         return _look_with_a_run(given, script)
     except (MusterError, ManyErrors) as error:
         errors = error.errors if isinstance(error, ManyErrors) else [error]
-        if any(type(one) is UsageError for one in errors):  # a word of the command line is wrong
+        if any(type(one) is UsageError for one in errors):  # the command line is wrong
             raise
         from torchmuster.diagnose.gather import not_started
 
@@ -102,7 +102,7 @@ def _check_script(script: str | None) -> str | None:
 
 
 def _simulates(given: dict[str, Any]) -> bool:
-    """Say whether the nodes that are meant are this machine; nodes of the job around this shell are not."""
+    """Return whether the nodes are simulated on this machine; a surrounding job's are not."""
     return _place_of(given).is_simulated
 
 
@@ -131,14 +131,14 @@ def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
     has_job = not given["no_job"] and not _are_many_here(given)
     run_id = new_run_id("doctor")
     words = _words(given, run_id)
-    # Without a job no interpreter has to import torch.
+    # Without the test job no interpreter has to import torch.
     words += [] if has_job else ["--start", "fresh"]
     words += [JOB_FILE, "--seconds", str(given["seconds"])]
     run_dir = RunDir(os.path.join(runs_dir(), run_id))
     _run(words, folder, script, "long" if has_job else "only")
     outcome = read_outcome(run_dir, has_job=has_job)
     if outcome.could_tell:
-        wait_for_job(run_dir)  # its head still notes how it ended, and its log comes last
+        wait_for_job(run_dir)  # the head still records the end, and its log arrives last
         remove_run(run_dir)
     else:
         _say_where(run_dir)
@@ -146,7 +146,7 @@ def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
 
 
 def _are_many_here(given: dict[str, Any]) -> bool:
-    """Say whether so many simulated nodes are asked for that torch on each would take minutes."""
+    """Return whether importing torch on all simulated nodes takes minutes; if so, say so."""
     number = (given["nodes"] or "1").partition(":")[2] or given["nodes"] or "1"
     if not number.isdecimal() or int(number) <= _JOB_UP_TO or not _simulates(given):
         return False
@@ -190,7 +190,7 @@ def _print(outcome: "Outcome", *, as_json: bool) -> None:
 
 
 def render(outcome: "Outcome") -> str:
-    """Return what the user reads: a table by node, a matrix, one block for each finding, a last line."""
+    """Return the output: a table of nodes, a matrix, one block for each finding, a last line."""
     from torchmuster.diagnose.doctor import show
     from torchmuster.diagnose.finding import render as render_finding
     from torchmuster.diagnose.gather import describe_fit, fit_of

@@ -1,4 +1,4 @@
-"""`muster explain`: the root cause of a failed run, or of any job by its logs."""
+"""`muster explain`: the root cause of a failed run, or of any failed job from its logs."""
 
 import json
 import os
@@ -41,8 +41,10 @@ _LOG_ENDINGS = (
 def explain(what: tuple[str, ...], script: str | None, as_json: bool) -> int:
     """Explain why a run of muster, or any other job, failed, from its logs.
 
-    LOG is a file, a folder, a gzip, xz, bz2, zstd or tar archive: the output of torchrun, srun, PBS or Kubernetes, one file
-    or one for each node; - is standard input. The exit code is 0 if the cause was found (confidence medium or high), 3 if it is unknown or a guess, 4 if nothing failed.
+    LOG is a file, a folder, a gzip, xz, bz2, zstd or tar archive: the output of torchrun, srun,
+    PBS or Kubernetes, one file or one for each node; - is standard input. The exit code is 0 if
+    the cause was found (confidence medium or high), 3 if it is unknown or a guess, 4 if nothing
+    failed.
 
     \b
     muster explain RUN
@@ -66,7 +68,7 @@ def explain(what: tuple[str, ...], script: str | None, as_json: bool) -> int:
 
 
 def _with_script(verdict: "LogVerdict", script: str) -> "LogVerdict":
-    """Return the verdict with what lint finds in the job's script.
+    """Add lint's findings about the job's script to the verdict and return it.
 
     Raises:
         UsageError: The script can't be read.
@@ -90,7 +92,7 @@ def _exit_code(verdict: "LogVerdict") -> int:
 
 
 def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
-    """Return the verdict, and how the run stands where it is one of ours."""
+    """Return the verdict and, for a run of muster, its state in words."""
     from torchmuster.diagnose.explain.case import Case
     from torchmuster.diagnose.explain.judge import judge
     from torchmuster.diagnose.logs.sources import STDIN, read_logs
@@ -126,10 +128,10 @@ def _how_it_stands(view: "RunView") -> str:
 
 
 def _standard_input() -> "BinaryIO":
-    """Return standard input, for reading bytes.
+    """Return standard input as a stream of bytes.
 
     Raises:
-        UsageError: Somebody would have to type the log.
+        UsageError: Standard input is closed or a terminal.
     """
     stream = sys.stdin
     if stream is None or stream.closed:
@@ -142,7 +144,7 @@ def _standard_input() -> "BinaryIO":
 
 
 def _run_of(word: str) -> "RunView | None":
-    """Return the run that a word names; None when it names a file or a folder of logs."""
+    """Return the run that an argument names; None if it names a file or a folder of logs."""
     from torchmuster.core.files.layout import RunDir
     from torchmuster.launcher.views.find import find_run, is_run, view_run
 
@@ -157,10 +159,10 @@ def _looks_like_a_path(word: str) -> bool:
 
 
 def _paths(what: tuple[str, ...]) -> list[str]:
-    """Return the logs that are meant: files as they are, a run by its name.
+    """Return the logs that the arguments name: files and folders as they are, a run by its name.
 
     Raises:
-        UsageError: All that are not there, in one message.
+        UsageError: Some do not exist (one message for all), or a file can't be unpacked.
     """
     found: list[str] = []
     missing: list[str] = []
@@ -186,10 +188,10 @@ def _paths(what: tuple[str, ...]) -> list[str]:
 
 
 def _refuse_zstd(paths: list[str]) -> None:
-    """Refuse what is named and can't be read; inside of a folder it is a note.
+    """Refuse named files that can't be unpacked here; inside a folder they only give a note.
 
     Raises:
-        UsageError: A file is packed by zstd, and nothing here unpacks that.
+        UsageError: A file is compressed in a form that nothing here unpacks.
     """
     from torchmuster.diagnose.logs.sources import by_hand, can_unpack, packing_of
 

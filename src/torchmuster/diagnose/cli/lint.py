@@ -1,4 +1,4 @@
-"""`muster lint`: what will go wrong in a job script, before it waits in a queue."""
+"""`muster lint`: find mistakes in a job script before it waits in a queue."""
 
 import json
 import sys
@@ -26,8 +26,8 @@ _EXIT_CODES = {"error": 2, "warning": 1, "note": 0}
 def lint(files: tuple[str, ...], as_json: bool) -> int:
     """Find mistakes in a job script: sbatch, qsub, or a torchrun line.
 
-    Nothing is run. `-` reads standard input. The exit code is 0 without errors and warnings, 1 with warnings, 2 with
-    errors.
+    Nothing is run. `-` reads standard input. The exit code is 0 without errors and warnings,
+    1 with warnings, 2 with errors.
 
     \b
     muster lint job.sh
@@ -53,7 +53,11 @@ def lint(files: tuple[str, ...], as_json: bool) -> int:
 
 
 def read_script(path: str) -> str:
-    """Return the text of a script; bytes that are no UTF-8 are replaced."""
+    """Return the text of a script; bytes that are not UTF-8 are replaced.
+
+    Raises:
+        UsageError: The script can't be read, or is too large.
+    """
     try:
         if path == "-":
             data = sys.stdin.buffer.read(_MAX_SIZE_BYTES + 1)
@@ -69,7 +73,7 @@ def read_script(path: str) -> str:
 
 
 def _as_text(found: "list[tuple[str, LintFinding]]") -> str:
-    """Return one block for each finding, and a line that counts them."""
+    """Return one block for each finding, and a line with their numbers."""
     blocks = [_as_block(name, finding) for name, finding in found]
     counts = {word: sum(f.word == word for _, f in found) for word in _EXIT_CODES}
     said = [f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count]

@@ -1,4 +1,4 @@
-"""`muster plan`: what a training step will take on more nodes, before anybody waits in a queue."""
+"""`muster plan`: predict the time of a training step on more nodes, before a job is queued."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +20,7 @@ _TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "
 
 
 class _PlanCommand(click.Command):
-    """Takes `--script=FILE` for `--script FILE`: what stands behind FILE is the script's."""
+    """A command that also accepts `--script=FILE`; arguments after FILE belong to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = [w for word in args for w in _apart(word)] if _names_script(args) else args
@@ -120,7 +120,7 @@ def plan(**given: Any) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What is known of the model and of the nodes; `gradient` is the type, `facts` are for people."""
+    """The model and the nodes; `gradient` is a data type, `facts` are lines for people."""
 
     work: "Work"
     cluster: "Cluster"
@@ -130,7 +130,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What is predicted: for growing numbers of nodes, for the same workers elsewhere, for changes."""
+    """The predictions: for growing numbers of nodes, for other layouts, for changes."""
 
     predictions: "list[Prediction]"
     places: "list[Layout]"
@@ -138,7 +138,7 @@ class _Answer:
 
 
 def _gather(wish: "Wish") -> _Job:
-    """Return the work, the cluster and what is known of them in words; measures what is not given."""
+    """Return the work, the cluster and their descriptions; measure what is not given."""
     if wish.command:
         from torchmuster.diagnose.cli.plan_measure import measure_script
 
@@ -174,7 +174,7 @@ def _given_work(wish: "Wish") -> "Work":
 
 
 def _of_type(work: "Work", theirs: str, asked: str | None) -> "Work":
-    """Return measured work with its gradients in the type that was asked for."""
+    """Return measured work with its gradients in the requested type."""
     from torchmuster.diagnose.cli.plan_wish import SIZES
     from torchmuster.diagnose.plan.advice import with_gradients_of
 

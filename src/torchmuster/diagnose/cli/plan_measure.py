@@ -1,4 +1,7 @@
-"""What `muster plan` measures: the network by the test job, a script's step by the probe; both are ordinary runs."""
+"""Measurements for `muster plan`, by ordinary runs.
+
+The test job measures the network, the probe measures a script's step.
+"""
 
 import json
 import os
@@ -18,10 +21,10 @@ _STEPS_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was seen of a script's steps.
+    """The measured step of a script.
 
     Attributes:
-        dtype: Of its parameters, in torch's words.
+        dtype: The type of its parameters, by torch's name.
         words: How it was measured.
     """
 
@@ -32,10 +35,10 @@ class Measured:
 
 
 def measure_script(engine: str | None, command: tuple[str, ...]) -> Measured:
-    """Run a script on one worker for some steps and return what a step is made of.
+    """Run a script on one worker for some steps and return the parts of a step.
 
     Raises:
-        MusterError: It ended before enough steps of an optimizer.
+        MusterError: The script ended before it made enough optimizer steps.
     """
     probe = [step_probe.__file__, str(_NUM_STEPS), str(_STEPS_LIMIT_S), *command]
     where = ["--on", engine] if engine is not None else ["--here"]
@@ -72,10 +75,10 @@ def _read_measured(found: dict[str, Any]) -> Measured:
 
 
 def measure_network(engine: str, num_nodes: int, per_node: int) -> tuple[Cluster, list[str]]:
-    """Run the test job and return the cluster that it saw, and what it saw in words.
+    """Run the test job and return the cluster that it measured, with a description.
 
     Raises:
-        MusterError: It failed, or a sum was wrong.
+        MusterError: The job failed, or a sum was wrong.
     """
     size = ["--on", engine, "--nodes", str(num_nodes), "--nproc-per-node", str(per_node)]
     log, run_id, code = _run(size, [tiny_job.__file__])
@@ -92,7 +95,10 @@ def measure_network(engine: str, num_nodes: int, per_node: int) -> tuple[Cluster
 
 
 def read_cluster(found: dict[str, Any]) -> tuple[Cluster, list[str]]:
-    """Return the cluster that a test job saw, and what it saw in words; every node has as many workers."""
+    """Return the cluster that a test job measured, with a description.
+
+    All nodes are expected to have the same number of workers.
+    """
     per_node, backend = found["nodes"][0], found["backend"]
     between = fit_ring(read_timings(found["between"]), found["world_size"])
     words = [_say_fit(f"all {found['world_size']} workers", backend, between)]
@@ -105,7 +111,7 @@ def read_cluster(found: dict[str, Any]) -> tuple[Cluster, list[str]]:
         per_node=per_node,
         between=NetworkLink(latency_s=between.latency_s, bytes_per_s=between.bytes_per_s),
         inside=inside,
-        is_flat=True,  # what was measured is a sum over all: no level is missing in it
+        is_flat=True,  # the measured sum is over all workers: it includes both levels
         cpu_s_per_byte=between.cpu_s_per_byte if backend == "gloo" else 0.0,
     )
     return cluster, words
@@ -123,7 +129,7 @@ def _say_fit(who: str, backend: str, fit: RingFit) -> str:
 
 
 def _run(size: list[str], program: list[str]) -> tuple[str, str, int]:
-    """Do what `muster run` does; return what rank 0 wrote, the run's name and its exit code."""
+    """Call `muster run`; return rank 0's output, the run id and the exit code."""
     from torchmuster.core.cli.run import run
     from torchmuster.core.owner.create import new_run_id
     from torchmuster.launcher.views.control import LogChoice, log_files

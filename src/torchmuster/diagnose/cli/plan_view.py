@@ -1,4 +1,4 @@
-"""The output of `muster plan`: tables, bars for the terminal, and the same as SVG."""
+"""The output of `muster plan`: tables, bars for the terminal, and the bars as SVG."""
 
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
@@ -30,12 +30,12 @@ def say_bytes(size_bytes: float) -> str:
 
 
 def say_link(link: NetworkLink) -> str:
-    """Return `2.75 GB/s, 50 us a hop`."""
+    """Return a link for people: `2.75 GB/s, 50 us a hop`."""
     return f"{say_bytes(link.bytes_per_s)}/s, {say_seconds(link.latency_s)} a hop"
 
 
 def prediction_table(predictions: Sequence[Prediction]) -> str:
-    """Return the predictions as a table; times are of one step."""
+    """Return the predictions as a table; times are for one step."""
     header = ["NODES", "WORKERS", "STEP", "ALL-REDUCE", "WAITING", "EFFICIENCY", "AS FAST AS"]
     rows = [
         [

@@ -1,4 +1,4 @@
-"""The command line of `muster plan`, read and checked: all that is wrong with it is said at once."""
+"""Reads and checks the command line of `muster plan`; reports all its errors at once."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _MAX_PARAMS = 1e14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What was asked for, read and checked; None for what is to be measured."""
+    """The checked command line; None for values that are to be measured."""
 
     num_params: float | None
     gradient: str | None
@@ -39,10 +39,10 @@ class Wish:
 
 
 def read_wish(given: dict[str, Any]) -> Wish:
-    """Return the wish.
+    """Read and check the command line.
 
     Raises:
-        ManyErrors: All that is wrong with the command line.
+        ManyErrors: All errors in the command line.
     """
     found: list[UsageError] = []
     num_params = _read_params(given["params"], found)
@@ -140,7 +140,7 @@ def _read_time(text: str | None, found: list[UsageError]) -> float | None:
 
 
 def _read_split(text: str, found: list[UsageError]) -> tuple[float, float, float]:
-    """Return the parts of a step, which sum to 1."""
+    """Return the fractions of a step (forward, backward, optimizer), which sum to 1."""
     words = text.split(":")
     try:
         parts = [float(word) for word in words]

@@ -1,1 +1,1 @@
-"""From the facts of nodes to findings. Standard library only."""
+"""Turns the facts of nodes into findings, with the standard library only."""

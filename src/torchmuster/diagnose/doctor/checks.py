@@ -1,7 +1,7 @@
 """The form of a check: the facts that it examines, the problem, and the message.
 
-Most checks are rows of tables: something is wrong with a node (`Check`), or nodes differ in what should be equal
-(`Equal`). A row is called like a rule function.
+Most checks are rows of tables: a node has a problem (`Check`), or nodes differ in a value that
+should be equal (`Equal`). A row is called like a rule function.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class NodePart:
 
 
 def look(situation: Situation, part: str) -> list[NodePart]:
-    """Return a part of the facts, of all nodes that have reported it."""
+    """Return one part of the facts, for all nodes that have reported it."""
     found = [(node, getattr(node.facts, part, None)) for node in situation.known]
     return [NodePart(situation, node, facts) for node, facts in found if facts is not None]
 
@@ -41,10 +41,10 @@ def _nothing(_: NodePart) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """The common part of both forms.
+    """The fields that both kinds of checks share.
 
-    In `error`, `because` and `hint`, braces hold `{nodes}`, `{has}` (or have), `{node.name}` and `{facts...}` of the
-    first node, and what `words` returns for it.
+    `error`, `because` and `hint` may contain `{nodes}`, `{has}` (has or have), `{node.name}` and
+    `{facts...}` of the first node, and the placeholders that `words` returns for it.
 
     Attributes:
         of: The part of the facts.
@@ -75,7 +75,7 @@ class _Row:
 
 
 def _lines_of(text: str, names: Mapping[str, Any]) -> list[str]:
-    """Return the lines of one text of evidence: a list gives one line for each entry."""
+    """Return the lines of one text of evidence; a list in a placeholder gives a line per entry."""
     listed = names.get(text.strip("{}"))
     return listed if isinstance(listed, list) else [text.format_map(names)]
 
@@ -85,10 +85,10 @@ class Check(_Row):
     """A possible problem of a node: one finding for all nodes that have it at the same level.
 
     Attributes:
-        level: The level, or a function that returns it for a node; None: no problem.
+        level: The level, or a function that returns it for a node; None means no problem.
         bad: Whether a node has the problem; without it the level decides.
-        words: More words for the braces.
-        worst: The words are about the node with the lowest value; by default about the first.
+        words: More placeholders and their values.
+        worst: Fill the placeholders from the node with the lowest value instead of the first.
         each: Each node gets its own finding.
     """
 
@@ -119,8 +119,8 @@ class Equal(_Row):
 
     Attributes:
         value: The value of a node; None when it has none.
-        what: Its name, as in `n3 has torch 2.6.0`; may be empty.
-        show: Turns a value into words.
+        what: The value's name, as in `n3 has torch 2.6.0`; may be empty.
+        show: Converts a value to text.
     """
 
     level: Level

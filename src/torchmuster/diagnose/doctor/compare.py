@@ -1,8 +1,9 @@
-"""From the facts of all nodes to findings, worst first: pure, so that every rule is tested from made-up nodes.
+"""Turns the facts of all nodes into findings, worst first.
 
-Levels are chosen so that an ordinary container, laptop or cluster gives notes only. A finding ends a run
-(`is_certain`) in three cases: torch of another minor version or missing on some nodes, a script that is not there
-on some nodes, and, in the long form, nodes that can't reach each other.
+The module is pure, so that tests can try every rule on made-up nodes. Levels are chosen so that an
+ordinary container, laptop or cluster gives notes only. A finding ends a run (`is_certain`) in three
+cases: torch of another minor version or missing on some nodes, a script that is missing on some
+nodes, and, in the long form, nodes that can't reach each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ def compare(situation: Situation) -> list[Finding]:
 
 
 def untold(situation: Situation) -> Iterator[Finding]:
-    """Report facts that could not be collected: no answer is not a good one."""
+    """Report facts that could not be collected: a missing answer is not a good one."""
     silent = [node for node in situation.nodes if node.facts is None]
     level = Level.WARNING if situation.is_long and situation.has_machines else Level.NOTE
     if silent:
@@ -71,7 +72,7 @@ RULES: Sequence[Rule] = (
 
 
 def exit_code(findings: Sequence[Finding], *, could_tell: bool = True) -> int:
-    """Return 0 without problems, 1 for warnings, 2 for failures, 3 when not everything could be checked."""
+    """Return 0 without problems, 1 for warnings, 2 for failures, 3 for an incomplete check."""
     levels = {finding.level for finding in findings}
     if Level.FAILURE in levels:
         return 2

@@ -1,4 +1,4 @@
-"""Variables that users and schedulers set: their grammar, and whether all nodes have them."""
+"""Checks of variables, versions, schedulers and proxies on all nodes."""
 
 import difflib
 import ipaddress
@@ -13,10 +13,10 @@ from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.collect import TorchFacts
 from torchmuster.launcher.model.network import matches
 
-# The grammars of the variables that users set for NCCL, Gloo, libfabric and torch.
-#
-# Sources: NCCL's user guide, "Environment Variables"; torch/csrc/distributed (socket names of Gloo, TORCH_* of
-# ProcessGroupNCCL); libfabric's fi_provider(7). The checks find values that the reading program ignores without a message.
+# Grammars of the variables that users set for NCCL, Gloo, libfabric and torch. Sources: NCCL's user
+# guide, "Environment Variables"; torch/csrc/distributed (socket names of Gloo, TORCH_* of
+# ProcessGroupNCCL); libfabric's fi_provider(7). The checks find values that the reading program
+# ignores without a message.
 
 
 WordCheck = Callable[[str], str | None]
@@ -64,7 +64,7 @@ def _plain_interfaces(text: str) -> str | None:
 
 def _devices(text: str) -> str | None:
     if not text.strip() or text.strip() in ("NoDevFiles", "-1"):
-        return None  # no GPU shall be seen
+        return None  # hides all GPUs
     words = text.split(",")
     bad = [w for w in words if not re.fullmatch(r"\s*(\d+|GPU-[0-9a-fA-F-]+|MIG-[\w/-]+)\s*", w)]
     if bad:
@@ -165,7 +165,7 @@ GRAMMAR: Mapping[str, WordCheck] = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": _whole(0),
     "PYTORCH_CUDA_ALLOC_CONF": _pairs,
 }
-# Known, with values that are free, so that they are no misspelling of the others.
+# Known variables with free values, so that they do not count as misspelled.
 _FREE = [
     "NCCL_NET",
     "NCCL_NET_PLUGIN",
@@ -225,7 +225,7 @@ def problem_of(name: str, value: str) -> str | None:
 
 
 def meant(name: str) -> str | None:
-    """Return the variable that was probably meant by an unknown name."""
+    """Return the variable that an unknown name probably means; None if it resembles none."""
     if (
         name in GRAMMAR
         or name in _FREE
@@ -238,10 +238,11 @@ def meant(name: str) -> str | None:
     return near[0] if near else None
 
 
-# Python, torch, CUDA, NCCL, driver and processor: equal on all nodes, and compatible.
+# Versions of Python, torch, CUDA, NCCL, driver and processor: equal on all nodes, and compatible.
 
 
-# Source: CUDA Compatibility guide, "Minor Version Compatibility": the first driver of each major version.
+# Source: CUDA Compatibility guide, "Minor Version Compatibility": each major version's first
+# driver.
 _FIRST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _ONE_ENVIRONMENT = "use one environment on all nodes"
 
@@ -251,7 +252,7 @@ def _torch(situation: Situation) -> dict[str, TorchFacts]:
 
 
 def missing_torch(situation: Situation) -> Iterator[Finding]:
-    """Some nodes have torch and others don't: their workers can't start."""
+    """Report nodes without torch if others have it: their workers can't start."""
     torch = _torch(situation)
     without = [name for name, t in torch.items() if t.torch is None]
     if not without or len(without) == len(torch):
@@ -289,7 +290,7 @@ _VERSIONS_DIFFER = Equal(
 
 
 def _cpu_only(situation: Situation) -> Iterator[Finding]:
-    """A wheel without CUDA on a node with GPUs trains on the CPU without a message."""
+    """Report torch without CUDA on nodes with GPUs: it trains on the CPU without a message."""
     torch = _torch(situation)
     gpus = look(situation, "gpu")
     with_gpus = [s.node.name for s in gpus if s.facts.visible and s.facts.num_devices]
@@ -432,7 +433,7 @@ VERSION_RULES: Sequence[Rule] = (
 )
 
 
-# These may differ from node to node.
+# Variables that may differ between nodes.
 _OWN = {
     *VARIABLES,
     "CUDA_VISIBLE_DEVICES",
@@ -451,7 +452,7 @@ _LITTLE_S = 600.0
 
 
 def grammars(situation: Situation) -> Iterator[Finding]:
-    """An invalid value is ignored by the program that reads it, mostly without a message."""
+    """Report invalid values: the program that reads them ignores them, mostly without a message."""
     seen: dict[tuple[str, str, str], list[str]] = {}
     for one in look(situation, "environment"):
         for name, value in one.facts.variables.items():
@@ -471,7 +472,7 @@ def grammars(situation: Situation) -> Iterator[Finding]:
 
 
 def misspelt(situation: Situation) -> Iterator[Finding]:
-    """A variable that no program reads."""
+    """Note variables that no program reads and that resemble a known one."""
     seen: dict[tuple[str, str], list[str]] = {}
     for one in look(situation, "environment"):
         for name in one.facts.variables:
@@ -488,7 +489,10 @@ def misspelt(situation: Situation) -> Iterator[Finding]:
 
 
 def interfaces(situation: Situation) -> Iterator[Finding]:
-    """A variable that names no interface of its node; before a start the network survey reports it."""
+    """Report variables that name no interface of their node, in the long form.
+
+    Before a start, the network survey reports them.
+    """
     if not situation.is_long:
         return
     for seen in look(situation, "environment"):
@@ -516,7 +520,7 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
 
 
 def missing(situation: Situation) -> Iterator[Finding]:
-    """Variables that differ between nodes or exist on some only."""
+    """Report variables that differ between nodes or exist on some only."""
     rows = {seen.node.name: seen.facts.variables for seen in look(situation, "environment")}
     names = {name for variables in rows.values() for name in variables if name not in _OWN}
     for name in sorted(names):
@@ -536,7 +540,7 @@ def missing(situation: Situation) -> Iterator[Finding]:
 
 def _time_is_short(seen: NodePart) -> bool:
     left_s, total_s = seen.facts.left_s, seen.facts.total_s
-    # A job that was made for a few minutes has what was asked for.
+    # A job that was requested for a few minutes has little time left from its start.
     is_used_up = total_s is None or (left_s or 0.0) < total_s / 2
     return left_s is not None and left_s < _LITTLE_S and is_used_up
 
@@ -568,9 +572,10 @@ def _starts_several(seen: NodePart) -> bool:
 
 
 def _is_exempt(host: str, no_proxy: str) -> bool:
-    """Say whether a host is among those that are called without a proxy.
+    """Return whether `no_proxy` exempts a host from the proxy.
 
-    Source: curl(1), "NO_PROXY": names and their endings, networks; Python's urllib.request and requests read it alike.
+    Source: curl(1), "NO_PROXY": names and their endings, networks; Python's urllib.request and
+    requests read it alike.
     """
     return any(_matches_entry(host, entry.strip().lower()) for entry in no_proxy.split(","))
 
@@ -585,7 +590,7 @@ def _matches_entry(host: str, entry: str) -> bool:
 
 
 def _caught(seen: NodePart) -> list[str]:
-    """Return what a proxy of this node would get: this machine's own services, and nodes by name and address."""
+    """Return the hosts that this node would reach by a proxy: its own services, and other nodes."""
     proxies = seen.facts.proxies
     if not set(proxies) - {"no_proxy"}:
         return []
@@ -640,7 +645,7 @@ RULES: Sequence[Rule] = (
         error="CUDA_LAUNCH_BLOCKING=1 on {nodes} makes every kernel wait for the one before",
         hint="unset CUDA_LAUNCH_BLOCKING when the bug is found",
     ),
-    # What the scheduler gave, against what is started: the head's own word.
+    # The scheduler's allocation compared with what is started, as the head sees it.
     Check(
         of="environment",
         cause="time-limit",

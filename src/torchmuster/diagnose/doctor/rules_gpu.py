@@ -1,4 +1,4 @@
-"""GPUs: as many as workers, alike, healthy and free."""
+"""Checks of connections between nodes, and of GPUs: equal in number, alike, healthy and free."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,8 @@ from torchmuster.diagnose.doctor.show import (
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.gpu import GpuFacts
 
-# Connections between nodes: a bad row means a node's outgoing connections, a bad column its incoming ones.
+# Connections between nodes: a bad row of the matrix is a node's outgoing connections, a bad column
+# its incoming ones.
 
 
 _SLOW = 0.5
@@ -26,7 +27,7 @@ _MANY = 4
 
 
 def no_network(situation: Situation) -> Iterator[Finding]:
-    """The survey before the start has found no network that connects all nodes."""
+    """Report that the network survey has found no network that connects all nodes."""
     if situation.no_network and not any(pair.why for pair in situation.pairs):
         what, *tried = situation.no_network
         yield Finding(
@@ -41,7 +42,7 @@ def no_network(situation: Situation) -> Iterator[Finding]:
 
 
 def unreachable(situation: Situation) -> Iterator[Finding]:
-    """Connections that were refused, or not answered."""
+    """Report connections that were refused or not answered."""
     bad = [pair for pair in _between(situation) if pair.why is not None and not pair.stalled]
     for group, words in _groups(situation, bad):
         whys = list(dict.fromkeys(pair.why for pair in group if pair.why))
@@ -59,7 +60,7 @@ def unreachable(situation: Situation) -> Iterator[Finding]:
 
 
 def black_holes(situation: Situation) -> Iterator[Finding]:
-    """Connections on which small packets pass and large ones don't."""
+    """Report connections that pass small packets and drop large ones."""
     bad = [pair for pair in _between(situation) if pair.stalled]
     for group, words in _groups(situation, bad):
         yield Finding(
@@ -80,7 +81,7 @@ def black_holes(situation: Situation) -> Iterator[Finding]:
 
 
 def busy(situation: Situation) -> Iterator[Finding]:
-    """Simulated nodes share one machine: missing answers are due to a lack of processors."""
+    """Note connections between simulated nodes that timed out: the machine lacks processors."""
     beyond = _between(situation)
     late = [pair for pair in situation.pairs if pair.why is not None and pair not in beyond]
     if late:
@@ -94,13 +95,13 @@ def busy(situation: Situation) -> Iterator[Finding]:
 
 
 def _between(situation: Situation) -> list[Pair]:
-    """Return the pairs of different machines."""
+    """Return the pairs on different machines."""
     nodes = situation.nodes
     return [p for p in situation.pairs if nodes[p.source].machine != nodes[p.target].machine]
 
 
 def slow_pairs(situation: Situation) -> Iterator[Finding]:
-    """A slow pair slows down every step."""
+    """Report pairs that are slower than half the median: a slow pair slows down every step."""
     if situation.bulk_bytes < _MIN_BULK_BYTES or not situation.has_machines:
         return
     rates = [pair.bytes_per_s for pair in situation.pairs if pair.bytes_per_s]
@@ -122,7 +123,7 @@ def slow_pairs(situation: Situation) -> Iterator[Finding]:
 
 
 def _groups(situation: Situation, bad: Sequence[Pair]) -> Iterator[tuple[list[Pair], str]]:
-    """Return groups of pairs with a common end, and a name for each: the subject of a sentence."""
+    """Yield groups of pairs with a common end, each with a name for the subject of a sentence."""
     names = [node.name for node in situation.nodes]
     left = list(bad)
     num_others = len(names) - 1
@@ -164,7 +165,7 @@ def _where(situation: Situation, group: Sequence[Pair]) -> str:
 
 
 def cause_of_call(whys: Sequence[str]) -> str:
-    """Return the cause of connections that failed for these reasons."""
+    """Return the cause word for connections that failed for these reasons."""
     return (
         "port-blocked"
         if any("answer" in w or "refused" in w for w in whys)
@@ -197,8 +198,8 @@ def _mtus(situation: Situation, group: Sequence[Pair]) -> list[str]:
 MATRIX_RULES: Sequence[Rule] = (no_network, unreachable, black_holes, busy, slow_pairs)
 
 
-# Source: NVIDIA's list of Xid errors: double-bit ECC, page retirement, NVLink, fallen off the bus, contained and
-# uncontained ECC.
+# Source: NVIDIA's list of Xid errors: double-bit ECC, page retirement, NVLink, fallen off the bus,
+# contained and uncontained ECC.
 _BAD_XIDS = {48, 63, 64, 74, 79, 94, 95}
 _LOST_XID = 79
 _USED = 0.05
@@ -206,7 +207,7 @@ _USED_BYTES = 1 << 30
 
 
 def numbers(situation: Situation) -> Iterator[Finding]:
-    """Nodes without GPUs among nodes with, or fewer than workers."""
+    """Report nodes that see different numbers of GPUs, or none while others see some."""
     rows = look(situation, "gpu")
     values = {s.node.name: len(s.facts.visible) for s in rows}
     found = differ(values, "", lambda k: f"{k} GPU{'s' if k != 1 else ''}")
@@ -230,7 +231,7 @@ def _why_none(node: NodeView, gpu: GpuFacts) -> str:
 
 
 def _is_silent(seen: NodePart) -> Level | None:
-    """GPUs that the kernel shows and nvidia-smi doesn't."""
+    """Return the level for GPUs that the kernel shows and nvidia-smi doesn't; None if fine."""
     if not seen.facts.num_devices or seen.facts.gpus or not seen.facts.why_not:
         return None
     return Level.NOTE if _lacks_smi(seen) else Level.WARNING
@@ -241,7 +242,7 @@ def _lacks_smi(seen: NodePart) -> bool:
 
 
 def health(situation: Situation) -> Iterator[Finding]:
-    """Uncorrected memory errors, and the kernel's messages about GPUs."""
+    """Report uncorrected memory errors, and GPUs that are prohibited or throttled."""
     for seen in look(situation, "gpu"):
         node, facts = seen.node, seen.facts
         for gpu in facts.gpus:
@@ -295,7 +296,7 @@ def _xid_words(seen: NodePart) -> dict[str, Any]:
 
 
 def in_use(situation: Situation) -> Iterator[Finding]:
-    """GPU memory used by another process, which is missing later in the training."""
+    """Report memory of the job's GPUs that another process uses: the training will lack it."""
     for seen in look(situation, "gpu"):
         node, facts = seen.node, seen.facts
         chosen = set(facts.visible)
@@ -316,7 +317,7 @@ def in_use(situation: Situation) -> Iterator[Finding]:
 
 
 def nvlinks(situation: Situation) -> Iterator[Finding]:
-    """A GPU with fewer links than the others: the slowest link decides."""
+    """Report GPUs with fewer NVLinks up than others of the model: the slowest link decides."""
     rows = [
         (seen.node.name, index, gpu.name, up, number)
         for seen in look(situation, "gpu")
@@ -331,7 +332,7 @@ def nvlinks(situation: Situation) -> Iterator[Finding]:
         if not odd:
             continue
         names = list(dict.fromkeys(row[0] for row in odd))
-        # Bridges join some GPUs of a node and leave others out on purpose: then it is not the odd one out.
+        # Bridges connect some GPUs of a node and leave others out on purpose: those are no fault.
         broken = any(row[3] for row in odd) or len(odd) * 4 <= len(alike)
         yield Finding(
             level=Level.WARNING if broken else Level.NOTE,
@@ -345,7 +346,7 @@ def nvlinks(situation: Situation) -> Iterator[Finding]:
 
 
 def narrow(situation: Situation) -> Iterator[Finding]:
-    """A GPU that uses fewer PCIe lanes than it has, while others use all of theirs."""
+    """Note GPUs that use fewer PCIe lanes than they have while most others use all of theirs."""
     seen = look(situation, "gpu")
     rows = [(s.node.name, gpu) for s in seen for gpu in s.facts.gpus if gpu.pcie_max_width]
     odd = [(name, gpu) for name, gpu in rows if (gpu.pcie_width or 0) < (gpu.pcie_max_width or 0)]
@@ -434,7 +435,7 @@ RULES: Sequence[Rule] = (
         hint="dmesg | grep -i xid; leave the node out if the message is from today",
         weight=61,
     ),
-    # Bad rows of a GPU's memory are replaced by a reset only.
+    # Only a reset replaces bad rows of a GPU's memory.
     Check(
         of="gpu",
         cause="gpu-hardware",
@@ -448,7 +449,7 @@ RULES: Sequence[Rule] = (
         weight=38,
     ),
     in_use,
-    # The slowest GPU decides, and the smallest memory.
+    # The slowest GPU sets the pace, and the smallest memory the limit.
     Equal(
         of="gpu",
         cause="gpus-differ",

@@ -1,4 +1,4 @@
-"""Names, addresses, interfaces and clocks: problems that show only across several machines."""
+"""Checks of names, addresses, clocks and fabrics: many problems show only across machines."""
 
 import ipaddress
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, 
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.collect import CollectedFacts
 
-# InfiniBand, RoCE, Slingshot and EFA: what exists, and what NCCL would use.
+# InfiniBand, RoCE, Slingshot and EFA: which exist, and which NCCL would use.
 
 
 BUILT_IN_NETWORKS = ("IB", "SOCKET")
@@ -26,7 +26,7 @@ def _has_gpus(seen: NodePart) -> bool:
 
 
 def _plugins(seen: NodePart) -> Sequence[str]:
-    """Return NCCL's network plugins; not empty if nothing is known about them."""
+    """Return NCCL's network plugins; a placeholder if they are not known."""
     facts = seen.node.facts
     return facts.environment.plugins if facts and facts.environment else ("?",)
 
@@ -49,13 +49,16 @@ def _ports_differ(situation: Situation) -> bool:
 
 
 def _bare(seen: NodePart) -> list[str]:
-    """Return the RoCE ports without an address."""
+    """Return the active RoCE ports without an address, on nodes with GPUs and without EFA."""
     bare = [port.name for port in _active(seen, "Ethernet") if not port.num_gids]
     return bare if _has_gpus(seen) and not seen.facts.efa else []
 
 
 def _wrong_provider(seen: NodePart) -> dict[str, str] | None:
-    """Return why FI_PROVIDER does not fit, and the fix: it is often copied from instructions for another machine."""
+    """Return why FI_PROVIDER does not fit, and the fix.
+
+    The variable is often copied from instructions for another machine.
+    """
     wanted = _variable(seen, "FI_PROVIDER").lower()
     named = {word.strip().lstrip("^") for word in wanted.split(",") if word.strip()}
     if not named or wanted.startswith("^"):
@@ -115,7 +118,7 @@ def _without_plugin(kind: str, fabric: str) -> Check:
 
 
 def _memlock(seen: NodePart) -> int:
-    """Return how much memory may be locked where RDMA is used; -1 for any amount."""
+    """Return how many bytes may be locked; -1 for any number, or where RDMA is not used."""
     system = seen.node.facts.system if seen.node.facts else None
     if system is None or not _has_gpus(seen) or not _active(seen):
         return -1
@@ -129,7 +132,7 @@ def _lacks_verbs(seen: NodePart) -> bool:
 
 
 def would_use(situation: Situation) -> Iterator[Finding]:
-    """A note on the network that NCCL will use."""
+    """Note the network that NCCL will use, in the long form."""
     seen = look(situation, "network") if situation.is_long else []
     chosen = {
         s.node.name: network_of(s.node.facts)
@@ -262,18 +265,18 @@ FABRIC_RULES: Sequence[Rule] = (
 )
 
 
-# torch's c10d rendezvous takes a node for dead after 15 s of its own clock: 3 times 5 s.
+# torch's c10d rendezvous considers a node dead after 15 s of its own clock: 3 times 5 s.
 CLOCK_WARNING_S, CLOCK_FAILURE_S = 2.0, 10.0
 _SLOW_NAME_S = 2.0
 
 
 def _level(seen: NodePart) -> Level:
-    """Workers of muster get addresses, so names are no warning at every start."""
+    """Return WARNING in the long form only: workers of muster use addresses, not names."""
     return Level.WARNING if seen.situation.is_long else Level.NOTE
 
 
 def _name_level(seen: NodePart) -> Level:
-    """On one machine nobody else is told its name: until it has a part in a job of several."""
+    """Return NOTE on one machine: nobody else uses its name before a job of several machines."""
     return _level(seen) if seen.situation.has_machines else Level.NOTE
 
 
@@ -282,7 +285,7 @@ def _is_told(situation: Situation) -> bool:
 
 
 def clocks(situation: Situation) -> Iterator[Finding]:
-    """Clocks that differ: torchrun loses nodes, logs can't be compared, certificates are refused."""
+    """Report clocks that differ: torchrun loses nodes, logs don't compare, certificates fail."""
     for node in situation.nodes:
         if node.clock_s is None or abs(node.clock_s) - node.clock_error_s < CLOCK_WARNING_S:
             continue
@@ -308,14 +311,14 @@ def _means_itself(seen: NodePart) -> bool:
 
 
 def _outside(seen: NodePart) -> list[str]:
-    """Return the addresses of a node's name, if none of its interfaces has one of them."""
+    """Return the addresses of a node's name if none of its interfaces has one of them."""
     outside = [a for a in seen.facts.own_addresses if not _is_loopback(a)]
     mine = {i.address for i in seen.facts.interfaces}
     return outside if mine and not mine & set(outside) else []
 
 
 def shared_addresses(situation: Situation) -> Iterator[Finding]:
-    """An address that several machines have: a bridge of containers."""
+    """Report addresses that several machines have: those of container bridges."""
     networks = look(situation, "network")
     for address, name, nodes in _shared_addresses(networks) if situation.has_machines else ():
         named = [
@@ -347,7 +350,7 @@ def _shared_addresses(networks: Sequence[NodePart]) -> list[tuple[str, str, list
 
 
 def other_names(situation: Situation) -> Iterator[Finding]:
-    """How the nodes resolve each other's names."""
+    """Report nodes that can't resolve each other's names, or resolve them differently."""
     if not situation.is_long or not situation.has_machines:
         return
     networks = look(situation, "network")
@@ -408,7 +411,7 @@ def _is_loopback(address: str) -> bool:
 
 RULES: Sequence[Rule] = (
     clocks,
-    # Others that are told such a name call themselves.
+    # Nodes that use such a name connect to themselves.
     Check(
         of="network",
         cause="loopback-address",

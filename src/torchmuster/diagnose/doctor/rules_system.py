@@ -1,4 +1,4 @@
-"""Limits, memory, shared memory and processors of each node."""
+"""Checks of folders and the script, and of each node's limits, memory and processors."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.collect import FolderFacts
 from torchmuster.launcher.facts.system import SHARED_MEMORY
 
-# Folders and script: existing, writable, with free space, and the same on all nodes.
+# Folders and script: they exist, are writable, have free space, and are the same on all nodes.
 
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -27,7 +27,7 @@ def _folders(situation: Situation, role: str) -> list[tuple[NodeView, FolderFact
 
 
 def script(situation: Situation) -> Iterator[Finding]:
-    """A script that is missing or differs between nodes."""
+    """Report a script that is missing, can't be read, or differs between nodes."""
     seen = look(situation, "files")
     rows = [(s.node, s.facts.script) for s in seen if s.facts.script is not None]
     missing = [(n, s) for n, s in rows if not s.is_there]
@@ -70,7 +70,7 @@ def script(situation: Situation) -> Iterator[Finding]:
 
 
 def writable(situation: Situation) -> Iterator[Finding]:
-    """A folder that can't be written or does not allow renaming."""
+    """Report folders that are missing, can't be written or do not allow renaming."""
     for role, words in _WORDS.items():
         rows = [(n, f) for n, f in _folders(situation, role) if f.is_there or role != "snapshots"]
         gone = [(n, f) for n, f in rows if not f.is_there]
@@ -96,7 +96,7 @@ def writable(situation: Situation) -> Iterator[Finding]:
 
 
 def room(situation: Situation) -> Iterator[Finding]:
-    """Too little free space for logs and snapshots."""
+    """Report too little free space for logs and snapshots."""
     for role, words in _WORDS.items():
         rows = [(n, f) for n, f in _folders(situation, role) if f.is_writable]
         full = [(n, f) for n, f in rows if f.free_bytes < _FULL_BYTES]
@@ -133,10 +133,10 @@ def room(situation: Situation) -> Iterator[Finding]:
 
 
 def shared(situation: Situation) -> Iterator[Finding]:
-    """Whether all nodes write into the same folder: otherwise ranks can't read each other's snapshots."""
+    """Note nodes that do not share the run's folder: ranks can't read each other's snapshots."""
     rows = {n.name: f.identity for n, f in _folders(situation, "run") if f.identity}
     seconds = {name: stamp[:1] for name, stamp in rows.items()}
-    coarse = any(stamp[1:] == (0,) for stamp in rows.values())  # sftp knows whole seconds only
+    coarse = any(stamp[1:] == (0,) for stamp in rows.values())  # sftp knows only whole seconds
     found = differ(seconds if coarse else rows, "", lambda stamp: ".".join(map(str, stamp)))
     seen = [one.facts.scheduler for one in look(situation, "environment")]
     in_pods = any(contract.MACHINE_VARIABLE in scheduler for scheduler in seen)
@@ -156,7 +156,7 @@ def shared(situation: Situation) -> Iterator[Finding]:
 
 
 def long_temp(situation: Situation) -> Iterator[Finding]:
-    """A long TMPDIR leaves no room for the names of sockets."""
+    """Report a long TMPDIR: it leaves no room for the names of sockets."""
     rows = [(n, f) for n, f in _folders(situation, "temp") if len(f.path) >= _LONG_TEMP]
     if rows:
         yield Finding(
@@ -221,7 +221,7 @@ def _is_shm_full(seen: NodePart) -> bool:
 
 
 def _left_level(seen: NodePart) -> Level | None:
-    """A quarter of /dev/shm is what the next job misses."""
+    """Return WARNING for leftovers of a quarter of /dev/shm: the next job lacks that space."""
     if not seen.facts.left_shm_files:
         return None
     is_much = seen.facts.left_shm_bytes >= (seen.facts.shm_bytes or 0) / 4
@@ -300,7 +300,7 @@ RULES: Sequence[Rule] = (
         hint=f"ls -l {SHARED_MEMORY}; remove what belongs to no running process (fuser -v {SHARED_MEMORY}/*)",
         weight=47,
     ),
-    # Nobody else removes them before the machine is started again.
+    # Nothing else removes them before the machine restarts.
     Check(
         of="system",
         cause="left-shared-memory",
@@ -315,7 +315,7 @@ RULES: Sequence[Rule] = (
         hint=f"when no job of yours runs there: find {SHARED_MEMORY} -user $USER -type f"
         r" \( -name 'torch_*' -o -name 'nccl-*' -o -name 'sem.*' \) -mmin +10 -delete",
     ),
-    # Every connection and every loader process takes descriptors.
+    # Every connection and every loader process uses descriptors.
     Check(
         of="system",
         cause="too-few-files",
@@ -360,7 +360,7 @@ RULES: Sequence[Rule] = (
         ),
         hint="ask for more: `muster run --mem 64Gi`, sbatch --mem, docker run --memory",
     ),
-    # Workers that share one CPU are slow without a word; srun of Slurm 22.05 to 23.02 did that.
+    # Workers that share one CPU are slow without a message; srun of Slurm 22.05 to 23.02 did that.
     Check(
         of="system",
         cause="too-few-cpus",
@@ -372,7 +372,7 @@ RULES: Sequence[Rule] = (
         because=("{why}",),
         hint="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or `muster run --cpus-per-node N`",
     ),
-    # The slowest node decides.
+    # The slowest node sets the pace.
     Equal(
         of="system",
         cause="nodes-differ",

@@ -1,4 +1,4 @@
-"""Shows the results of the checks: a row for each node, a matrix, a sentence for each finding."""
+"""The input of doctor's rules, and the form of their results: rows, a matrix, sentences."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,8 @@ from torchmuster.core.model.network import significant
 from torchmuster.diagnose.finding import Finding
 from torchmuster.launcher.facts.collect import CollectedFacts
 
-# The input of doctor: the facts of all nodes and the connections between them; and words for rules that compare nodes.
+# The input: facts of all nodes and the connections between them; helpers for rules that compare
+# nodes.
 
 
 V = TypeVar("V", bound=Hashable)
@@ -23,9 +24,9 @@ class NodeView:
     Attributes:
         facts: None when the node has not reported any; `why_not` says why.
         machine: The same for nodes that share a kernel and its network.
-        interface: Of the network that workers will use; None when none was chosen.
-        clock_s: How far its clock is ahead of the head's, in seconds; None when it was not measured.
-        clock_error_s: The uncertainty of that.
+        interface: The one of the network that workers will use; None when none was chosen.
+        clock_s: How far its clock is ahead of the head's, in seconds; None when not measured.
+        clock_error_s: The uncertainty of `clock_s`.
     """
 
     name: str
@@ -60,11 +61,11 @@ class Situation:
     """All input of the rules; the head is the first of the nodes.
 
     Attributes:
-        is_long: The long form (`muster doctor`), in contrast to the preflight.
+        is_long: Whether this is the long form (`muster doctor`), not the preflight of a run.
         pairs: In the long form only.
         bulk_bytes: How many bytes each pair had to transfer.
         no_network: The report's sentence and evidence when no network connects all nodes.
-        script_is_program: The examined script is the program of the run.
+        script_is_program: Whether the examined script is the program of the run.
     """
 
     nodes: tuple[NodeView, ...]
@@ -94,7 +95,7 @@ class Difference:
 
     Attributes:
         text: `n3 has torch 2.6.0, the 7 others 2.13.0`.
-        odd: The nodes that are not of the majority.
+        odd: The nodes outside the majority; all nodes if there is none.
     """
 
     text: str
@@ -107,8 +108,8 @@ def differ(values: Mapping[str, V], what: str, show: Callable[[V], str] = str) -
 
     Args:
         values: By the node's name, in the order of the nodes.
-        what: What they have, as `torch`; may be empty.
-        show: Turns a value into words.
+        what: The name of the values, as `torch`; may be empty.
+        show: Converts a value to text.
     """
     counted = Counter(values.values())
     if len(counted) < 2:
@@ -119,7 +120,7 @@ def differ(values: Mapping[str, V], what: str, show: Callable[[V], str] = str) -
     for name, value in values.items():
         groups.setdefault(value, []).append(name)
     shown = tuple(show(value) for value in groups)
-    if number == second:  # no majority: each says its own
+    if number == second:  # no majority: list all values
         parts = [f"{names_of(names)} {has(names)} {word}{show(v)}" for v, names in groups.items()]
         return Difference(text=", ".join(parts[:_MAX_NAMED]), odd=tuple(values), values=shown)
     odd = {v: names for v, names in groups.items() if v != common}
@@ -217,7 +218,10 @@ _MAX_KINDS, _MAX_NODES = 8, 16
 
 
 def software_rows(nodes: Iterable[NodeView]) -> list[dict[str, Any]]:
-    """Return what nodes run on, for the record of a run: one row for each kind of node, with the names of the first."""
+    """Return a row for each kind of node (software and hardware), for the record of a run.
+
+    A row has the names of its first nodes.
+    """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for node in nodes:
         if node.facts is None:
@@ -260,7 +264,7 @@ def table_row(row: Mapping[str, Any]) -> list[str]:
 
 
 def pair_cell(why: str | None, latency_us: float | None, mb_per_s: float | None) -> str:
-    """Return one cell of the matrix: `0.12 ms, 940 MB/s`, or why not."""
+    """Return one cell of the matrix: `0.12 ms, 940 MB/s`, or why the connection failed."""
     if why is not None:
         return why if len(why) <= _MAX_WHY else f"{why[: _MAX_WHY - 3]}..."
     latency = f"{significant(latency_us / 1000)} ms" if latency_us is not None else "reached"
@@ -270,7 +274,10 @@ def pair_cell(why: str | None, latency_us: float | None, mb_per_s: float | None)
 def matrix_rows(
     names: Sequence[str], pairs: Sequence[Sequence[Any]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the matrix: from the row's node to the column's; large ones only by node."""
+    """Return header and rows of the matrix: from the row's node to the column's.
+
+    A large matrix is summarized by node.
+    """
     if len(names) > _MATRIX_UP_TO:
         return _by_node(names, pairs)
     cells = {(source, target): pair_cell(why, us, rate) for source, target, why, us, rate in pairs}

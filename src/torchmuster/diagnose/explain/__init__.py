@@ -1,6 +1,6 @@
-"""Root causes from logs: read lines, make events of them, weigh what they say, give one verdict.
+"""Finds root causes in logs: turns lines into events, weighs them, and gives one verdict.
 
     sources -> scan (patterns, tracebacks) -> case -> rows and rules -> judge
 
-Standard library only; pure from `case` on. Nothing here knows who started the job.
+It uses the standard library only, is pure from `case` on, and works for jobs of any launcher.
 """

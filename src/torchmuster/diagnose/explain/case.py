@@ -1,4 +1,4 @@
-"""What is known of a job from its logs: who should have spoken and did, sizes, addresses, how far each rank got."""
+"""The facts of a job from its logs: allocated and silent hosts, sizes, addresses, progress."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from torchmuster.diagnose.explain.events import LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading.scan import LogRecord
 
 _HOST_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9-]*\d[A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*")
-# Not `${nodes[0]}` of a script that lies beside the logs.
+# Not `${nodes[0]}` in a job script next to the logs.
 _BRACKETED = re.compile(r"(?<![${\w-])[A-Za-z][\w-]*\[[\d,-]+\]")
 _LABELLED = re.compile(
     r"(?P<label>[A-Za-z_ ]{0,40}(?:node|host|worker|master)[A-Za-z_ ]{0,24})[:=]\s*(?P<value>\S[^:]*)$",
@@ -39,7 +39,7 @@ _ADDRESS_LABEL = re.compile(
 )
 
 
-# The key of advice that holds wherever its values are known.
+# The key of hints that hold wherever their values are known.
 ANYWHERE = "anywhere"
 
 _SHOWS = {
@@ -80,7 +80,7 @@ _SCHEDULERS = {
     "pbs": "qstat",
     "kubernetes": "kubectl",
 }
-# Asked where a rule names the commands of other schedulers only.
+# Suggested where a rule names only commands of other schedulers.
 _ASKED_OF_A_JOB = {
     "kubernetes": "kubectl describe pod POD",
 }
@@ -96,7 +96,7 @@ _SHOWN_BY: dict[str, tuple[str, ...]] = {
 
 
 def short(host: str) -> str:
-    """Return a host's name without its domain; an address stays."""
+    """Return a host's name in lower case without its domain; an address stays."""
     return host if re.fullmatch(r"[\d.]+|.*:.*", host) else host.partition(".")[0].lower()
 
 
@@ -107,7 +107,7 @@ class _Hosts:
 
 
 class Case:
-    """All events of a job, and what follows from them without judging."""
+    """All events of a job, and the facts that follow from them without judgement."""
 
     def __init__(self, record: LogRecord) -> None:
         self.record = record
@@ -120,12 +120,12 @@ class Case:
         return [event for event in self.events if event.kind in kinds]
 
     def first(self, *kinds: str) -> LogEvent | None:
-        """Return the first of these by time where they have one, else by order."""
+        """Return the earliest event of these kinds; None when there is none."""
         found = self.of(*kinds)
         return self.earliest(found) if found else None
 
     def earliest(self, events: Iterable[LogEvent]) -> LogEvent:
-        """Return the one that came first: by time if all have one, else as they were read."""
+        """Return the earliest event: by time if all have one, else in reading order."""
         found = list(events)
         if all(event.line.when is not None for event in found):
             return min(found, key=lambda event: (event.line.when or 0.0, event.line.order))
@@ -135,7 +135,7 @@ class Case:
 
     @cached_property
     def num_nodes(self) -> int | None:
-        """How many nodes the job wanted, as its own lines say; the largest word."""
+        """How many nodes the job wanted: the largest number in its lines; None when unknown."""
         found: list[int] = []
         sizes = (*self.config("min_nodes"), *self.config("group_world_size"))
         found += [int(e.get("value")) for e in sizes if e.get("value").isdigit()]
@@ -150,13 +150,13 @@ class Case:
 
     @cached_property
     def world_size(self) -> int | None:
-        """How many ranks there are, as far as the lines say."""
+        """How many ranks there are, by stated sizes and by the ranks that wrote."""
         ranks = [event.who.rank for event in self.events if event.who.rank is not None]
         return max([self.told_size or 0, *(rank + 1 for rank in ranks)], default=0) or None
 
     @cached_property
     def told_size(self) -> int | None:
-        """How many ranks there are, as lines tell it themselves."""
+        """How many ranks there are, by lines that state the number."""
         sizes = [int(event.get("size")) for event in self.of("world") if event.get("size")]
         sizes += [
             int(word)
@@ -212,7 +212,7 @@ class Case:
             hosts.allocated.setdefault(short(name), line)
 
     def _frames(self) -> Iterable[LogLine]:
-        """Yield the first and the last lines of all logs: there scripts say where they are."""
+        """Yield the first and the last lines of all logs: there scripts name hosts and sizes."""
         for log in self.record.logs:
             yield from log.header
             seen = {line.order for line in log.header}
@@ -220,7 +220,7 @@ class Case:
 
     @property
     def allocated(self) -> dict[str, LogLine]:
-        """The hosts that the job had, each with the line that says so."""
+        """The hosts that were allocated to the job, each with the line that says so."""
         return self._hosts.allocated
 
     @property
@@ -230,12 +230,12 @@ class Case:
 
     @property
     def silent(self) -> list[str]:
-        """Allocated hosts of which there is no word, if it can be told."""
+        """The allocated hosts that wrote nothing; empty when no writer is known."""
         return [host for host in self.allocated if host not in self.spoke] if self.spoke else []
 
     @cached_property
     def may_lack_logs(self) -> bool:
-        """Say whether these are the logs of some nodes or ranks only: by their names, and by the sizes that they tell."""
+        """Whether logs of nodes or ranks are missing, by file names and stated sizes."""
         names = [log.who for log in self.record.logs if log.num_lines]
         if not names:
             return False
@@ -243,7 +243,7 @@ class Case:
             return len({who.rank for who in names}) < (self.told_size or 0)
         hosts = {short(who.host) for who in names if who.host is not None}
         if len(hosts) < len(names):
-            return False  # a file that is named by no host may hold the words of all
+            return False  # a file without a host in its name may hold lines of all
         if self.num_nodes is not None and self.num_nodes > 1:
             return len(hosts) < self.num_nodes
         ranks = {event.who.rank for event in self.events if event.who.rank is not None}
@@ -253,7 +253,7 @@ class Case:
 
     @cached_property
     def surroundings(self) -> frozenset[str]:
-        """What the logs show of where the job ran: `container`, `kubernetes`, `slurm`, `pbs`, launchers by name."""
+        """Where the job ran, as its logs show: `container`, `slurm`, a launcher's name, ..."""
         found = {name for event in self.events for name in _SHOWN_BY.get(event.kind, ())}
         lines = {line.text for line in self._frames()} | {event.line.text for event in self.events}
         lines |= {event.get("through") for event in self.events}
@@ -263,12 +263,12 @@ class Case:
         )
 
     def surroundings_of(self, event: LogEvent) -> frozenset[str]:
-        """What an event itself shows of where it was: the libraries through which its traceback goes."""
+        """Return the surroundings that an event shows by its text and its traceback's libraries."""
         texts = (event.get("through"), *event.detail, event.line.text)
         return frozenset(name for name, regex in _SHOWS.items() if any(map(regex.search, texts)))
 
     def confirm(self, commands: str) -> str:
-        """Return the commands that exist where this job ran: those of other schedulers are left out."""
+        """Return the commands without those of schedulers that did not run this job."""
         here = self.surroundings & _SCHEDULERS.keys()
         parts = re.split(r"; | {2,}(?=\()", commands)
         kept = [
@@ -283,7 +283,7 @@ class Case:
 
     @cached_property
     def last_good(self) -> dict[str, int]:
-        """The place of the last sign of life, a step or a success, of each log that has one."""
+        """The order of the last step or success in each log that has one."""
         found: dict[str, int] = {}
         signs = [step for log in self.record.logs for step in log.last_progress.values()]
         for event in (*signs, *self.of("success")):
@@ -301,7 +301,7 @@ class Case:
         return found[-1] if found else None
 
     def config(self, key: str) -> list[LogEvent]:
-        """Return what launchers were told, as they print it or as a shell traced it."""
+        """Return the launchers' settings of a key, as they print them or a shell traced them."""
         return [
             event
             for event in (*self.of("launch_config"), *self._options)
@@ -310,7 +310,7 @@ class Case:
 
     @cached_property
     def _options(self) -> list[LogEvent]:
-        """Options of traced command lines, as if the launcher had printed them."""
+        """The options in traced command lines, in the form of printed settings."""
         found: list[LogEvent] = []
         for event in self.of("launch_line"):
             for option, value in _OPTION.findall(event.get("options")):
@@ -325,7 +325,7 @@ class Case:
 
     @cached_property
     def progress(self) -> dict[Who, int]:
-        """How far each writer got: its last step, epoch or percentage."""
+        """The progress of each writer: its last step, epoch or percentage."""
         found: dict[Who, int] = {}
         for log in self.record.logs:
             for who, event in log.last_progress.items():

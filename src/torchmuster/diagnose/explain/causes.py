@@ -1,4 +1,4 @@
-"""The words for causes: fixed, so that tests and scripts may rely on them; docs/explain.md lists them."""
+"""The cause words: fixed, so that tests and scripts may rely on them; see docs/explain.md."""
 
 CAUSES: dict[str, str] = {
     # The scheduler.
@@ -176,9 +176,9 @@ CAUSES: dict[str, str] = {
     "nccl-warning": "NCCL failed with a message that no rule knows",
 }
 
-# How a rank ended, not why: a line that leaves no second reading says more.
+# How a rank ended, not why: a line that proves a cause says more.
 ENDINGS = frozenset(
     {"exception", "exit-code", "killed", "bus-error", "aborted", "segfault", "signal"}
 )
-# What the lines themselves say: a doubt is about what led to it, not about whether it was so.
+# What the lines themselves report: only what led to it can be in doubt.
 OBSERVED = ENDINGS | {"reported", "peer-lost"}

@@ -1,7 +1,8 @@
-"""What the logs add to the head's own report when a run has failed: bounded in time, and never in the way.
+"""Adds what the logs show to the head's report on a failed run, within a time limit.
 
-The head saw every end in its order, so its first failing rank, signal or memory counter stays in the first line. Where
-it knows only that a rank ended, or that one lost another, the heads and the ends of the ranks' logs are read for why.
+The head saw every end in its order, so its first failing rank, signal or memory counter stays in
+the first line. If it knows only that a rank ended, or that one lost another, the beginnings and
+ends of the ranks' logs are searched for the reason.
 """
 
 import contextlib
@@ -30,13 +31,13 @@ from torchmuster.diagnose.explain.reading.scan import read_sources
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.launcher.model.run import fold_run
 
-# A verdict in words, and as plain values for `--json`.
+# A verdict as text, and as plain values for `--json`.
 
 
 _SLOW = "slow: "
 _EVIDENCE = 6
 _SHOWN = 160
-# What a doubtful finding is said with, in the first words: many read no further.
+# How the sentence of a doubtful finding begins: many readers stop there.
 _DOUBT = {
     Confidence.HIGH: "",
     Confidence.MEDIUM: "probable cause: ",
@@ -49,9 +50,9 @@ _ENDS = {
 
 
 def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
-    """Return what the user reads: the first cause whole, others in a line each.
+    """Return the text of a verdict: the first cause in full, others in a line each.
 
-    `own_run` says how a run of ours stands: then nobody has to guess.
+    `own_run` is the state of a run of muster, which then need not be guessed.
     """
     size = f"{_count(verdict.num_lines, 'line')} in {_count(verdict.num_files, 'file')}"
     lines = [f"note: {note}" for note in verdict.notes if not note.startswith(_SLOW)]
@@ -87,7 +88,7 @@ def report_of(finding: LogFinding) -> Report:
 
 
 def as_sure(finding: LogFinding) -> str:
-    """Return a finding's sentence, said as surely as it is known."""
+    """Return a finding's sentence, introduced by how sure it is."""
     if finding.cause in OBSERVED:
         return finding.error
     return _DOUBT[finding.confidence] + finding.error
@@ -131,7 +132,7 @@ def _collect(verdict: LogVerdict) -> list[str]:
 
 
 def evidence_of(line: LogLine) -> str:
-    """Return a line with its place, in one line of a message."""
+    """Return a line with its place, as one line of a message."""
     text = line.text.strip()
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return f"{line.place}: {shown}"
@@ -154,13 +155,13 @@ MAX_RANKS = 512
 _MAX_EVIDENCE = 3
 _MAX_RECORD_LINES, _MAX_RECORD_BYTES = 20_000, 4 << 20
 _RANK_LOG = re.compile(r"rank-(\d+)\.log$")
-# What only says that somebody has gone, or how a process ended.
+# Causes that say only that a rank has gone, or how a process ended.
 _NO_REASON = ENDINGS | {"peer-lost", "rank-missing-in-collective", "rank-ended-early", "cancelled"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """What was read, and of how many of the logs."""
+    """The logs that were read, and how many of all."""
 
     case: Case
     num_read: int
@@ -168,12 +169,12 @@ class _Reading:
 
 
 def explained(result: Result, run_dir: RunDir, *, limit_s: float = LIMIT_S) -> Report | None:
-    """Return the report on a run's end with what the logs add to it; as it is when they add nothing.
+    """Return the report on a run's end with what the logs add, if anything.
 
     Args:
-        result: Of the run.
-        run_dir: Where the ranks' logs are.
-        limit_s: No later than this, also where the disk hangs.
+        result: The run's result.
+        run_dir: The folder with the ranks' logs.
+        limit_s: Return after this time at the latest, even if the disk hangs.
     """
     report, cause = result.report, result.cause
     if report is None or cause is None or result.state is not RunState.FAILED:
@@ -197,11 +198,11 @@ def explained(result: Result, run_dir: RunDir, *, limit_s: float = LIMIT_S) -> R
 
 
 def _may_say_more(cause: WorkerEnd) -> bool:
-    """Say whether the logs could know more than the head: not where it saw the exception itself."""
+    """Return whether the logs may tell more than the head: not about memory, nodes or hangs."""
     if cause.memory_evidence or cause.kind in (EndKind.NODE_LOST, EndKind.HANG):
         return False
     if cause.kind is EndKind.EXCEPTION:
-        return True  # what it means, and what cures it, may be known
+        return True  # the catalogue may know its meaning and remedy
     return cause.kind in (EndKind.EXIT_CODE, EndKind.SIGNAL)
 
 
@@ -218,7 +219,7 @@ def _with_logs(
 
 
 def _logs_of(folder: str, first_rank: int) -> list[str]:
-    """Return the ranks' logs, that of the first failing rank first."""
+    """Return the ranks' logs; the first failing rank's comes first."""
     try:
         names = [name for name in os.listdir(folder) if _RANK_LOG.match(name)]
     except OSError:
@@ -245,7 +246,7 @@ def _read(logs: Sequence[str], until: float) -> _Reading:
 
 
 def _masters(path: str) -> set[str]:
-    """Return the addresses of the run's stores, as the end of its record names them."""
+    """Return the addresses of the run's stores, read from the end of its record."""
     found: list[dict[str, object]] = []
     for line in last_lines(path, _MAX_RECORD_LINES, _MAX_RECORD_BYTES):
         with contextlib.suppress(ValueError):
@@ -255,8 +256,8 @@ def _masters(path: str) -> set[str]:
 
 
 def _reason(verdict: LogVerdict, own: LogFinding | None, cause: WorkerEnd) -> LogFinding | None:
-    """Return what the logs give as the reason; None when they only repeat what is known."""
-    # A rank that was ended by us may have told its own exception in its log.
+    """Return the reason that the logs give; None when they only repeat the head's report."""
+    # A rank that muster ended may have logged its own exception.
     useless = _NO_REASON - {"exception"} if cause.looks_like_echo else _NO_REASON
     telling = [
         found
@@ -274,10 +275,10 @@ def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str)
     if as_sure(finding) in report.because or (finding.hint and finding.hint in (report.hint or "")):
         return report  # its job has done this already
     lines = _telling(finding.evidence)
-    # The head saw the exception itself: what is not certain is only what led to it.
+    # The head saw the exception itself: only what led to it is uncertain.
     sure = finding.confidence is Confidence.HIGH or finding.cause == "exception"
     because: list[str] = []
-    if sure or not all(_is_said(line, report) for line in lines):  # no guess about what is shown
+    if sure or not all(_is_said(line, report) for line in lines):  # no guess about shown lines
         because = [as_sure(finding)]
         because += [evidence_of(line) for line in lines]
     because += report.because
@@ -290,12 +291,12 @@ def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str)
 
 
 def _is_said(line: LogLine, report: Report) -> bool:
-    """Say whether the head's own report shows this line, e.g. the end of the traceback that it has."""
+    """Return whether the head's report shows this line, e.g. as the end of its traceback."""
     text = line.text.strip()
     return any(text.endswith(said.strip()) for said in report.because if said.strip())
 
 
 def _telling(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Return a few lines, each text once."""
+    """Return the first few lines, each text once."""
     once = {line.text: line for line in reversed(lines)}
     return sorted(once.values(), key=lambda line: line.order)[:_MAX_EVIDENCE]

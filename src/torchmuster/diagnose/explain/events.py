@@ -1,4 +1,4 @@
-"""The values of an explanation: a line and who wrote it, what it means, what follows from all of them."""
+"""The values of an explanation: lines and their writers, their meaning, and the verdict."""
 
 import enum
 from collections.abc import Mapping
@@ -8,26 +8,26 @@ from torchmuster.diagnose.finding import Confidence, Finding
 
 
 class LineRole(enum.Enum):
-    """What a line can be in the story of a failure."""
+    """The role of a line in the story of a failure."""
 
     CAUSE = "cause"  # may have begun it
-    ECHO = "echo"  # what others say when somebody has gone; never first when anything else is there
+    ECHO = "echo"  # what others print when a rank has gone; never first if there is anything else
     CONFIRMS = "confirms"  # proves a cause, opens none by itself
     CONTEXT = "context"  # sizes, addresses, names, progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """Who wrote a line, as far as it can be told; `task` is a label of srun or a local rank."""
+    """The writer of a line, as far as it is known; `task` is a label of srun or a local rank."""
 
     host: str | None = None
     rank: int | None = None
     task: int | None = None
 
     def known(self, other: "Who") -> "Who":
-        """Return both together; what stands here wins."""
+        """Return both combined; the values of this one win."""
         if other.host is None and other.rank is None and other.task is None:
-            return self  # so it is nearly always: nothing is made then
+            return self  # the usual case: create no object
         return Who(
             host=self.host or other.host,
             rank=other.rank if self.rank is None else self.rank,
@@ -49,8 +49,8 @@ class LogLine:
     Attributes:
         text: Without colours, prefix and time, at most 2,000 characters.
         order: Its place among all lines that were read.
-        when: Seconds since 1970 as the line itself says (its zone is taken as UTC); None without a time.
-        level: What its logger calls it: `info`, `warning` or `error`; empty when it does not say.
+        when: Seconds since 1970 by the line's own time (taken as UTC); None without a time.
+        level: Its logger's level: `info`, `warning` or `error`; empty when it has none.
     """
 
     path: str
@@ -69,10 +69,10 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """A line (with what belongs to it) that means something.
+    """A meaningful line, with the lines that belong to it.
 
     Attributes:
-        kind: What happened, e.g. `store_connect`; the words stand in `patterns.py`.
+        kind: What happened, e.g. `store_connect`; most kinds are in `catalogue/lines.txt`.
         fields: What the line names: addresses, ports, ranks, error numbers.
         detail: Lines that belong to it: a traceback.
     """
@@ -85,11 +85,11 @@ class LogEvent:
 
     @property
     def who(self) -> Who:
-        """Return who wrote it."""
+        """Return the writer of the line."""
         return self.line.who
 
     def get(self, name: str) -> str:
-        """Return a field, or an empty text."""
+        """Return a field, or an empty string."""
         return self.fields.get(name) or ""
 
 
@@ -98,8 +98,8 @@ class LogFinding(Finding):
     """A finding that is argued from lines of logs.
 
     Attributes:
-        began: The line that it began with.
-        ruled_out: What else it could have been, and why it wasn't.
+        began: The line with which it began.
+        ruled_out: Other explanations, and why they don't hold.
         confirm: The one command that would prove it.
         rivals: Causes that the evidence does not rule out.
     """
@@ -113,7 +113,7 @@ class LogFinding(Finding):
 
 
 class JobOutcome(enum.Enum):
-    """How the job stands, as far as its logs prove it."""
+    """The state of the job, as far as its logs prove it."""
 
     FAILED = "failed"
     ENDED_WELL = "ended well"
@@ -123,13 +123,13 @@ class JobOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogVerdict:
-    """What is said in the end.
+    """The result of an explanation.
 
     Attributes:
-        found: The causes, the first is the one; none when the logs do not say.
-        outcome: Whether it failed, ended or runs; a run is never taken for healthy without proof.
-        next_to_fail: What would fail next, once the first is fixed.
-        collect: What to collect when it could not be told.
+        found: The causes, the first one decides; empty when the logs do not tell.
+        outcome: Whether the job failed, ended or runs; never healthy without proof.
+        next_to_fail: What would fail next, once the first cause is fixed.
+        collect: What to collect when the logs do not tell the cause.
     """
 
     found: tuple[LogFinding, ...]
@@ -142,7 +142,7 @@ class LogVerdict:
 
     @property
     def healthy(self) -> bool:
-        """Say whether the logs prove that nothing failed, at least so far."""
+        """Return whether the logs prove that nothing has failed so far."""
         return self.outcome in (JobOutcome.ENDED_WELL, JobOutcome.RUNNING)
 
     @property

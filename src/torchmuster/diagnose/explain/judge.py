@@ -1,4 +1,4 @@
-"""From all findings to one verdict: which came first, what follows from it, and whether there was a failure at all."""
+"""Turns all findings into one verdict: whether the job failed, what came first, what follows."""
 
 import re
 from collections.abc import Sequence
@@ -32,17 +32,16 @@ from torchmuster.diagnose.explain.rules.notes import slow_notes
 from torchmuster.diagnose.explain.rules.rows import Rule, rules_of
 from torchmuster.diagnose.finding import Confidence
 
-# How sure the first cause is, when it is held against the others: certainty is what no rival shakes.
-#
-# A finding comes with the confidence of its own evidence. It is lowered here where the message itself has a second reading,
-# or where another cause of like weight has evidence of its own that began earlier. Nothing raises it.
+# How sure the first cause is, compared with the others. A finding starts with the confidence of its
+# own evidence. It is lowered here where the message itself has a second reading, or where another
+# cause of similar weight has evidence that began earlier. Nothing raises it.
 
 
-_LIKE = 6  # weights that are nearer than this decide nothing
+_LIKE = 6  # weights closer than this decide nothing
 
 
 def weighed(ordered: Sequence[LogFinding]) -> list[LogFinding]:
-    """Return findings with the confidence of the first lowered by what speaks for another."""
+    """Return the findings; evidence for another cause lowers the confidence of the first."""
     if not ordered:
         return []
     first, *rest = ordered
@@ -54,7 +53,7 @@ def weighed(ordered: Sequence[LogFinding]) -> list[LogFinding]:
 
 
 def shakes(first: LogFinding, other: LogFinding) -> bool:
-    """Say whether another finding is a rival: of like weight, no guess, of another cause, and seen before."""
+    """Return whether another finding is a rival: other cause, similar weight, no guess, earlier."""
     if other.cause == first.cause or other.confidence is Confidence.LOW:
         return False
     if first.weight - other.weight > _LIKE or first.began is None or other.began is None:
@@ -64,7 +63,7 @@ def shakes(first: LogFinding, other: LogFinding) -> bool:
     return other.began.order < first.began.order
 
 
-# Where the cause stands when it is not in the logs that were given.
+# Where to find the cause when it is not in the given logs.
 
 
 _EVERYTHING = (
@@ -77,12 +76,12 @@ _LOUDER = (
 
 
 def where_to_look(case: Case) -> tuple[str, ...]:
-    """Return the places that would have the cause, the likeliest first."""
+    """Return the places that may show the cause, the likeliest first."""
     louder = () if "nccl-info" in case.surroundings else (_LOUDER,)
     return (*_near(case), *_EVERYTHING, *louder)
 
 
-# Hydra's word on a rank that was killed.
+# Hydra's message about a killed rank.
 _RAN_AT = re.compile(r"PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)")
 _BY_SIGKILL = re.compile(r"EXIT STRING: Killed \(signal 9\)|^=\s+EXIT CODE: (?:9|137)$")
 
@@ -116,7 +115,7 @@ def _near(case: Case) -> list[str]:
     return found
 
 
-# Each looks at the whole case for one cause and argues it, or says nothing.
+# Each rule searches the case for one cause and yields findings, or nothing.
 RULES: tuple[Rule, ...] = (
     *rules_of("scheduler."),
     rows_said.could_not_start,
@@ -156,7 +155,7 @@ RULES: tuple[Rule, ...] = (
     collective.only_echoes,
 )
 _ENOUGH_STEPS, _SOME_STEPS = 3, 2
-# What scripts say as their last word.
+# The last lines of scripts that ended well.
 _CLOSES = re.compile(
     r"(?:^|\W)(?:done|finished|bye|goodbye|fertig|terminé|完成|终了|結束|完了)(?:\W{0,3}$|, )|^(?:all )?(?:saved|wrote|results?) .*\.(?:pth?|ckpt|safetensors|json|csv)\W*$",
     re.IGNORECASE,
@@ -169,7 +168,7 @@ _OF_A_GOODBYE = re.compile(
     r"TCPStore\.cpp|socket\.cpp|SocketImpl|to shutdown the rendezvous|^Exception raised from|^frame #\d+"
 )
 _GOODBYE_LINES = 60  # of c10d's stack below the warning
-_LONG_AFTER = 20  # lines; what others still write when somebody has failed is less
+_LONG_AFTER = 20  # lines; after a failure others write less
 _LONGEST_WAIT_S = 3600  # more than any default timeout, with what the watchdog adds
 _RAISED = re.compile(
     r"^(?:\S+: )?(?:\[\w+\]: )?(?:\w+\.)*(?!Connection)[A-Z]\w*(?:Error|Interrupt)\b"
@@ -179,7 +178,7 @@ _FINISHED = re.compile(
     re.IGNORECASE,
 )
 _PUT_AWAY = re.compile(r"CANCELLED AT (?!.*DUE TO)|receive[sd] a SIGTERM")
-# After these nothing goes on.
+# After these no process continues.
 _HARD_ENDS = (
     *("root_cause_table", "task_exit", "rdzv_timeout", "time_limit", "oom_proof", "node_failed"),
     *(
@@ -195,14 +194,14 @@ _HARD_ENDS = (
 )
 _NAMES_SOMETHING = re.compile(r"[a-zA-Z].*\d|\d.*[a-zA-Z]|\d\.\d|\w[./@]\w|^/")
 _WAITED = re.compile(r"FailedScheduling")  # its place in a list of events tells no time
-# A pod's first event, also of one that was evicted later.
+# A pod's first event, even if the pod was evicted later.
 _ASSIGNED = re.compile(r"Successfully assigned")
 _POD = re.compile(r"\bpod/([\w.-]+)")
-# What keeps a job from beginning until it is admitted.
+# Causes that keep a job from starting until it is admitted.
 _WAITS = frozenset({"no-capacity", "site-limits", "evicted", "impossible-request"})
-# What is wrong although the program goes on.
+# Causes that spoil the results although the program continues.
 _GOES_ON_WRONGLY = frozenset({"not-finite"})
-# Findings that speak of what would fail, not of what did.
+# Findings about what would fail, not about what did.
 _FORETOLD = frozenset({"wrong-provider"})
 
 
@@ -243,7 +242,7 @@ def judge(case: Case) -> LogVerdict:
 
 
 def outcome_of(case: Case, found: list[LogFinding]) -> JobOutcome:
-    """Return how the job stands. Nothing is taken for healthy but what shows its end, or its steps to the last line."""
+    """Return the job's state: healthy only if its end, or steps up to the last line, prove it."""
     if _was_put_away(case, found):
         return JobOutcome.ENDED_WELL
     ends = [event for event in case.of(*_HARD_ENDS) if not _went_on(case, event.line, "resumed")]
@@ -259,7 +258,7 @@ def outcome_of(case: Case, found: list[LogFinding]) -> JobOutcome:
 
 
 def _was_put_away(case: Case, found: list[LogFinding]) -> bool:
-    """Say whether all trouble is that somebody ended what was left of a job that had told of the end of its work."""
+    """Return whether the only trouble is that the rest of a finished job was ended."""
     finished = {
         e.line.path: e.line.order for e in case.of("success") if _FINISHED.search(e.line.text)
     }
@@ -279,14 +278,14 @@ def _was_put_away(case: Case, found: list[LogFinding]) -> bool:
 
 
 def _went_on(case: Case, line: LogLine | None, how: str) -> bool:
-    """Say whether a scheduler started the job again, or let it begin at last, after this line."""
+    """Return whether a scheduler restarted the job, or let it begin at last, after this line."""
     return line is not None and any(
         event.line.path == line.path and event.line.order > line.order for event in case.of(how)
     )
 
 
 def _was_admitted(case: Case, line: LogLine | None) -> bool:
-    """Say whether what waited was let in at last: the same pod, where a list of events names its pods."""
+    """Return whether a waiting job was admitted; where events name pods, the same pod."""
     if line is None:
         return False
     waited, pod = _WAITED.search(line.text) is not None, _POD.search(line.text)
@@ -299,7 +298,7 @@ def _was_admitted(case: Case, line: LogLine | None) -> bool:
 
 
 def _was_made_good(case: Case, finding: LogFinding) -> bool:
-    """Say whether a later line tells that this very trouble is over: a server that answers again, a retry that worked."""
+    """Return whether a later line shows that this trouble is over, such as a successful retry."""
     began = finding.began
     if began is None or any(
         e.get("type") or e.get("uncaught") for e in case.events if e.line is began
@@ -315,14 +314,15 @@ def _was_made_good(case: Case, finding: LogFinding) -> bool:
 
 
 def _names(text: str) -> set[str]:
-    """Return the words of a line that name something: a host, an address, a path, a file; not what happened to it."""
+    """Return the words of a line that name something: a host, an address, a path, a file."""
     return {word.strip(".,:;()[]'\"") for word in text.split() if _NAMES_SOMETHING.search(word)}
 
 
 def _tempered(case: Case, finding: LogFinding) -> LogFinding:
-    """Return a finding that is sure only where its line was an end: raised, the scheduler's word, or near the last line.
+    """Return a finding, sure only if its line was an end.
 
-    Measured on foreign logs: of lines far from the end that name a cause themselves, one in six was no cause.
+    That is an exception, the scheduler's message, or a line near the last. Measured on foreign
+    logs: of lines far from the end that name a cause themselves, one in six was no cause.
     """
     began = finding.began
     if finding.confidence is not Confidence.HIGH or began is None or len(case.record.logs) > 1:
@@ -338,7 +338,7 @@ def _tempered(case: Case, finding: LogFinding) -> LogFinding:
 
 
 def _ends_with_an_echo(case: Case) -> bool:
-    """Say whether a launcher's last lines tell that something else has failed."""
+    """Return whether a launcher's last lines report that something else has failed."""
     last = {line.order for log in case.record.logs for line in log.last[-_END_LINES:]}
     good = case.last_good
     return any(
@@ -349,7 +349,7 @@ def _ends_with_an_echo(case: Case) -> bool:
 
 
 def _steps_to_the_end(case: Case) -> bool:
-    """Say whether a log shows steps, and nothing much after the last of them: who stopped long before need not run."""
+    """Return whether a log has steps and little after the last of them, so that the job may run."""
     return any(
         log.last[-1].order - max(step.line.order for step in log.last_progress.values())
         <= _FEW_AFTER
@@ -359,16 +359,16 @@ def _steps_to_the_end(case: Case) -> bool:
 
 
 def _overcome(case: Case, found: list[LogFinding]) -> bool:
-    """Say whether all trouble was overcome.
+    """Return whether all trouble was overcome.
 
-    Trouble that training went on after was no failure: a look-up that was tried again, an exception that was caught.
+    If training continued after it, trouble was no failure: a retried look-up, a caught exception.
     """
     if any(finding.cause in _GOES_ON_WRONGLY for finding in found):
         return False
     good, bad = case.last_good, _last_bad(case, found)
     if any(good.get(path, 0) < order for path, order in bad.items()):
         return False
-    # An exception that nobody caught ends its process: only a launcher goes on after it.
+    # An uncaught exception ends its process: only a launcher continues after it.
     raised = {event.line.path for event in case.events if event.get("type")}
     uncaught = {event.line.path for event in case.events if event.get("uncaught")}
     succeeded = {e.line.path for e in case.of("success") if e.line.order > bad.get(e.line.path, 0)}
@@ -383,14 +383,14 @@ def _overcome(case: Case, found: list[LogFinding]) -> bool:
 
 
 def _makes_steps(log: Log, bad: dict[str, int], least: int) -> bool:
-    """Say whether steps went on after the trouble: the ranks wait for each other, so without one they soon stop."""
+    """Return whether steps continued after the trouble: without one rank, all soon stop."""
     after = [line.text for line in log.last if line.order > bad.get(log.path, 0)]
     found = [step for text in after if (step := PROGRESS.find(text)) is not None]
     return len({step.group() for step in found}) >= least
 
 
 def _last_bad(case: Case, findings: list[LogFinding]) -> dict[str, int]:
-    """Return the last sign of trouble of each log."""
+    """Return the last sign of trouble in each log."""
     found: dict[str, int] = {}
     lines = [event.line for event in case.events if event.role in (LineRole.CAUSE, LineRole.ECHO)]
     for line in (*lines, *(finding.began for finding in findings if finding.began is not None)):
@@ -401,9 +401,10 @@ def _last_bad(case: Case, findings: list[LogFinding]) -> dict[str, int]:
 
 
 def _is_goodbye(case: Case, line: LogLine) -> bool:
-    """Say whether this is torchrun's last call of a rendezvous whose host has left a moment before it, all being well.
+    """Return whether this is torchrun's harmless warning about a rendezvous host that left first.
 
-    Source: torch 2.13, elastic/rendezvous/dynamic_rendezvous.py: a warning, and the exit code is that of the workers.
+    Source: torch 2.13, elastic/rendezvous/dynamic_rendezvous.py: a warning, and the exit code is
+    that of the workers.
     """
     return _OF_A_GOODBYE.search(line.text) is not None and any(
         event.line.path == line.path
@@ -414,7 +415,7 @@ def _is_goodbye(case: Case, line: LogLine) -> bool:
 
 
 def _sounds_failed(case: Case) -> bool:
-    """Say whether lines sound like a failure that no later step, and no success, has made good."""
+    """Return whether lines sound like a failure after which no step or success came."""
     ignored = [(int(e.get("since")), e.line.order) for e in case.of("ignored")]
     orders = {line.order for log in case.record.logs for line in log.last[-_END_LINES:]}
     return any(
@@ -427,7 +428,7 @@ def _sounds_failed(case: Case) -> bool:
 
 
 def _order(case: Case, found: list[LogFinding]) -> list[LogFinding]:
-    """Return findings, the cause first: what began earlier beats what is only heavier, if times can tell."""
+    """Return findings by weight and time, one for each cause; consequences get less weight."""
     found = [_lightened(case, _outlived(case, finding), found) for finding in found]
     found = _causes_of_waits(case, found)
     found.sort(
@@ -442,7 +443,7 @@ def _order(case: Case, found: list[LogFinding]) -> list[LogFinding]:
 
 
 def _outlived(case: Case, finding: LogFinding) -> LogFinding:
-    """Trouble after which its own writer made many more steps ended nothing: it is a guess, if nothing else is there."""
+    """Turn trouble into a guess if its writer continued for long after it."""
     began = finding.began
     if began is None or finding.weight >= Weight.SCHEDULER:
         return finding
@@ -452,7 +453,8 @@ def _outlived(case: Case, finding: LogFinding) -> LogFinding:
     if ended or not _went_on_long(case, began):
         return finding
     because = (*finding.because, "its writer went on for many lines after it")
-    # Lines without a label may be several writers': then an exception beats it, a mere echo does not.
+    # Lines without a label may be several writers': then an exception outweighs it, a mere echo
+    # does not.
     most = Weight.ENVELOPE - 2 if str(began.who) else Weight.PROGRAM - 2
     weight = min(finding.weight, most)
     return replace(finding, weight=weight, confidence=Confidence.LOW, because=because)
@@ -467,7 +469,7 @@ def _went_on_long(case: Case, began: LogLine) -> bool:
 
 
 def _lightened(case: Case, finding: LogFinding, found: list[LogFinding]) -> LogFinding:
-    """A scheduler's end or a victim's message weighs less where a rank had failed long before."""
+    """Lower the weight of a scheduler's end if another failure came before it."""
     earlier = [
         other
         for other in found
@@ -483,7 +485,7 @@ def _lightened(case: Case, finding: LogFinding, found: list[LogFinding]) -> LogF
 
 
 def _causes_of_waits(case: Case, found: list[LogFinding]) -> list[LogFinding]:
-    """Let what ended one rank while no more steps were made weigh more than the timeout in which others waited for it."""
+    """Let what ended one rank outweigh the timeout in which others waited for that rank."""
     waits = [one for one in found if one.cause == "rank-missing-in-collective" and one.began]
     if not waits:
         return found
@@ -498,7 +500,7 @@ def _causes_of_waits(case: Case, found: list[LogFinding]) -> list[LogFinding]:
 
 
 def _ended_before(case: Case, one: LogFinding, wait: LogFinding) -> bool:
-    """Say whether a rank raised, or was interrupted, in the same log before a timeout, and no step came between."""
+    """Return whether a rank raised or was interrupted before a timeout, without a step between."""
     a, b = one.began, wait.began
     if a is None or b is None or a.path != b.path or one.cause == "peer-lost":
         return False
@@ -509,7 +511,7 @@ def _ended_before(case: Case, one: LogFinding, wait: LogFinding) -> bool:
 
 
 def _ended_ranks(other: LogFinding, finding: LogFinding) -> bool:
-    """Say whether ranks waited in vain, in the same log, before somebody ended what was left of the job."""
+    """Return whether ranks waited in vain, in the same log, before the job was cancelled."""
     if finding.cause != "cancelled" or other.began is None or finding.began is None:
         return False
     waited = other.cause in (

@@ -1,4 +1,4 @@
-"""A run of muster's own: its head saw every end, so its first cause is stronger than any guess from logs."""
+"""Verdicts on muster's own runs: the head saw every end, so its cause outweighs any guess."""
 
 import re
 from collections.abc import Collection
@@ -36,13 +36,13 @@ def with_own_result(
     *,
     state: RunState | None = None,
 ) -> LogVerdict:
-    """Return a verdict on logs, corrected by what the run's own head wrote.
+    """Return a verdict on logs, corrected by the record of the run's own head.
 
     Args:
         verdict: From the logs.
         result: `result.json`; None when the run has none.
         record: `events.jsonl`.
-        state: Where the run stands, if there is no result.
+        state: The state of the run, if there is no result.
     """
     stands = result.state if result is not None else state
     if stands is None or stands is RunState.UNKNOWN:
@@ -74,12 +74,12 @@ def with_own_result(
 
 
 def own_finding(result: Result) -> LogFinding | None:
-    """Return what the head says of a run that has ended, as a finding."""
+    """Return the head's report on an ended run as a finding."""
     return finding_of(result, result.state)
 
 
 def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
-    """Return what the head says, as a finding; None when it says nothing."""
+    """Return the head's report as a finding; None when there is none."""
     report = result.report if result is not None else None
     if result is not None and result.cause is not None and report is not None:
         return LogFinding(
@@ -110,9 +110,10 @@ def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
 
 
 def foreign_store(case: Case, result: Result, masters: Collection[str]) -> LogFinding | None:
-    """Return the finding that a script calls another store than the launcher's; None when it doesn't.
+    """Return the finding that a script connects to another store than the launcher's, or None.
 
-    With torchrun and muster no rank hosts a store: whoever changes the address or the port waits until its time-out.
+    With torchrun and muster no rank hosts a store: a script that changes the address or the port
+    waits until its timeout.
     """
     error = result.cause.error if result.cause is not None else None
     if error is None or not _MAKES_STORE.search(error.traceback):
@@ -136,7 +137,7 @@ def foreign_store(case: Case, result: Result, masters: Collection[str]) -> LogFi
 
 
 def word_of(end: WorkerEnd) -> str:
-    """Return the word for a cause that a head saw."""
+    """Return the cause word for an end that a head saw."""
     if end.memory_evidence:
         return "out-of-memory"
     if end.kind is EndKind.NODE_LOST:
@@ -148,14 +149,14 @@ def word_of(end: WorkerEnd) -> str:
     if end.kind is EndKind.SIGNAL and end.signum is not None:
         return meaning_of(end.signum)
     if end.kind is EndKind.HANG:
-        # Who waits as well is in another collective than the others; else it came to none.
+        # A rank that also waits is in another collective than the others; else it reached none.
         waits = re.match(r"rank \d+ waited in ", end.detail or "")
         return "collectives-differ" if waits else "rank-missing-in-collective"
     return "exception" if end.kind is EndKind.EXCEPTION else "exit-code"
 
 
 def _joined(own: LogFinding, verdict: LogVerdict) -> LogFinding:
-    """Return the own finding with what the logs add: evidence, and a better word for the same end."""
+    """Return the head's finding with evidence, and a better cause word, from the logs."""
     same = next((found for found in verdict.found if is_same(found, own)), None)
     if same is None:
         return own
@@ -170,7 +171,7 @@ def _joined(own: LogFinding, verdict: LogVerdict) -> LogFinding:
 
 
 def is_same(found: LogFinding, own: LogFinding) -> bool:
-    """Say whether a finding from the logs is of the end that the head names."""
+    """Return whether a finding from the logs is about the end that the head names."""
     if found.cause == own.cause:
         return True
     told = " ".join((own.error, *own.because))
@@ -178,7 +179,7 @@ def is_same(found: LogFinding, own: LogFinding) -> bool:
 
 
 def _words(line: LogLine) -> str:
-    """Return the telling end of a line: what a traceback's last line says."""
+    """Return the text of a line that tells something, as a traceback's last line; else nothing."""
     text = line.text.strip()
     return text if match(text) is not None or ": " in text else ""
 

@@ -1,1 +1,1 @@
-"""Finds mistakes in job scripts: parsed like a shell does, never run."""
+"""Finds mistakes in job scripts, which it parses as a shell does and never runs."""

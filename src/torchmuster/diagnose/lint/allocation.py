@@ -1,6 +1,7 @@
-"""The request in the directives of a job script: `#SBATCH`, `#PBS` of OpenPBS.
+"""The resources that a job script's directives request: `#SBATCH`, and `#PBS` of OpenPBS.
 
-Sources: https://slurm.schedmd.com/sbatch.html; PBS Professional Reference Guide, qsub and "Resources".
+Sources: https://slurm.schedmd.com/sbatch.html; PBS Professional Reference Guide, qsub and
+"Resources".
 """
 
 import re
@@ -34,7 +35,7 @@ class Scheduler(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option of a directive; `late` when it is after the first command, so that the scheduler ignores it."""
+    """An option of a directive; the scheduler ignores a `late` one, after the first command."""
 
     name: str
     value: str
@@ -53,7 +54,7 @@ class AskedNodes:
         gpus_line: The line with that number.
         nodes_line: The line with the number of nodes.
         counts_cpus: The number of CPUs per node is given.
-        is_shared: The line that allows other jobs on the same nodes, or makes many of this job.
+        is_shared: The line that allows other jobs on the same nodes, or makes this job an array.
     """
 
     scheduler: Scheduler = Scheduler.NONE
@@ -92,7 +93,7 @@ def _words(text: str) -> list[str]:
 def option_pairs(
     words: Sequence[str], *, long_by_one_dash: bool = False
 ) -> Iterable[tuple[str, str]]:
-    """Yield name and value of `--nodes=2`, `--nodes 2`, `-N2` and `-N 2`; a missing value is empty."""
+    """Yield names and values of `--nodes=2`, `--nodes 2`, `-N2` and `-N 2`; no value is empty."""
     for index, word in enumerate(words):
         behind = words[index + 1] if index + 1 < len(words) else ""
         behind = "" if behind.startswith("-") else behind
@@ -224,7 +225,7 @@ def _pbs(options: Sequence[Option]) -> AskedNodes:
 
 
 def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, int]]]:
-    """Return every `key=value` of `-l`, separated by commas."""
+    """Yield every `key=value` of `-l`, separated by commas."""
     for option in options:
         if option.name == "l":
             for part in option.value.split(","):
@@ -233,7 +234,7 @@ def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, 
 
 
 def _from_chunks(text: str, line: int, base: dict[str, object]) -> AskedNodes:
-    """Return the allocation of `2:ncpus=8:ngpus=4+1:ncpus=8`; of different chunks only common values are kept."""
+    """Return the allocation of `2:ncpus=8:ngpus=4+1:ncpus=8`; keep only what all chunks share."""
     chunks = [_chunk(part) for part in text.split("+")]
     nodes = sum(count for count, _ in chunks)
     gpu_counts = {_gpus_of(keys) for _, keys in chunks}
@@ -256,7 +257,7 @@ def _chunk(text: str) -> tuple[int, dict[str, str]]:
     words = text.split(":")
     count = whole(words[0])
     if count is None and words[0].isdecimal():
-        count = MAX_NODES + 1  # out of all reason
+        count = MAX_NODES + 1  # more than any job has
     keys = {word.partition("=")[0]: word.partition("=")[2] for word in words[count is not None :]}
     return (1 if count is None else count), keys
 

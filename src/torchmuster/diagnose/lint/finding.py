@@ -56,4 +56,4 @@ def _finding(level: Level, rule: str, line: int, what: str, why: str, fix: str) 
 
 error = partial(_finding, Level.FAILURE)  # it will break the job
 warning = partial(_finding, Level.WARNING)  # it may break or slow the job
-note = partial(_finding, Level.NOTE)  # without harm today
+note = partial(_finding, Level.NOTE)  # harmless today

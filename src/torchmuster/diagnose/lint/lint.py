@@ -1,4 +1,7 @@
-"""Finds mistakes in a job script, with line and fix. The rules are in `rules_*.py`; nothing is run."""
+"""Finds mistakes in a job script, each with its line and a fix; runs nothing.
+
+The rules are in `rules_*.py`.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -35,7 +38,7 @@ def lint(job: JobScript) -> tuple[LintFinding, ...]:
 
 
 def _once(found: Iterable[LintFinding]) -> Iterator[LintFinding]:
-    """Yield what is said of several lines in the same words only for the first of them."""
+    """Merge findings that differ only in their lines; the first one names the others."""
     groups: dict[LintFinding, list[int]] = {}
     for finding in found:
         groups.setdefault(replace(finding, line=0), []).append(finding.line)

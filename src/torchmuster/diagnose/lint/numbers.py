@@ -1,4 +1,4 @@
-"""Evaluates a text of a job script as a number: `$SLURM_NNODES`, `$(sort -u $PBS_NODEFILE | wc -l)`."""
+"""Parses a job script, and evaluates its texts as numbers, such as `$SLURM_NNODES`."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -43,14 +43,14 @@ def parse(text: str, name: str) -> JobScript:
 
     Args:
         text: The script: with `#SBATCH` or `#PBS` lines, or only commands.
-        name: Of the file, for messages.
+        name: The file's name, for messages.
     """
     lines = text.split("\n")
     shell = read_shell(text)
     scheduler, options = _read_directives(_without(shell.here, lines))
     for here in shell.here if not options else ():
         scheduler, options = _read_directives(enumerate(here.raw.split("\n"), here.line))
-        if options:  # the job script is what `sbatch <<EOT` is given
+        if options:  # the here-document of `sbatch <<EOT` is the job script
             shell = shell.read_inner(here.text, here.line)
             break
     return JobScript(
@@ -71,7 +71,7 @@ def _without(here: Iterable[ShellToken], lines: Sequence[str]) -> Iterable[tuple
 
 
 def _read_directives(lines: Iterable[tuple[int, str]]) -> tuple[Scheduler, list[Option]]:
-    """Return the scheduler and the options of the directives; those after the first command have no effect."""
+    """Return the scheduler and the options of the directives; mark those after a command."""
     scheduler, options, late = Scheduler.NONE, list[Option](), False
     for number, line in lines:
         late = late or bool(line.strip() and not line.lstrip().startswith("#"))
@@ -103,7 +103,7 @@ def is_node_count(text: str, job: "JobScript", line: int | None = None) -> bool:
 
 
 def counts_slots(text: str, job: "JobScript", line: int | None = None) -> bool:
-    """Return whether a text counts the lines of PBS's node file: one for each slot, not for each node."""
+    """Return whether a text counts the lines of PBS's node file: slots, not nodes."""
     text = shown(job.shell.expand(text, line))
     return bool(_NODE_FILE.search(text) and _COUNTS.search(text) and not _UNIQUE.search(text))
 
@@ -127,7 +127,7 @@ def number(text: str, job: "JobScript", line: int | None = None) -> int | None:
 
 
 def _product(factors: list[str], job: "JobScript", line: int | None) -> int | None:
-    """Return what `NNODES * 4` comes to: in $((...)) a name needs no `$`."""
+    """Return the product of `NNODES * 4`: in $((...)) a name needs no `$`."""
     total = 1
     for factor in factors:
         text = factor.strip()

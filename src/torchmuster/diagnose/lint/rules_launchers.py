@@ -17,18 +17,18 @@ from torchmuster.diagnose.lint.starts import (
     tasks_per_node,
 )
 
-# The options of launchers other than torchrun: how many nodes and workers a line of theirs means.
+# How other launchers than torchrun get the numbers of nodes and workers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """The options by which a launcher is told of several nodes; each is started once on each node.
+    """The options that tell a launcher about several nodes; each node starts it once.
 
     Attributes:
         nodes, rank, address, workers: Names, without dashes.
         is_total: `workers` counts those of all nodes.
-        file: An option that names a file in which all that may stand.
-        free: An option with which the nodes number themselves.
+        file: An option for a file that may contain all of these.
+        free: An option and its value with which the nodes number themselves.
     """
 
     nodes: str
@@ -41,8 +41,9 @@ class LaunchOptions:
 
 
 LAUNCHERS = {
-    # huggingface/accelerate 16cb6eb, commands/launch.py and utils/launch.py: 1 machine is the default; the number of
-    # processes is divided by that of machines, and without one it is the number of GPUs of one node.
+    # huggingface/accelerate 16cb6eb, commands/launch.py and utils/launch.py: 1 machine is the
+    # default; the number of processes is divided by that of machines, and without one it is the
+    # number of GPUs of one node.
     "accelerate": LaunchOptions(
         nodes="num_machines",
         rank="machine_rank",
@@ -61,18 +62,18 @@ LAUNCHERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenOptions:
-    """What stands between a launcher's name and the script; `partial` when some of it is in unknown variables."""
+    """The options between a launcher's name and the script; `partial` if some are unknown."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
 
     def number(self, name: str, job: JobScript, line: int) -> int | None:
-        """Return an option as a number; None when it is not there or can't be told."""
+        """Return an option as a number; None when it is missing or unknown."""
         return number(self.values[name], job, line) if name in self.values else None
 
 
 def options_of(start: ScriptStart) -> GivenOptions:
-    """Return a launcher's own options, with `_` in their names; those of the script behind it are left out."""
+    """Return a launcher's own options, with `_` in their names, without those of the script."""
     words = list(start.words)
     ends = (i for i, word in enumerate(words) if re.search(r"\.py$", word) or word == "-m")
     end = next(ends, None)
@@ -91,7 +92,7 @@ def options_of(start: ScriptStart) -> GivenOptions:
 
 
 def workers_per_node(start: ScriptStart, job: JobScript) -> int | None:
-    """Return how many workers a line starts on each node, as far as it says so itself."""
+    """Return how many workers a line starts on each node; None when it does not say so."""
     if start.given is not None:
         return number(start.given.nproc_per_node, job, start.line)
     if start.kind == "python":
@@ -114,9 +115,9 @@ _NODE_RANK = {Scheduler.SLURM: "$SLURM_NODEID", Scheduler.PBS: "$PMI_RANK"}
 
 
 def launcher_nodes(view: ScriptView) -> Iterator[LintFinding]:
-    """`accelerate launch` or `fabric run` is not told how many nodes there are, which this one is, or where they meet.
+    """Report a launcher without the number of nodes, this node's rank, or the head's address.
 
-    Source: the table in launchers.py.
+    Source: the table `LAUNCHERS`.
     """
     for start in view.starts:
         launcher, given = LAUNCHERS.get(start.kind), options_of(start)
@@ -195,7 +196,7 @@ def _without_address(
 def _without_workers(
     view: ScriptView, start: ScriptStart, launcher: LaunchOptions, given: GivenOptions
 ) -> Iterator[LintFinding]:
-    """Accelerate without a number of processes takes the GPUs of one node for all nodes."""
+    """Report accelerate without a number of processes: it uses one node's GPUs for all nodes."""
     gpus = view.job.allocation.gpus_per_node
     in_file = launcher.file is not None and launcher.file in given.values
     if launcher.is_total and not in_file and launcher.workers not in given.values and gpus:
@@ -212,18 +213,19 @@ def _all_options(view: ScriptView, launcher: LaunchOptions) -> str:
 
 
 def _is_by_deepspeed(given: GivenOptions) -> bool:
-    """Return whether accelerate hands the start on to DeepSpeed, which has a launcher of its own for several nodes."""
+    """Return whether accelerate leaves several nodes to DeepSpeed's own launcher."""
     launcher = given.values.get("deepspeed_multinode_launcher")
     return "use_deepspeed" in given.values and launcher not in ("standard", "nossh")
 
 
 def deepspeed_hosts(view: ScriptView) -> Iterator[LintFinding]:
-    """DeepSpeed's launcher starts the nodes of a host file, by ssh; without one it starts this node only.
+    """Report DeepSpeed's launcher in a job of several nodes with a wrong host file or options.
 
-    Under srun, where every node runs it, it wants --no_ssh and a rank.
+    It starts the nodes of a host file by ssh; without one it starts this node only. Under srun,
+    where every node runs it, it needs --no_ssh and a rank.
 
-    Source: deepspeedai/DeepSpeed, deepspeed/launcher/runner.py: --hostfile is /job/hostfile; a line of it is
-    `host slots=N`; --launcher is pdsh.
+    Source: deepspeedai/DeepSpeed, deepspeed/launcher/runner.py: --hostfile is /job/hostfile; a line
+    of it is `host slots=N`; --launcher is pdsh.
     """
     for start in view.starts:
         given = options_of(start)
@@ -274,10 +276,12 @@ _DEVICES = re.compile(r"(?:--)?(?:[\w.]*trainer\.)?(devices|num_nodes)")
 
 
 def lightning(view: ScriptView) -> Iterator[LintFinding]:
-    """Lightning under srun: `devices` is --ntasks-per-node and `num_nodes` is --nodes, or it refuses to begin.
+    """Report Lightning under srun unless `devices` is --ntasks-per-node and `num_nodes` is --nodes.
 
-    Source: Lightning-AI/pytorch-lightning, fabric/plugins/environments/slurm.py: validate_settings and
-    _validate_srun_variables.
+    It refuses to begin otherwise.
+
+    Source: Lightning-AI/pytorch-lightning, fabric/plugins/environments/slurm.py: validate_settings
+    and _validate_srun_variables.
     """
     given = {o.name: o for o in view.job.options if not o.late}
     for start in view.starts:
@@ -319,9 +323,9 @@ def _told_lightning(view: ScriptView, start: ScriptStart) -> dict[str, int]:
 
 
 def mpi_ranks(view: ScriptView) -> Iterator[LintFinding]:
-    """`mpirun -np` starts other than one rank for each GPU of the job.
+    """Report `mpirun -np` with fewer ranks than the job has GPUs: the other GPUs idle.
 
-    Fewer leave GPUs without work. One rank, or one for each node, may start workers of its own.
+    One rank, or one for each node, is fine: it may start workers itself.
 
     Source: mpirun(1) of Open MPI: -np is the number of processes on all nodes.
     """
@@ -340,9 +344,10 @@ def mpi_ranks(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def ray_nodes(view: ScriptView) -> Iterator[LintFinding]:
-    """Ray in a job of several nodes: one head, and `ray start --address` on all others.
+    """Report Ray in a job of several nodes without one head that all others join.
 
-    Under srun, `ray start` has to stay (--block): a step ends with its command, and Slurm ends what it left.
+    Under srun, `ray start` has to stay (--block): a step ends with its command, and Slurm ends the
+    processes that it left.
 
     Source: docs.ray.io, "Deploying on Slurm".
     """
@@ -382,7 +387,7 @@ def _reaches_all(view: ScriptView, start: ScriptStart) -> bool:
 
 
 def idle_nodes(view: ScriptView) -> Iterator[LintFinding]:
-    """Several nodes, and `python train.py` without anything that starts it on the others.
+    """Report `python train.py` in a job of several nodes if nothing starts it on the others.
 
     Source: sbatch(1): the script runs on the first node of the allocation only.
     """

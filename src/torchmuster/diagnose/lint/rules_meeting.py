@@ -1,4 +1,7 @@
-"""Rules about how nodes find each other: endpoint, rendezvous id, node rank, ports. Each function is one of them."""
+"""Rules about how nodes find each other: endpoint, rendezvous id, node rank, ports.
+
+`RULES` lists them.
+"""
 
 import re
 from collections.abc import Iterator
@@ -48,7 +51,7 @@ def _text_on_nodes(view: ScriptView, start: ScriptStart, text: str) -> str:
 
 
 def _has_a_turn_for_each_node(view: ScriptView, start: ScriptStart) -> bool:
-    """Say whether the line stands in a loop over nodes; one over settings starts all nodes in each of its turns."""
+    """Return whether the line is in a loop over nodes, not over settings for all nodes."""
     to_one = start.wrapper in ("ssh", "pbsdsh") or takes_part(start, view.job)
     return start.command.looped and start.wrapper is not None and to_one
 
@@ -66,9 +69,9 @@ def _endpoint(view: ScriptView, start: ScriptStart) -> str | None:
 
 
 def rdzv_id(view: ScriptView) -> Iterator[LintFinding]:
-    """`--rdzv_id` is different on every node: `$RANDOM` in a shell that each node runs.
+    """Report an `--rdzv_id` that differs between nodes: `$RANDOM` in a shell that each node runs.
 
-    If the job script itself expands it, it is one value for all, which is fine.
+    If the job script itself expands it, all nodes get one value, which is fine.
 
     Source: failures R04.
     """
@@ -89,7 +92,7 @@ def rdzv_id(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def own_endpoint(view: ScriptView) -> Iterator[LintFinding]:
-    """The endpoint is the name or address of the node that evaluates it, and every node evaluates it.
+    """Report an endpoint that is the evaluating node's own name, if every node evaluates it.
 
     Source: failures R05.
     """
@@ -110,7 +113,7 @@ def own_endpoint(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def loopback(view: ScriptView) -> Iterator[LintFinding]:
-    """The rendezvous address is localhost: each node waits alone.
+    """Report localhost as the rendezvous address: each node waits alone.
 
     Source: failures R06, R20; a lost default of --rdzv-endpoint and --master-addr is localhost.
     """
@@ -118,7 +121,7 @@ def loopback(view: ScriptView) -> Iterator[LintFinding]:
         if not view.is_wide(start) or start.partial or _is_set_by_pet(view):
             continue
         if start.muster and view.job.scheduler is not Scheduler.NONE:
-            continue  # it asks the scheduler for the first node
+            continue  # muster asks the scheduler for the first node
         if (
             start.given is not None
             and start.given.rdzv_backend == "c10d"
@@ -162,10 +165,10 @@ def _without_endpoint(start: ScriptStart) -> LintFinding:
 
 
 def guessed_address(view: ScriptView) -> Iterator[LintFinding]:
-    """The endpoint comes from `hostname -I | awk`, `hostname -i` or a pipe that falls back to localhost.
+    """Report an endpoint from `hostname -I | awk`, `hostname -i` or a fallback to localhost.
 
-    The first address may be of a network for management or of docker, and torchrun may not know it as its own;
-    `hostname -i` is 127.0.1.1 on some systems.
+    The first address may be that of a management network or of docker, and torchrun may not
+    recognize it as its own; `hostname -i` is 127.0.1.1 on some systems.
 
     Source: failures R08, R09, R06, P07.
     """
@@ -203,7 +206,7 @@ def _guess(line: int, value: str) -> LintFinding | None:
 
 
 def node_rank(view: ScriptView) -> Iterator[LintFinding]:
-    """Every node gets the same `--node_rank`: a number, or a variable that the job script expands too early.
+    """Report the same `--node_rank` on every node: a number, or a variable expanded too early.
 
     With the c10d backend torchrun ignores it.
 
@@ -246,11 +249,13 @@ def _same_rank(view: ScriptView, start: ScriptStart, *, said: bool, early: bool)
 
 
 def world_size(view: ScriptView) -> Iterator[LintFinding]:
-    """WORLD_SIZE is set to the number of nodes, but it is the number of workers.
+    """Report a WORLD_SIZE that is the number of nodes instead of the number of workers.
 
-    A script that srun starts once for each GPU then has ranks that exceed the world size; torchrun sets it itself.
+    A script that srun starts once for each GPU then has ranks that exceed the world size; torchrun
+    sets the variable itself.
 
-    Source: torch.distributed, "Environment variable initialization"; the seed of a published tutorial.
+    Source: torch.distributed, "Environment variable initialization"; the seed of a published
+    tutorial.
     """
     many = [s for s in view.starts if s.kind == "python" and (tasks_per_node(s, view.job) or 1) > 1]
     for given in view.job.shell.assignments:
@@ -268,7 +273,7 @@ def world_size(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def fixed_port(view: ScriptView) -> Iterator[LintFinding]:
-    """The port is a fixed number and several jobs may share a node, or two lines of one script use the same port.
+    """Report a fixed port if jobs may share a node, or if two lines of a script use the same port.
 
     Source: failures R15, R16.
     """

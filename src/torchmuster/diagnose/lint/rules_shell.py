@@ -1,4 +1,7 @@
-"""Rules about the shell script itself: continued lines, variables, libraries. Each function is one of them."""
+"""Rules about the shell script itself: continued lines, variables, libraries.
+
+`RULES` lists them.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -28,7 +31,7 @@ _SHELLS = frozenset({"bash", "sh", "zsh", "env", "python", "python3"})
 
 
 def glued_continuation(view: ScriptView) -> Iterator[LintFinding]:
-    """No blank before the backslash at the end of a line, and none at the start of the next one.
+    """Report a missing blank before the backslash at the end of a line and in the next line.
 
     bash joins both lines to one word: `--nproc_per_node=4--nnodes=2`.
 
@@ -55,7 +58,7 @@ def _joined(view: ScriptView, line: int) -> str:
 
 
 def blanks_behind_backslash(view: ScriptView) -> Iterator[LintFinding]:
-    """A backslash with blanks after it does not continue the line: the command ends there.
+    """Report a backslash with blanks after it: the command ends there.
 
     Source: the bash manual, "Escape Character".
     """
@@ -72,7 +75,7 @@ def blanks_behind_backslash(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def lost_continuation(view: ScriptView) -> Iterator[LintFinding]:
-    """A line of options without a backslash at the end of the line above: bash runs it as a command.
+    """Report a line of options after a line without a backslash: bash runs it as a command.
 
     Source: the bash manual, "Lists of Commands"; seen in published job scripts.
     """
@@ -85,7 +88,7 @@ def lost_continuation(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def comment_inside(view: ScriptView) -> Iterator[LintFinding]:
-    """A comment between two lines of a command ends it; the options below it run as a command.
+    """Report a comment between two lines of a command: the options below it run as a command.
 
     Source: the bash manual, "Comments".
     """
@@ -96,7 +99,7 @@ def comment_inside(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def windows_lines(view: ScriptView) -> Iterator[LintFinding]:
-    """The lines end as on Windows: every last word has a carriage return at its end.
+    """Report Windows line ends: every last word has a carriage return at its end.
 
     Source: sbatch refuses such a script: "Batch script contains DOS line breaks".
     """
@@ -109,7 +112,7 @@ def windows_lines(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def windows_path(view: ScriptView) -> Iterator[LintFinding]:
-    r"""`source myenv\bin\activate`: bash reads `myenvbinactivate`.
+    r"""Report backslashes in a path: bash reads `source myenv\bin\activate` as `myenvbinactivate`.
 
     Source: the bash manual, "Escape Character"; a published tutorial.
     """
@@ -124,7 +127,7 @@ def windows_path(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def not_exported(view: ScriptView) -> Iterator[LintFinding]:
-    """`NCCL_DEBUG=INFO` without export never reaches a worker.
+    """Report `NCCL_DEBUG=INFO` without export: it never reaches a worker.
 
     Source: the bash manual, "Environment".
     """
@@ -152,7 +155,7 @@ def not_exported(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def own_nccl(view: ScriptView) -> Iterator[LintFinding]:
-    """LD_LIBRARY_PATH or LD_PRELOAD adds another NCCL than the one in torch's wheel.
+    """Report an LD_LIBRARY_PATH or LD_PRELOAD with another NCCL than that of torch's wheel.
 
     Which of the two is loaded depends on the node; a job with two versions fails.
 
@@ -172,7 +175,7 @@ def own_nccl(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def efa_provider(view: ScriptView) -> Iterator[LintFinding]:
-    """`FI_PROVIDER=efa` on machines other than EC2 instances with EFA: no provider is found, or TCP is used.
+    """Report `FI_PROVIDER=efa` on other machines than EC2's with EFA: libfabric fails or uses TCP.
 
     Source: failures N13, N15.
     """
@@ -197,7 +200,7 @@ def efa_provider(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def ping_to_itself(view: ScriptView) -> Iterator[LintFinding]:
-    """The head pings its own address: that works without any network.
+    """Note a head that pings its own address: that works without any network.
 
     Source: a published tutorial, where the ping succeeded and the job did not.
     """
@@ -218,7 +221,7 @@ def ping_to_itself(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def not_carried(view: ScriptView) -> Iterator[LintFinding]:
-    """Exported variables do not reach what ssh and pbsdsh start.
+    """Report exported variables that do not reach what ssh and pbsdsh start.
 
     Source: failures X20; OpenPBS 23.06: only `qsub -v` reaches processes of pbsdsh.
     """
@@ -239,12 +242,13 @@ def not_carried(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def conda_activate(view: ScriptView) -> Iterator[LintFinding]:
-    """`conda activate` in a batch shell, which has not read the lines that `conda init` wrote.
+    """Report `conda activate` in a batch shell, which has not read the lines of `conda init`.
 
-    A shell of PBS is a login shell and may have read them; a module, or a file that is sourced, may bring them.
+    A shell of PBS is a login shell and may have read them; a module, or a sourced file, may bring
+    them.
 
-    Source: conda's "CommandNotFoundError: Your shell has not been properly configured"; conda issue 7980: functions
-    of a shell do not reach its children.
+    Source: conda's "CommandNotFoundError: Your shell has not been properly configured"; conda issue
+    7980: functions of a shell do not reach its children.
     """
     text, commands = view.job.text, view.job.shell.commands
     found = [c for c in commands if c.name in _CONDAS and c.texts[1:2] in (["activate"], ["init"])]
@@ -267,11 +271,12 @@ def conda_activate(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def pbs_home(view: ScriptView) -> Iterator[LintFinding]:
-    """A PBS job begins in the home folder, and no line goes to where it was submitted.
+    """Report a PBS job that begins in the home folder and never leaves it for that of its qsub.
 
-    `-koed` is about the files of output only.
+    `-koed` concerns the output files only.
 
-    Source: qsub(1B) of OpenPBS, "sandbox": "PBS uses the user's home directory for staging and execution".
+    Source: qsub(1B) of OpenPBS, "sandbox": "PBS uses the user's home directory for staging and
+    execution".
     """
     if view.job.scheduler is not Scheduler.PBS or _GOES.search(view.job.text):
         return
@@ -289,7 +294,7 @@ def pbs_home(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def bare_pbsdsh(view: ScriptView) -> Iterator[LintFinding]:
-    """Pbsdsh starts a command with PATH=/bin:/usr/bin: torchrun is not found there.
+    """Report a bare command of pbsdsh, which sets PATH=/bin:/usr/bin: torchrun is not found there.
 
     Source: OpenPBS 23.06.
     """
@@ -303,7 +308,7 @@ def bare_pbsdsh(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def pbsdsh_dashes(view: ScriptView) -> Iterator[LintFinding]:
-    """Pbsdsh reads the program's options as its own, unless `--` precedes the program.
+    """Report a missing `--` before pbsdsh's program: pbsdsh reads the program's options as its own.
 
     Source: OpenPBS 23.06: `invalid option`, its usage, exit code 1.
     """
@@ -333,7 +338,7 @@ def _first_of_pbsdsh(start: ScriptStart) -> str | None:
 
 
 def gpus_variable(view: ScriptView) -> Iterator[LintFinding]:
-    """`$SLURM_GPUS_PER_NODE` is set only by --gpus-per-node, to the same text.
+    """Report `$SLURM_GPUS_PER_NODE`: only --gpus-per-node sets it, to the same text.
 
     Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
     """

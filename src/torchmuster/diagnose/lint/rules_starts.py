@@ -1,4 +1,4 @@
-"""Rules about where training is started, and how often: each function is one of them."""
+"""Rules about where a job script starts training, and how often; `RULES` lists them."""
 
 from collections.abc import Iterator
 
@@ -9,16 +9,17 @@ from torchmuster.diagnose.lint.rules_launchers import workers_per_node
 from torchmuster.diagnose.lint.shell_lex import shown
 from torchmuster.diagnose.lint.starts import ScriptStart, option, takes_part, tasks, tasks_per_node
 
-# On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full path behind `--`.
+# On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full
+# path after `--`.
 _ONE_WORD = "write `muster torchrun ...`: it starts the other nodes too"
 _NO_SPREAD = "--no-spread"
 
 
 def head_only(view: ScriptView) -> Iterator[LintFinding]:
-    """Torchrun without srun, mpiexec, pbsdsh or ssh in a job of several nodes.
+    """Report torchrun without srun, mpiexec, pbsdsh or ssh in a job of several nodes.
 
-    A job script runs on its first node only, so torchrun waits 10 to 15 minutes for the others. `muster torchrun`
-    starts them itself.
+    A job script runs on its first node only, so torchrun waits 10 to 15 minutes for the others.
+    `muster torchrun` starts them itself.
 
     Source: failures R02, P01; sbatch(1); seen in OpenPBS 23.06.
     """
@@ -36,7 +37,7 @@ def head_only(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def _is_of_one_node(start: ScriptStart) -> bool:
-    """Return whether a launcher starts workers where it runs itself, and nowhere else; DeepSpeed's may reach others."""
+    """Return whether a launcher starts workers on its own node only; DeepSpeed's may not."""
     by_deepspeed = any("deepspeed" in word for word in start.words)
     return (
         start.by_torchrun
@@ -46,7 +47,7 @@ def _is_of_one_node(start: ScriptStart) -> bool:
 
 
 def standalone(view: ScriptView) -> Iterator[LintFinding]:
-    """`--standalone` in a job of several nodes: every node is a world of its own.
+    """Report `--standalone` in a job of several nodes: every node is a separate world.
 
     Source: torch/distributed/run.py: standalone replaces --nnodes and the endpoint by localhost.
     """
@@ -61,9 +62,10 @@ def standalone(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def nnodes(view: ScriptView) -> Iterator[LintFinding]:
-    """`--nnodes` is not the number of nodes that the job has.
+    """Report an `--nnodes` that is not the job's number of nodes.
 
-    Too many: torchrun waits for nodes that don't exist. Too few: the other nodes are idle or train alone.
+    Too many: torchrun waits for nodes that don't exist. Too few: the other nodes are idle or train
+    alone.
 
     Source: failures R03, P02.
     """
@@ -71,7 +73,7 @@ def nnodes(view: ScriptView) -> Iterator[LintFinding]:
         if start.given is None or start.given.standalone or start.partial or view.nodes is None:
             continue
         if start.wrapper is None and view.nodes > 1:
-            continue  # `head_only` speaks of it
+            continue  # `head_only` reports it
         text = start.given.nnodes
         if counts_slots(text, view.job, start.line):
             if view.job.allocation.tasks_per_node not in (None, 1):
@@ -114,7 +116,7 @@ def _counts_slots(start: ScriptStart) -> LintFinding:
 
 
 def several_per_node(view: ScriptView) -> Iterator[LintFinding]:
-    """The wrapper starts a launcher several times on each node, and each one starts all workers.
+    """Report a wrapper that starts a launcher several times on a node: each starts all workers.
 
     Two agents of one node fill `--nnodes=2` and the other node idles.
 
@@ -136,9 +138,10 @@ def several_per_node(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def run_by_wrapper(view: ScriptView) -> Iterator[LintFinding]:
-    """Srun, mpiexec or pbsdsh starts `muster run` several times: each conducts a run of its own on all nodes.
+    """Report a wrapper that starts `muster run` several times: each starts a run on all nodes.
 
-    Seen on Slurm 22.05: four whole trainings of one script on the same GPUs, each of them a success.
+    Seen on Slurm 22.05: four whole trainings of one script on the same GPUs, each of them a
+    success.
     """
     for start in view.starts:
         count = tasks(start, view.job) if start.kind == "run" and start.wrapper != "ssh" else 1
@@ -151,7 +154,7 @@ def run_by_wrapper(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def workers_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
-    """There are more workers on a node than GPUs: `invalid device ordinal`, `Duplicate GPU detected`.
+    """Report more workers than GPUs: `invalid device ordinal`, `Duplicate GPU detected`.
 
     Source: failures N22, S03.
     """
@@ -175,9 +178,10 @@ def _uses_gpus(view: ScriptView) -> bool:
 
 
 def idle_gpus(view: ScriptView) -> Iterator[LintFinding]:
-    """A launcher starts fewer workers than the nodes have GPUs; torchrun's default is one.
+    """Report a launcher that starts fewer workers on a node than the node has GPUs.
 
-    Source: torch/distributed/run.py: --nproc-per-node defaults to 1; for the others see launchers.py.
+    Source: torch/distributed/run.py: --nproc-per-node defaults to 1; for the others see
+    `LAUNCHERS`.
     """
     gpus = view.job.allocation.gpus_per_node or 0
     for start in view.starts:
@@ -185,7 +189,7 @@ def idle_gpus(view: ScriptView) -> Iterator[LintFinding]:
         if workers is None or workers >= gpus or _shares_a_node(view, start):
             continue
         if start.kind == "python" and (workers == 1 or start.wrapper != "srun"):
-            continue  # a script may use several GPUs itself; of MPI speaks `mpi_ranks`
+            continue  # a script may use several GPUs itself; `mpi_ranks` handles MPI
         by_default = start.kind == "torchrun" and not any("nproc" in word for word in start.words)
         what = f"{start.name} starts {workers} worker{'s' * (workers != 1)} on each node, and the job has {gpus} GPUs there"
         why = "the other GPUs idle"
@@ -202,18 +206,20 @@ def idle_gpus(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def _shares_a_node(view: ScriptView, start: ScriptStart) -> bool:
-    """Return whether other lines may use the rest of the GPUs, or the line was given some of them."""
+    """Return whether other lines may use the other GPUs, or the line was given only some."""
     given = {a.name for a in start.command.environment} | view.job.shell.exports
     together = start.command.background or start.command.conditional
     return together or "CUDA_VISIBLE_DEVICES" in given or takes_part(start, view.job)
 
 
 def no_gpus_requested(view: ScriptView) -> Iterator[LintFinding]:
-    """A job asks for no GPUs, and uses CUDA: a PBS job that counts its CPUs, or any of Slurm.
+    """Report a job that requests no GPUs and uses CUDA: on PBS if it counts CPUs, on Slurm always.
 
-    Some sites give whole nodes, so this is a warning. Nodes of PBS that are not described by CPUs are left alone.
+    Some sites allocate whole nodes, so this is a warning. PBS nodes without a number of CPUs are
+    left alone.
 
-    Source: failures X13; OpenPBS hides GPUs that were not asked for where its cgroup hook is on; gres.conf(5).
+    Source: failures X13; OpenPBS hides GPUs that were not requested where its cgroup hook is on;
+    gres.conf(5).
     """
     allocation = view.job.allocation
     if allocation.gpus_per_node is not None or not view.starts:
@@ -235,13 +241,13 @@ def _likely_gpus(view: ScriptView) -> str:
 
 
 def _shows_gpus(view: ScriptView) -> bool:
-    """Return whether a command is of use with GPUs only: names of partitions and modules prove nothing."""
+    """Return whether a command needs GPUs: names of partitions and modules prove nothing."""
     by_gpu = any(s.given is not None and s.given.nproc_per_node == "gpu" for s in view.starts)
     return by_gpu or any(c.name in ("nvidia-smi", "rocm-smi") for c in view.job.shell.commands)
 
 
 def _asks_otherwise(view: ScriptView) -> bool:
-    """Return whether any option may bring GPUs: in a form that was not understood, or with the whole node."""
+    """Return whether an option may bring GPUs: in an unknown form, or with the whole node."""
     names = [option.name for option in view.job.options]
     return any(
         n.startswith(("gpu", "gres", "tres", "exclusive", "hetjob", "packjob")) for n in names
@@ -249,7 +255,7 @@ def _asks_otherwise(view: ScriptView) -> bool:
 
 
 def cpus_not_inherited(view: ScriptView) -> Iterator[LintFinding]:
-    """`--cpus-per-task` of sbatch does not reach srun since Slurm 22.05.
+    """Report srun without `--cpus-per-task`: since Slurm 22.05 it does not inherit sbatch's.
 
     Every task then runs on one CPU, with its data loader's workers.
 
@@ -274,7 +280,7 @@ def cpus_not_inherited(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def gres_beside_gpus(view: ScriptView) -> Iterator[LintFinding]:
-    """`--gres=gpu:N` and `--gpus-per-node=N` ask for the same thing twice.
+    """Report `--gres=gpu:N` together with `--gpus-per-node=N`: both request the same.
 
     Source: sbatch(1): --gpus-per-node and --gres name the same resource.
     """
@@ -290,7 +296,7 @@ def gres_beside_gpus(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def no_time_limit(view: ScriptView) -> Iterator[LintFinding]:
-    """The job has no time limit: the site's default applies.
+    """Note a job without a time limit: the site's default applies.
 
     Source: sbatch(1), --time; failures P04.
     """
@@ -306,7 +312,7 @@ def no_time_limit(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def late_directive(view: ScriptView) -> Iterator[LintFinding]:
-    """A directive after the first command, which no scheduler reads.
+    """Report a directive after the first command: no scheduler reads it.
 
     Source: sbatch(1): "... once it reaches the first non-comment non-whitespace line".
     """
@@ -317,7 +323,7 @@ def late_directive(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def deprecated_launch(view: ScriptView) -> Iterator[LintFinding]:
-    """`python -m torch.distributed.launch` is deprecated.
+    """Report `python -m torch.distributed.launch`, which is deprecated.
 
     It gives the script `--local-rank` as an argument where torchrun sets LOCAL_RANK.
 
@@ -334,9 +340,9 @@ def deprecated_launch(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def refused_line(view: ScriptView) -> Iterator[LintFinding]:
-    """The line is one that torchrun's own parser refuses.
+    """Report a line that torchrun's own parser refuses.
 
-    Source: torch/distributed/run.py (2.13). A line that is cut in two is left to `lost_continuation`.
+    Source: torch/distributed/run.py (2.13). `lost_continuation` handles a line that is cut in two.
     """
     cut = any(command.words[0].raw.startswith("--") for command in view.job.shell.commands)
     for start in view.starts:

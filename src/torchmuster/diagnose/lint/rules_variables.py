@@ -1,4 +1,7 @@
-"""Rules about variables: misspelt, set nowhere, dropped on the way, or set by hand. Each function is one of them."""
+"""Rules about variables: misspelled, never set, dropped on the way, or set by hand.
+
+`RULES` lists them.
+"""
 
 import difflib
 import re
@@ -10,11 +13,11 @@ from torchmuster.diagnose.lint.shell_lex import DEFERRED, shown
 from torchmuster.diagnose.lint.shell_script import ShellScript, variables_of
 from torchmuster.diagnose.lint.starts import option
 
-# Names of variables that job scripts get from elsewhere: the schedulers' own, and those that every shell has.
-#
-# Sources: Slurm's srun(1), sbatch(1) and salloc(1), "ENVIRONMENT VARIABLES", and src/common/env.c (SchedMD/slurm
-# 284c3b95f0); OpenPBS's qsub(1B), "Environment Variables", and src/resmom/start_exec.c. Three are common
-# additions of sites: SLURM_TMPDIR, SLURM_JOB_TMP and SLURM_SCRATCH.
+# Names of variables that job scripts get from elsewhere: the schedulers' own, and those of every
+# shell. Sources: Slurm's srun(1), sbatch(1) and salloc(1), "ENVIRONMENT VARIABLES", and
+# src/common/env.c (SchedMD/slurm 284c3b95f0); OpenPBS's qsub(1B), "Environment Variables", and
+# src/resmom/start_exec.c. Three are common additions of sites: SLURM_TMPDIR, SLURM_JOB_TMP and
+# SLURM_SCRATCH.
 
 
 _SLURM = """
@@ -61,7 +64,7 @@ OF_SCHEDULERS = frozenset(
         *("SLURMD_DEBUG", "SLURMD_NODENAME", "SLURMD_TRES_BIND", "SLURMD_TRES_FREQ"),
     }
 )
-# What people write from memory, and no spelling leads to.
+# Names that people write from memory, and that no correction of the spelling finds.
 _FROM_MEMORY = {
     "SLURM_NUM_NODES": "SLURM_NNODES",
     "SLURM_JOB_NNODES": "SLURM_JOB_NUM_NODES",
@@ -70,7 +73,8 @@ _FROM_MEMORY = {
     "SLURM_RANK": "SLURM_PROCID",
     "SLURM_LOCAL_RANK": "SLURM_LOCALID",
 }
-# bash(1), "Shell Variables"; environ(7); what sites, modules, launchers and libraries set under names of their own.
+# bash(1), "Shell Variables"; environ(7); and other names that sites, modules, launchers and
+# libraries set.
 _OF_SHELLS = re.compile(
     r"BASH\w*|COMP_\w+|DIRSTACK|E?UID|EPOCH\w+|FUNCNAME|GROUPS|HIST\w*|HOME|HOST(?:NAME|TYPE)?|IFS|LANG|LC_\w+|LINENO"
     r"|LOGNAME|MACHTYPE|MAIL|MANPATH|OLDPWD|OPT(?:ARG|IND|ERR)|OSTYPE|PATH|PIPESTATUS|PPID|PS\d|PWD|RANDOM|REPLY|SECONDS"
@@ -84,12 +88,12 @@ _OF_SHELLS = re.compile(
 
 
 def is_from_elsewhere(name: str) -> bool:
-    """Return whether a variable may well be set without a line of the script."""
+    """Return whether a variable may be set without a line of the script."""
     return _OF_SHELLS.fullmatch(name) is not None
 
 
 def meant(name: str) -> str | None:
-    """Return the scheduler's variable that a name was probably meant to be; None when it is one, or like none."""
+    """Return the scheduler's variable that a name probably means; None for a correct name."""
     if name in OF_SCHEDULERS or not name.startswith(("SLURM_", "PBS_", "SLURMD_")):
         return None
     joined = {known.replace("_", ""): known for known in sorted(OF_SCHEDULERS)}
@@ -99,7 +103,7 @@ def meant(name: str) -> str | None:
 
 
 _LAUNCH_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
-# `${X:-...}` and its kin are of someone who knows that X may be unset.
+# `${X:-...}` and similar forms show that the author knows that X may be unset.
 _USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{#?([A-Za-z_]\w*)(?:\[[^\]]*\])?(?![\w\[]|:?[-=?+]))")
 _GUARDED = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[^\]]*\])?:?[-=?+]|-[vnz]\s+\"?\$?\{?([A-Za-z_]\w*)")
 _SET = re.compile(
@@ -111,14 +115,14 @@ _READERS = re.compile(
     r"(?<![-\w])(?:read|mapfile|readarray|export|declare|local|typeset)\b([^;|&<\n]*)"
 )
 _OTHER_FILES = frozenset({"source", ".", "eval", "module", "ml", "spack", "conda", "mamba"})
-_MAX_NAMES = 200  # a script has not so many, and each is compared with all that are known
+_MAX_NAMES = 200  # no script has so many; each is compared with all known names
 _NUMBERS = re.compile(r"\d+(?:,\d+)*")
 
 
 def misspelt_variable(view: ScriptView) -> Iterator[LintFinding]:
-    """A variable that looks like one of Slurm or PBS, but is none: it is empty.
+    """Report a variable that looks like one of Slurm's or PBS's but is none: it is empty.
 
-    Source: the tables in names.py.
+    Source: the tables in this module.
     """
     given, seen = _set_names(view), set[str]()
     for line, text in _code(view):
@@ -133,9 +137,10 @@ def misspelt_variable(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def unset_variable(view: ScriptView) -> Iterator[LintFinding]:
-    """A variable that no line sets, and that neither scheduler, shell, module nor site is likely to.
+    """Report a variable that no line sets, and probably no scheduler, shell, module or site.
 
-    It may come from the shell that submits the job, so it is a note; near to one that is set it is a slip.
+    It may come from the shell that submits the job, so it is a note; if a similar name is set, it
+    is a warning.
 
     Source: bash(1), "PARAMETERS".
     """
@@ -179,7 +184,7 @@ def _code(view: ScriptView) -> Iterator[tuple[int, str]]:
 
 
 def _uses(shell: ShellScript) -> list[tuple[int, str]]:
-    """Return the variables that this shell expands, by line; those of another shell or of awk are not its own."""
+    """Return the variables that this shell (no inner shell, no awk) expands, by line."""
     texts = [(word.line, word.text) for command in shell.commands for word in command.words]
     texts += [(given.line, given.value) for given in shell.assignments]
     in_order = sorted(texts, key=lambda pair: pair[0])
@@ -204,12 +209,13 @@ def _set_names(view: ScriptView) -> set[str]:
 
 
 def launch_address(view: ScriptView) -> Iterator[LintFinding]:
-    """The nodes are to meet at `$SLURM_LAUNCH_NODE_IPADDR`, the address of the host on which srun was called.
+    """Report nodes that meet at `$SLURM_LAUNCH_NODE_IPADDR`, the host on which srun was called.
 
-    srun sets it for what it starts, so it is empty in the job script itself; under sbatch srun runs on the first node,
-    under salloc on the login node.
+    srun sets it for what it starts, so it is empty in the job script itself; under sbatch srun runs
+    on the first node, under salloc on the login node.
 
-    Source: srun(1), "OUTPUT ENVIRONMENT VARIABLES"; SchedMD/slurm 284c3b95f0, src/slurmd/slurmstepd/mgr.c.
+    Source: srun(1), "OUTPUT ENVIRONMENT VARIABLES"; SchedMD/slurm 284c3b95f0,
+    src/slurmd/slurmstepd/mgr.c.
     """
     given = view.job.shell.assignments
     texts = [(a.line, a.value, False) for a in given if a.name == "MASTER_ADDR"]
@@ -235,7 +241,7 @@ def launch_address(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def srun_export(view: ScriptView) -> Iterator[LintFinding]:
-    """`srun --export=X` without ALL: what it starts has Slurm's variables and X, and no other, PATH among them.
+    """Report `srun --export=X` without ALL: its tasks get Slurm's variables and X, but not PATH.
 
     `#SBATCH --export=NONE` does the same to every srun of the job.
 
@@ -262,12 +268,13 @@ def _is_none(view: ScriptView, directive: Option | None) -> bool:
 
 
 def visible_devices(view: ScriptView) -> Iterator[LintFinding]:
-    """CUDA_VISIBLE_DEVICES holds numbers of GPUs in a job whose scheduler gives them out.
+    """Report CUDA_VISIBLE_DEVICES with numbers in a job whose scheduler assigns the GPUs.
 
-    On a node that several jobs share these may be of another job, or hide what this one got. Lines that each take
-    others divide the job's own.
+    On a shared node these may belong to another job, or hide this one's. Lines with different
+    numbers divide the job's own.
 
-    Source: gres.conf(5) of Slurm and the cgroup hook of OpenPBS: both set it, or hide the other GPUs.
+    Source: gres.conf(5) of Slurm and the cgroup hook of OpenPBS: both set it, or hide the other
+    GPUs.
     """
     if view.job.scheduler is Scheduler.NONE:
         return

@@ -1,7 +1,7 @@
-"""A job script cut into words as bash would: quotes, continued lines, here-documents, nothing is run.
+"""Splits a job script into words as bash does: quotes, continued lines, here-documents.
 
-It never fails: text that bash would refuse is parsed as well as possible, and mistakes that change the meaning of a
-line are noted with their line number.
+It runs nothing and never fails: text that bash would refuse is parsed as well as possible, and
+mistakes that change the meaning of a line are recorded with their line number.
 
 Source: https://www.gnu.org/software/bash/manual/bash.html, "Shell Operation" and "Quoting".
 """
@@ -9,8 +9,8 @@ Source: https://www.gnu.org/software/bash/manual/bash.html, "Shell Operation" an
 import re
 from dataclasses import dataclass, field
 
-DEFERRED = "\ue002"  # a `$` that this shell leaves alone: quoted, for the shell that comes next
-FIXED = "\ue003"  # a `$` that an outer shell has filled in already
+DEFERRED = "\ue002"  # a `$` that this shell leaves alone: quoted, for the next shell
+FIXED = "\ue003"  # a `$` that an outer shell has expanded already
 _OPERATOR = re.compile(r";;&?|;&|;|&&|&>>?|&|\|\||\|&|\||<<<|<<-?|<>|>>|>\||[<>]&|[<>]|[()]")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w-]*>")
 _BLANKS_AT_END = re.compile(r"\\[ \t]+(?:\r?\n)")
@@ -24,12 +24,12 @@ _JOINS_BEFORE, _JOINS_AFTER = frozenset(",:=/|&;([{\"'"), frozenset(",:=/|&;)]}"
 
 @dataclass(slots=True)
 class ShellToken:
-    """A word, an operator, the end of a line or a here-document; `kind` says which.
+    """A word, an operator, the end of a line or a here-document, according to `kind`.
 
     Attributes:
         raw: As written.
         text: Without quotes; a `$` that this shell does not expand is `DEFERRED`.
-        line: From 1, where it begins.
+        line: Where it begins, from 1.
     """
 
     kind: str
@@ -67,7 +67,7 @@ def shown(text: str) -> str:
 
 
 def split_value(text: str) -> list[str]:
-    """Return the words of a variable without quotes around it; what a substitution prints stays in one word."""
+    """Return the words of an unquoted variable's value; a substitution stays one word."""
     words, begin, position = list[str](), 0, 0
     while position < len(text):
         if _SUBSTITUTION.match(text, position) is not None:
@@ -81,12 +81,12 @@ def split_value(text: str) -> list[str]:
 
 
 def is_substitution(word: str) -> bool:
-    """Return whether a word is what one command prints, and nothing else."""
+    """Return whether a word is one command substitution, and nothing else."""
     return word[:2] in ("$(", f"{FIXED}(") and find_end(word, 2, ")") == len(word)
 
 
 def find_end(text: str, position: int, closer: str) -> int:
-    """Return the position after the closing bracket of the one before `position`."""
+    """Return the position after the bracket that closes the one before `position`."""
     stack = [closer]
     while position < len(text) and stack:
         char, top = text[position], stack[-1]
@@ -209,7 +209,7 @@ class _Lexer:
             self._add(f"\\{char}", DEFERRED if char == "$" else char, quoted=True)
 
     def _continue(self, length: int) -> None:
-        """Continue in the next line; split a word that was joined to the next one by mistake."""
+        """Continue in the next line; split a word that was glued to the next one by mistake."""
         line, before = self.line, self.text[self.position - 1 : self.position]
         self.position += length
         self.line += 1
@@ -227,7 +227,7 @@ class _Lexer:
         return after == "-" or word.startswith("-")
 
     def _look_for_comment(self) -> None:
-        """Note a comment between two lines of one command; the lines after it are not part of the command."""
+        """Record and skip a comment between two lines of a command, which bash would end there."""
         lines = self.text[self.position : self.position + 2000].split("\n", 2)
         if len(lines) < 2 or not lines[0].lstrip().startswith("#"):
             return

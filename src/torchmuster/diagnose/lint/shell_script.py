@@ -1,4 +1,4 @@
-"""The commands and assignments of a shell script, in order, with their context: a loop, a condition."""
+"""The commands and assignments of a shell script, in order, with their loop or condition."""
 
 import re
 from dataclasses import dataclass, field
@@ -90,13 +90,13 @@ class ShellScript:
     here: list[ShellToken] = field(default_factory=list)
 
     def read_inner(self, text: str, first_line: int) -> "ShellScript":
-        """Parse a script that this one hands to another shell."""
+        """Parse a script that this one passes to another shell."""
         inner = read_shell(bind(text), first_line)
         inner.by_name = {**self.by_name, **inner.by_name}
         return inner
 
     def value_of(self, name: str, line: int | None = None) -> Assignment | None:
-        """Return the last assignment to a name, above a line when there is one."""
+        """Return the last assignment to a name, above `line` if there is one."""
         found = self.by_name.get(name)
         if not found:
             return None
@@ -283,5 +283,5 @@ def _words_of_array(raw: str) -> str:
 
 
 def bind(text: str) -> str:
-    """Return the script for another shell: variables that this shell expands are replaced, the others remain."""
+    """Return a script for another shell: this shell's `$` become `FIXED`, deferred ones active."""
     return text.replace("$", FIXED).replace(DEFERRED, "$")

@@ -1,4 +1,4 @@
-"""Where a job script starts training: torchrun or Python, by which launcher, how often on each node."""
+"""The starts of training in a job script: which program, by which launcher, how often on a node."""
 
 import argparse
 import re
@@ -37,7 +37,7 @@ WRAPPERS = frozenset(
     }
 )
 _MPI = frozenset({"mpiexec", "mpirun", "aprun"})
-# A line that only talks of torchrun begins with another word than these.
+# A line that only mentions torchrun begins with another word.
 _PREFIXES = WRAPPERS | {
     *(
         "time",
@@ -68,7 +68,7 @@ _PREFIXES = WRAPPERS | {
 }
 _PYTHON = re.compile(r"python[\d.]*")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-# Launchers by the words that they are started with.
+# Launchers by the words that start them.
 _LAUNCHERS = {
     ("accelerate", "launch"): "accelerate",
     ("accelerate-launch",): "accelerate",
@@ -89,16 +89,16 @@ class ScriptStart:
     """One line that starts training.
 
     Attributes:
-        kind: `torchrun`, `launch` (torch.distributed.launch), `accelerate`, `deepspeed`, `fabric`, `ray`, `run`
-            (`muster run`), `python` or `script` (a file that is not seen).
-        wrapper: What starts it on other nodes or several times; None: only where the script runs.
+        kind: `torchrun`, `launch` (torch.distributed.launch), `accelerate`, `deepspeed`, `fabric`,
+            `ray`, `run` (`muster run`), `python` or `script` (a file that is not read).
+        wrapper: What starts it on other nodes or several times; None: it runs with the script.
         given: torchrun's options; None for other kinds, and for a line that it refuses.
         refused: The error of torchrun's parser.
         partial: Options are in variables that this script does not set.
         on_nodes: A shell on each node expands its variables.
         muster: It is `muster torchrun`.
-        words: Of the program, after its name.
-        options: Of the wrapper, `{"nodes": "2", "n": "4"}`; the first of a name counts.
+        words: The program's words, after its name.
+        options: The wrapper's, `{"nodes": "2", "n": "4"}`; the first of a name counts.
     """
 
     kind: str
@@ -121,12 +121,12 @@ class ScriptStart:
 
     @property
     def starts_workers(self) -> bool:
-        """Whether it starts all workers of its node: it is wanted once on each."""
+        """Whether it starts all workers of its node, so that each node needs it once."""
         return self.kind not in ("python", "script", "run")
 
     @property
     def name(self) -> str:
-        """What the launcher is called in sentences."""
+        """The launcher's name in sentences."""
         names = {"launch": "torchrun", "accelerate": "accelerate launch", "fabric": "fabric run"}
         names |= {"ray": "ray start", "run": "muster run"}
         return names.get(self.kind, self.kind)
@@ -170,7 +170,7 @@ def option(start: ScriptStart, *names: str) -> str | None:
 
 
 def takes_part(start: ScriptStart, job: JobScript) -> bool:
-    """Return whether a step takes some of the job's nodes only."""
+    """Return whether a step uses only some of the job's nodes."""
     text = option(start, "nodes", "N")
     part = text is not None and number(text, job, start.line) != job.allocation.nodes
     return part or option(start, "w", "nodelist", "host", "H") is not None
@@ -211,7 +211,7 @@ def _tasks_of_mpi(start: ScriptStart, job: JobScript) -> int | None:
 def _starts_of(
     command: ShellCommand, shell: ShellScript, outer: ScriptStart | None, depth: int
 ) -> Iterator[ScriptStart]:
-    """Return the starts of one command: its own, and those in scripts that it passes to a shell."""
+    """Yield the starts of one command: its own, and those in scripts that it passes to a shell."""
     words = _filled_in(command, shell)
     first = words[0].rsplit("/", 1)[-1] if words else ""
     if not words or not (first in _PREFIXES or first[:1] in "$" + FIXED or _program(words, 0)):
@@ -242,7 +242,7 @@ def _inside(
     outer: ScriptStart | None,
     depth: int,
 ) -> Iterator[ScriptStart]:
-    """Return the starts in the text of another shell's script."""
+    """Yield the starts in a script for another shell."""
     inner = shell.read_inner(text, command.line)
     around = ScriptStart(
         kind="shell",
@@ -276,7 +276,7 @@ def _filled_in(command: ShellCommand, shell: ShellScript) -> list[str]:
 
 
 def _program(words: Sequence[str], index: int, *, wrapped: bool = False) -> str | None:
-    """Return what kind of start the word at `index` is."""
+    """Return the kind of start that the word at `index` is; None if it is no start."""
     name = words[index].rsplit("/", 1)[-1]
     if name == "torchrun":
         return "torchrun"
@@ -295,7 +295,7 @@ def _program(words: Sequence[str], index: int, *, wrapped: bool = False) -> str 
 
 
 def _launcher(name: str, words: Sequence[str], index: int) -> tuple[str, int] | None:
-    """Return the launcher that begins at a word, and how many words its name has; something must follow it."""
+    """Return the launcher that begins at a word and its number of words; something must follow."""
     for spelling, kind in _LAUNCHERS.items():
         if name == spelling[0] and tuple(words[index + 1 : index + len(spelling)]) == spelling[1:]:
             is_used = len(words) > index + len(spelling) and "install" not in words[:index]

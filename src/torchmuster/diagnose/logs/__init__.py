@@ -1,1 +1,1 @@
-"""What a user gives to `muster explain`: files, folders, archives, streams, and the job's script. Nodes need none of it."""
+"""Reads what users give to `muster explain`: logs in any form, and job scripts; unused on nodes."""

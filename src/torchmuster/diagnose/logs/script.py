@@ -1,4 +1,4 @@
-"""The job's own script as evidence: what `muster lint` finds in it is held against what the logs show."""
+"""The job's script as evidence: compares lint's findings about it with what the logs show."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from torchmuster.diagnose.explain.catalogue.entry import Weight
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogVerdict
 from torchmuster.diagnose.finding import Confidence, Finding, Level
 
-# What a job dies of when its script has this mistake, as a rule of lint calls it.
+# The causes that a script's mistake leads to, by the name of lint's rule.
 _LEADS_TO: dict[str, tuple[str, ...]] = {
     "head-only": ("launcher-on-too-few-nodes", "ranks-never-joined", "rank-missing-in-collective"),
     "node-rank": ("wrong-node-rank", "ranks-never-joined"),
@@ -35,11 +35,11 @@ _LEADS_TO: dict[str, tuple[str, ...]] = {
 
 
 def with_script(verdict: LogVerdict, found: Sequence[tuple[str, int, Finding]]) -> LogVerdict:
-    """Return a verdict with what the job's script says for it.
+    """Return a verdict with the evidence of the job's script.
 
     Args:
-        verdict: On the logs.
-        found: What lint has found: the script's name, the line, the finding.
+        verdict: From the logs.
+        found: Lint's findings: the script's name, the line, the finding.
     """
     if verdict.outcome in (JobOutcome.ENDED_WELL, JobOutcome.RUNNING):
         return verdict
@@ -64,7 +64,7 @@ def with_script(verdict: LogVerdict, found: Sequence[tuple[str, int, Finding]]) 
 
 
 def _joined(first: LogFinding, name: str, line: int, finding: Finding) -> LogFinding:
-    """Return a cause that logs and script agree on: the script's line is where to mend it."""
+    """Return a cause on which logs and script agree, with the script's line and its fix."""
     sure = Confidence.MEDIUM if first.confidence is Confidence.LOW else first.confidence
     because = (*first.because, f"{name}:{line}: {finding.error}")
     return replace(first, because=because, confidence=sure, hint=finding.hint or first.hint)

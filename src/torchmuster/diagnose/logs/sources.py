@@ -1,6 +1,7 @@
-"""Logs as blocks of whole lines: files, folders, standard input, packed ones and archives, in bounded memory.
+"""Logs as blocks of whole lines: files, folders, streams, archives, in bounded memory.
 
-Nothing is unpacked to disk, no link is followed out of a folder, and what is not text is left out with a note.
+Nothing is unpacked to disk, no link is followed out of a folder, and what is not text is left out
+with a note.
 """
 
 import gzip
@@ -28,7 +29,8 @@ from torchmuster.diagnose.explain.reading.scan import LogRecord, read_sources
 from torchmuster.diagnose.logs import zstd
 from torchmuster.diagnose.logs.zstd import ZstdProgram
 
-# Streams that can't be turned back: packed ones unpacked in small parts, and archives that can't fill the memory.
+# Streams that can't be rewound: packed ones are unpacked in small parts, and archives can't fill
+# the memory.
 
 
 DAMAGES = (tarfile.TarError, OSError, EOFError, zlib.error)
@@ -42,7 +44,7 @@ _MAGIC = {
 _MAX_MEMORY_BYTES = 256 << 20  # what an xz file may ask for to be unpacked
 _READ_BYTES = 1 << 16
 _MAX_TAR_HEADER_BYTES = 1 << 20
-# Their size is that of a header, which tarfile reads as a whole.
+# Members whose size is that of a header, which tarfile reads as a whole.
 _LONG_HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -53,14 +55,14 @@ _LONG_HEADERS = (
 
 
 class Readable(Protocol):
-    """What bytes come from; fewer than asked for only at the end."""
+    """A source of bytes; it returns fewer than requested only at the end."""
 
     def read(self, num_bytes: int, /) -> bytes | None:
         """Return the next bytes; nothing at the end."""
 
 
 def packing_of(head: bytes) -> str | None:
-    """Return how a file is packed, by its first bytes: `gzip`, `xz`, `bz2`, `zstd`; None if it isn't."""
+    """Return how a file is packed, by its first bytes: `gzip`, `xz`, ...; None if it isn't."""
     for magic, name in _MAGIC.items():
         if head.startswith(magic):
             return name
@@ -68,12 +70,12 @@ def packing_of(head: bytes) -> str | None:
 
 
 def by_hand(packing: str, path: str) -> str:
-    """Return what to type where this Python can't unpack a file."""
+    """Return the command that unpacks a file where this Python can't."""
     return f"{packing} -dc {shlex.quote(path)} | muster explain -"
 
 
 def unpacked(packing: str, file: Readable) -> Readable:
-    """Return what a packed stream holds.
+    """Return the content of a packed stream.
 
     Raises:
         OSError: This Python can't unpack it.
@@ -93,13 +95,13 @@ def unpacked(packing: str, file: Readable) -> Readable:
 
 
 def can_unpack(packing: str) -> bool:
-    """Say whether this machine can unpack a file that is packed so."""
+    """Return whether this machine can unpack such a file."""
     return packing != ZSTD or zstd.is_there()
 
 
 @dataclass(slots=True)
 class Stream:
-    """A stream of which the first bytes have been looked at."""
+    """A stream whose first bytes have been read."""
 
     head: bytes
     file: Readable
@@ -113,7 +115,7 @@ class Stream:
 
 
 class _Unpacker:
-    """An xz, bz2 or zstd stream, or several after each other; never more than asked for at once."""
+    """An xz, bz2 or zstd stream, or several in a row; it unpacks no more than requested."""
 
     def __init__(self, file: Readable, new_engine: Callable[[], Any]) -> None:
         self._file = file
@@ -122,10 +124,10 @@ class _Unpacker:
         self._rest = b""
 
     def read(self, num_bytes: int, /) -> bytes:
-        """Return the next bytes, as many as asked for but at the end.
+        """Return the next bytes: as many as requested, except at the end.
 
         Raises:
-            OSError: The file is damaged, or asks for too much memory.
+            OSError: The file is damaged, or needs too much memory.
         """
         parts: list[bytes] = []
         missing = num_bytes
@@ -159,14 +161,14 @@ class _Unpacker:
 
 
 class ArchiveMember(tarfile.TarInfo):
-    """A file of an archive, whose own header is not too large to be read as a whole."""
+    """A member of an archive; it refuses headers that are too large to be read as a whole."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "ArchiveMember":
         """Return a member from its header.
 
         Raises:
-            OSError: It is a bomb, or sparse.
+            OSError: The header is a bomb's, or the file is sparse.
         """
         member = super().frombuf(buf, encoding, errors)
         if member.type in _LONG_HEADERS and member.size > _MAX_TAR_HEADER_BYTES:
@@ -181,17 +183,17 @@ MAX_LINE_BYTES = 1 << 16
 MAX_FILES = 20_000
 MAX_UNPACKED_BYTES = 4 << 30  # of an archive or a gzip file, all together; a bomb ends here
 _MAX_MEMBERS = 100_000
-_MAX_PACKINGS = 3  # inside of each other
+_MAX_PACKINGS = 3  # nested
 
 
 @dataclass(slots=True)
 class _Budget:
-    """How many bytes may still be unpacked from one archive; None: it is no archive."""
+    """How many bytes may still be unpacked from one archive; None if it is not an archive."""
 
     left: int | None = None
 
     def spend(self, num_bytes: int) -> bool:
-        """Say whether so many bytes were left."""
+        """Spend bytes; return whether so many were left."""
         if self.left is None:
             return True
         self.left -= num_bytes
@@ -206,7 +208,7 @@ def read_logs(
     Args:
         paths: Files, folders, packed files or tar archives.
         year: For times without a year.
-        streams: What is open already, such as standard input, with its name.
+        streams: Open streams, such as standard input, with their names.
     """
     notes = Notes()
     return read_sources(open_sources(paths, notes, streams), year=year, notes=notes)
@@ -220,7 +222,7 @@ def open_sources(
     Args:
         paths: Files and folders.
         notes: Gets what could not be read.
-        streams: What is open already, such as standard input, with its name.
+        streams: Open streams, such as standard input, with their names.
     """
     for name, stream in streams:
         yield from _open_stream(name, stream, notes, _Budget())
@@ -255,13 +257,13 @@ def _files_below(path: str, notes: Notes) -> Iterator[str]:
 
 
 def _open(path: str, notes: Notes) -> Iterator[LogSource]:
-    """Yield the logs of one file. What is no plain file is not waited for, nor what is still being written."""
+    """Yield the logs of one file; wait neither for a pipe's writer nor for a growing file."""
     try:
         if not os.path.isfile(path):
             there = "this is no file; `muster explain -` reads standard input"
             notes.add(path, there if os.path.exists(path) else "there is no such file")
             return
-        # Without O_NONBLOCK, a pipe that takes its place now would let us wait for its writer.
+        # Without O_NONBLOCK, open() would wait for a writer if a pipe took the file's place now.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             end = _UntilNow(file, status.st_size or MAX_UNPACKED_BYTES)
@@ -272,7 +274,7 @@ def _open(path: str, notes: Notes) -> Iterator[LogSource]:
 
 @dataclass(slots=True)
 class _UntilNow:
-    """A file as long as it was when it was opened: one that grows would have no end."""
+    """A file up to its size when it was opened: a growing file would have no end."""
 
     file: IO[bytes]
     left: int
@@ -286,7 +288,7 @@ class _UntilNow:
 def _open_stream(
     path: str, file: Readable, notes: Notes, budget: _Budget, depth: int = 0
 ) -> Iterator[LogSource]:
-    """Yield the logs that a stream holds, whatever it is packed in."""
+    """Yield the logs in a stream, however it is packed."""
     try:
         head = _first_bytes(file)
     except DAMAGES as error:
@@ -323,7 +325,7 @@ def _typed(path: str) -> str:
 
 
 def _first_bytes(file: Readable) -> bytes:
-    """Return what a stream begins with; a pipe gives it in parts."""
+    """Return the first bytes of a stream; a pipe gives them in parts."""
     head = b""
     while len(head) < BINARY_SAMPLE and (data := file.read(BINARY_SAMPLE - len(head))):
         head += data
@@ -361,7 +363,7 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _blocks(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
-    """Yield whole lines of about 1 MiB; of a longer line only the first 64 KiB."""
+    """Yield whole lines in blocks of about 1 MiB; of a longer line only the first 64 KiB."""
     rest, is_within_line = b"", False
     for data in _decoded(_budgeted(file, path, notes, budget), path, notes):
         block = plain_lines(rest + data)
@@ -382,7 +384,7 @@ def _blocks(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterato
 def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]:
     """Yield text without zeros.
 
-    UTF-16 is read as if it were ASCII, which logs mostly are: what is left without the zeros can be read. In all else
+    UTF-16 is read as ASCII, which logs mostly are: without its zeros it is readable. In other text
     zeros are holes, and noted.
     """
     first = next(parts, b"")
@@ -399,7 +401,7 @@ def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]
         whole = text
         if text.endswith(b"\0"):
             whole = text.rstrip(b"\0").removesuffix(b"\n")
-        open_end = text[len(whole) :][:9]  # an end of line and a hole, which may go on
+        open_end = text[len(whole) :][:9]  # a line's end and a hole, which may continue
         has_begun = has_begun or text != b""
         behind_end = ends_line and whole.startswith(b"\0")
         yield without_holes(b"\n" + whole)[1:] if behind_end else without_holes(whole)
@@ -411,7 +413,7 @@ def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]
 
 
 def _budgeted(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
-    """Yield what can be read, until the budget is spent."""
+    """Yield the bytes of a stream until its end, damage, or the end of the budget."""
     while True:
         try:
             data = file.read(BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Unpacks zstd with what is there: Python's own module from 3.14 on, the package `zstandard`, or the program `zstd`."""
+"""Unpacks zstd: by Python's module (from 3.14), the package `zstandard` or the program `zstd`."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ from typing import IO, Any, Protocol
 from torchmuster.core import proc
 from torchmuster.errors import MusterError
 
-_MAX_WINDOW_BYTES = 128 << 20  # as much as `zstd -d` grants too, unless it is told otherwise
+_MAX_WINDOW_BYTES = 128 << 20  # the default limit of `zstd -d`
 _PART_BYTES = 1 << 10  # becomes 32 MiB at most
 _READ_BYTES = 1 << 16
 _END_TIMEOUT_S = 10.0
@@ -21,12 +21,12 @@ class _Source(Protocol):
 
 
 def is_there() -> bool:
-    """Say whether anything here unpacks zstd."""
+    """Return whether anything here unpacks zstd."""
     return new_frame() is not None or shutil.which("zstd") is not None
 
 
 def new_frame() -> Callable[[], Any] | None:
-    """Return what makes a decompressor of one frame, used like those of lzma; None without a module for it."""
+    """Return a constructor of decompressors for one frame, as lzma's; None without a module."""
     try:
         own = importlib.import_module("compression.zstd")
     except ImportError:
@@ -42,7 +42,7 @@ def new_frame() -> Callable[[], Any] | None:
 
 
 class _Frame:
-    """A frame as the package `zstandard` unpacks it: it takes any input at once, so it gets little."""
+    """A frame unpacked by `zstandard`, in small parts, because it accepts any input at once."""
 
     def __init__(self, package: Any) -> None:
         packer = package.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
@@ -52,12 +52,12 @@ class _Frame:
 
     @property
     def needs_input(self) -> bool:
-        """Say whether nothing comes without more input."""
+        """Return whether nothing comes without more input."""
         return not self._input and not self._output
 
     @property
     def eof(self) -> bool:
-        """Say whether the frame has ended and all of it was handed out."""
+        """Return whether the frame has ended and all of it was returned."""
         return bool(self._engine.eof) and not self._output
 
     @property
@@ -86,7 +86,7 @@ class ZstdProgram:
     """The program `zstd`, which gets a stream from a thread; it ends when nobody reads it any more.
 
     Raises:
-        OSError: There is no such program.
+        OSError: The program is not installed.
     """
 
     def __init__(self, file: _Source) -> None:
@@ -126,7 +126,7 @@ class ZstdProgram:
         return b""
 
     def close(self) -> None:
-        """Let the program end, also in the middle."""
+        """End the program, even in the middle of the stream."""
         self._plain.close()
         self._child.wait(_END_TIMEOUT_S)
         self._feeder.join(_END_TIMEOUT_S)
@@ -139,6 +139,6 @@ class ZstdProgram:
                     while left:
                         left = left[pipe.write(left) :]
         except BrokenPipeError:
-            pass  # it has ended, or nobody reads it: its status says which
+            pass  # it has ended, or nobody reads it: its status tells which
         except (OSError, EOFError, ValueError) as error:
             self._failure = error

@@ -1,1 +1,1 @@
-"""Predicts the time of a training step on more nodes from measurements. Standard library only."""
+"""Predicts the time of a training step on more nodes, with the standard library only."""

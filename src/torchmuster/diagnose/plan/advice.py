@@ -1,4 +1,7 @@
-"""Which change of a training job would help most, with numbers. Pure; standard library only."""
+"""Which change of a training job would help most, with numbers; and known networks by name.
+
+Pure; standard library only.
+"""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,12 +15,11 @@ from torchmuster.diagnose.plan.scaling import (
     predict,
 )
 
-# Networks by name, with their expected latency and bandwidth. Standard library only.
-#
-# The bandwidths are what large transfers reach, not what is printed on the box: 88 % of the line for RDMA and for TCP
-# up to 25 Gbit/s; NCCL over TCP sockets reaches about half of 100 Gbit/s. Latencies are NCCL's for a hop between nodes
-# (NVIDIA/nccl, src/graph/tuning.cc: 14 us for RDMA, simple protocol; 1.9 to 3.4 us for NVLink) and those of TCP in
-# a data centre. They are for a first answer: `muster plan --on NAME` measures.
+# Networks by name, with their expected latency and bandwidth. The bandwidths are those that large
+# transfers reach, not the nominal ones: 88 % of the line for RDMA and for TCP up to 25 Gbit/s; NCCL
+# over TCP sockets reaches about half of 100 Gbit/s. Latencies are NCCL's for a hop between nodes
+# (NVIDIA/nccl, src/graph/tuning.cc: 14 us for RDMA, simple protocol; 1.9 to 3.4 us for NVLink) and
+# those of TCP in a data centre. They are for a first answer: `muster plan --on NAME` measures.
 
 
 US = 1e-6
@@ -25,10 +27,10 @@ US = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLink:
-    """A link that has a name.
+    """A link with a name.
 
     Attributes:
-        about: What it is, in words.
+        about: Its description.
     """
 
     link: NetworkLink
@@ -67,7 +69,10 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def parse_link(text: str) -> NetworkLink | None:
-    """Return the link of `25Gbit/s,50us` or `3GB/s,20us`; None when the text is invalid. The rate is taken as the one that is reached."""
+    """Return the link of `25Gbit/s,50us` or `3GB/s,20us`; None when the text is invalid.
+
+    The rate counts as the one that transfers reach.
+    """
     rate_text, _, latency_text = text.partition(",")
     rate = _RATE.fullmatch(rate_text.strip())
     latency = _LATENCY.fullmatch(latency_text.strip())
@@ -80,7 +85,7 @@ def parse_link(text: str) -> NetworkLink | None:
 
 
 def next_faster(link: NetworkLink) -> tuple[str, NetworkLink] | None:
-    """Return the slowest known network with at least twice the bandwidth, by all of its names; None beyond all."""
+    """Return names and link of the slowest network that is at least twice as fast, or None."""
     faster = [
         known.link for known in BETWEEN.values() if known.link.bytes_per_s >= 2 * link.bytes_per_s
     ]
@@ -92,18 +97,18 @@ def next_faster(link: NetworkLink) -> tuple[str, NetworkLink] | None:
 
 
 MORE_MICRO_STEPS = 4
-WORTH_TELLING = 1.02  # less gain than this is within what any model is wrong by
+WORTH_TELLING = 1.02  # a smaller gain is within the error of any model
 _BF16_HOOK = "register_comm_hook(None, default_hooks.bf16_compress_hook); sums are rounded to bf16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobChange:
-    """A change, and what it would bring.
+    """A change and its effect.
 
     Attributes:
         what: The change in words.
-        gain: The factor of work per time, e.g. 1.5; gains that a single worker would have too (fewer updates) do not
-            count.
+        gain: The factor of work per time, e.g. 1.5; gains that a single worker would have too
+            (fewer updates) do not count.
         step_s: The step time after the change.
         note: How to do it or what it costs; may be empty.
     """
@@ -124,7 +129,7 @@ class Layout:
 
 
 def layouts(work: Work, cluster: Cluster, num_workers: int) -> list[Layout]:
-    """Return the placements of this number of workers on nodes with at most `per_node`, fewest nodes first."""
+    """Return the layouts of so many workers, up to `per_node` on a node, the fewest nodes first."""
     fitting = [n for n in range(cluster.per_node, 0, -1) if num_workers % n == 0]
     return [
         Layout(

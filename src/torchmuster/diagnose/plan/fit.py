@@ -1,11 +1,14 @@
-"""Latency and bandwidth of a network from the times of sums, by least squares. Standard library only."""
+"""Fits a network's latency and bandwidth to the times of sums, by least squares.
+
+Standard library only.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 SAG = 0.9
-"""A bus bandwidth below this part of the next smaller size's is a sign of loss, of the MTU or of incast."""
+"""A bus bandwidth below this part of the next smaller size's shows loss, the MTU or incast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +33,8 @@ class RingFit:
     Attributes:
         num_ranks: The number of ranks in the measurement.
         latency_s: Of one hop: alpha.
-        bytes_per_s: Of each rank and direction, what the sums themselves cost included: 1/beta.
-        cpu_s_per_byte: What a rank's processor pays for each byte of the vector.
+        bytes_per_s: Of each rank and direction, including the cost of the sums: 1/beta.
+        cpu_s_per_byte: A rank's processor time for each byte of the vector.
         r_squared: 1 when the model explains all differences between the times.
         worst: The largest deviation of a time from the model, as a part of the time.
         busbw_bytes_per_s: Of the largest size.
@@ -61,7 +64,7 @@ def read_timings(found: Iterable[Mapping[str, Any]]) -> list[Timing]:
 
 
 def bus_bandwidth(timing: Timing, num_ranks: int) -> float:
-    """Return the bus bandwidth of an all-reduce in bytes/s, to be held against the link's.
+    """Return the bus bandwidth of an all-reduce in bytes/s, to be compared with the link's.
 
     Source: nccl-tests, doc/PERFORMANCE.md: busbw = S/t * 2(n-1)/n.
     """
@@ -71,13 +74,13 @@ def bus_bandwidth(timing: Timing, num_ranks: int) -> float:
 def fit_ring(timings: Sequence[Timing], num_ranks: int) -> RingFit:
     """Fit T = 2(n-1) alpha + 2(n-1)/n S beta to times of several sizes.
 
-    Least squares with the weights 1/t, as for errors that grow with the root of the time: plain ones would see the
-    largest size alone, relative ones would believe the small sizes, which shapers and buffers let through for
-    nothing, as much as the large ones. Neither alpha nor beta can be less than 0. What the sums cost (gamma) grows with
-    S as the transfer does, so it is a part of beta.
+    Least squares with the weights 1/t, as for errors that grow with the root of the time: plain
+    ones would see the largest size alone; relative ones would trust the small sizes, which shapers
+    and buffers pass for free, as much as the large ones. Neither alpha nor beta can be less than 0.
+    The cost of the sums (gamma) grows with S as the transfer does, so it is a part of beta.
 
-    Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005),
-    section 4, for the model; the fit is the textbook's.
+    Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+    MPICH" (2005), section 4, for the model; the fit is the textbook's.
 
     Raises:
         ValueError: Fewer than two ranks or two sizes.
@@ -106,7 +109,7 @@ def fit_ring(timings: Sequence[Timing], num_ranks: int) -> RingFit:
 
 
 def _solve(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the alpha, beta >= 0 that bring alpha*a + beta*b nearest to t in all rows (a, b, t)."""
+    """Return alpha, beta >= 0 that bring alpha*a + beta*b nearest to t in all rows (a, b, t)."""
     aa = sum(a * a / t for a, _, t in rows)
     ab = sum(a * b / t for a, b, t in rows)
     bb = sum(b * b / t for _, b, t in rows)
@@ -116,7 +119,7 @@ def _solve(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     beta = (aa * bt - ab * at) / determinant
     if alpha < 0:
         return 0.0, bt / bb
-    # A time that does not grow with the size bounds the bandwidth from below only.
+    # A time that does not grow with the size gives only a lower bound of the bandwidth.
     return (alpha, beta) if beta > 0 else (at / aa, _TINY)
 
 

@@ -1,13 +1,15 @@
-"""The time of a training step on more nodes, by the known models of collectives. Pure; standard library only.
+"""Predicts the time of a training step on more nodes, by the known models of collectives.
+
+Pure; standard library only.
 
 Sizes are bytes, times seconds, bandwidths bytes/s of one direction. Models and their sources:
 
-- Ring: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), and
-  nccl-tests, doc/PERFORMANCE.md for the factors of the bus bandwidth.
-- Two levels: reduce-scatter inside the node, all-reduce between the nodes, all-gather inside, as NCCL's rings do
-  in effect (NVIDIA/nccl, src/graph/tuning.cc).
-- Overlap: PyTorch's DistributedDataParallel sums buckets in the order in which they fill during the backward pass, one
-  after the other (Li et al., "PyTorch Distributed", VLDB 2020, section 4.2).
+- Ring: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH"
+  (2005), and nccl-tests, doc/PERFORMANCE.md for the factors of the bus bandwidth.
+- Two levels: reduce-scatter inside the node, all-reduce between the nodes, all-gather inside, as
+  NCCL's rings do in effect (NVIDIA/nccl, src/graph/tuning.cc).
+- Overlap: PyTorch's DistributedDataParallel sums buckets in the order in which they fill during the
+  backward pass, one after the other (Li et al., "PyTorch Distributed", VLDB 2020, section 4.2).
 - Sharding: Rajbhandari et al., "ZeRO" (2020), section 7: 3/2 of the volume of an all-reduce.
 """
 
@@ -50,10 +52,10 @@ class Cluster:
     Attributes:
         per_node: Workers on each node.
         between: One network adapter of a node.
-        adapters: How many a node has; a worker uses the one that is nearest to it.
+        adapters: How many a node has; a worker uses the nearest.
         inside: Between two workers of a node; None with one worker on each.
         is_flat: One ring over all workers, as Gloo makes it; else two levels.
-        cpu_s_per_byte: What a sum costs the processor that also computes; 0 with GPUs.
+        cpu_s_per_byte: The cost of a sum for a processor that also computes; 0 with GPUs.
     """
 
     per_node: int
@@ -64,10 +66,11 @@ class Cluster:
     adapters: int = 1
 
     def all_reduce_s(self, size_bytes: float, num_nodes: int) -> float:
-        """Return the time of an all-reduce over all workers of so many nodes.
+        """Return the time of an all-reduce over all workers of `num_nodes` nodes.
 
-        Two levels: T_RS(g, S) + T_AR(N, S) + T_AG(g, S). All workers of a node together carry S through its network, so
-        the bandwidth's term between nodes is 2(N-1)/N S/B with any number of them.
+        Two levels: T_RS(g, S) + T_AR(N, S) + T_AG(g, S). All workers of a node together carry S
+        through its network, so the bandwidth's term between nodes is 2(N-1)/N S/B with any number
+        of them.
         """
         if num_nodes == 1 or not self.is_flat:
             used = min(self.adapters, self.per_node)
@@ -105,7 +108,7 @@ class Work:
     Attributes:
         gradient_bytes: What is summed: parameters times the size of a gradient.
         forward_s, backward_s, optimizer_s: Of one micro-step and of the update.
-        arrivals: Gradients by their order, when that was measured; else they come evenly.
+        arrivals: Gradients in their order, if that was measured; else they come evenly.
         accumulation: Micro-steps before the sum and the update.
         is_sharded: FSDP with full sharding, instead of DDP.
         bucket_bytes: DDP's `bucket_cap_mb`.
@@ -130,7 +133,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A step on so many nodes.
+    """A step on a number of nodes.
 
     Attributes:
         step_s: From one update to the next.
@@ -157,7 +160,7 @@ class Prediction:
 
 
 def predict(work: Work, cluster: Cluster, num_nodes: int) -> Prediction:
-    """Return the time of a step; DDP reduces after the last micro-step only (`no_sync`), FSDP communicates in each."""
+    """Predict a step; DDP sums only after the last micro-step (`no_sync`), FSDP in each."""
     num_workers = num_nodes * cluster.per_node
     all_s = exposed_s = cost_s = 0.0
     if num_workers > 1 and work.is_sharded:
@@ -185,9 +188,10 @@ def predict(work: Work, cluster: Cluster, num_nodes: int) -> Prediction:
 
 
 def slowest_of(num_workers: int) -> float:
-    """Return how many standard deviations the slowest of n workers is expected above the mean; near sqrt(2 ln n).
+    """Return how many deviations the slowest of n workers is above the mean; near sqrt(2 ln n).
 
-    Source: Blom, "Statistical Estimates and Transformed Beta-Variables" (1958), for normal deviates.
+    Source: Blom, "Statistical Estimates and Transformed Beta-Variables" (1958), for normal
+    deviates.
     """
     if num_workers < 2:
         return 0.0
@@ -195,7 +199,7 @@ def slowest_of(num_workers: int) -> float:
 
 
 def make_buckets(work: Work) -> list[Arrival]:
-    """Return DDP's buckets: filled in order of arrival, closed when they hold their size or more, the first at 1 MiB.
+    """Return DDP's buckets: filled by arrival, closed at their size or more, the first at 1 MiB.
 
     Gradients that were not measured come evenly over the backward pass, and split anywhere.
 
@@ -231,8 +235,9 @@ def ddp_waits(
 ) -> tuple[float, float]:
     """Return how long a backward pass waits for its sums, and how much they slow it down.
 
-    end_i = max(ready_i, end_(i-1)) + T(b_i); exposed = max(0, end_k - T_b). On a processor each sum also takes time
-    from the computation beside it, in proportion to the part of the sum that is beside it: later gradients come later.
+    end_i = max(ready_i, end_(i-1)) + T(b_i); exposed = max(0, end_k - T_b). On a processor, each
+    sum also slows the computation that runs at the same time, in proportion to their overlap: later
+    gradients come later.
     """
     end_s = late_s = 0.0
     for bucket, sum_s in zip(buckets, sums_s, strict=True):
@@ -247,10 +252,12 @@ def ddp_waits(
 def sharded_exposed_s(work: Work, half_s: SizeTime, num_blocks: int = NUM_BLOCKS) -> float:
     """Return how long one micro-step of FSDP waits for its transfers.
 
-    A block's parameters are gathered while the one before it computes, forward and again backward, and its gradients
-    are scattered while the next ones compute. Transfers share the network, one after the other.
+    A block's parameters are gathered while the one before it computes, forward and again backward,
+    and its gradients are scattered while the next ones compute. Transfers share the network, one
+    after the other.
 
-    Source: Zhao et al., "PyTorch FSDP" (VLDB 2023), section 3.3; the volume is that of ZeRO, section 7.2.
+    Source: Zhao et al., "PyTorch FSDP" (VLDB 2023), section 3.3; the volume is that of ZeRO,
+    section 7.2.
     """
     transfer_s = half_s(work.gradient_bytes / num_blocks)
     network_s = computed_s = 0.0
@@ -258,7 +265,7 @@ def sharded_exposed_s(work: Work, half_s: SizeTime, num_blocks: int = NUM_BLOCKS
         network_s += transfer_s
         computed_s = max(computed_s, network_s) + work.forward_s / num_blocks
     for block in range(num_blocks):
-        # The gather of this block was asked for before the scatter of the last one.
+        # The gather of this block was requested before the scatter of the last one.
         network_s = network_s + transfer_s
         ready_s = max(computed_s, network_s)
         if block:

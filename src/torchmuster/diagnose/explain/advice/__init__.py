@@ -1,1 +1,1 @@
-"""Advice that fits the case: values worked out from the log, and how to install what is missing."""
+"""Advice for the case: values computed from the log, and how to install what is missing."""

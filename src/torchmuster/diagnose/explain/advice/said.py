@@ -1,4 +1,4 @@
-"""What an event says, and where: its text, the user's own line, what the message asks for."""
+"""The text of an event, its place in the user's code, and the remedy that it proposes."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -7,30 +7,30 @@ from itertools import pairwise
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogEvent, LogLine
 
-# Works a word for advice out; empty where the log does not show it.
+# Computes a value for advice; empty where the log does not show it.
 Value = Callable[[Case, LogEvent], str]
 
 
 def text_of(event: LogEvent) -> str:
-    """Return all that an event says: an exception with its type and the further lines of its message."""
+    """Return the text of an event: for an exception, its type and all lines of its message."""
     if not event.get("type"):
         return event.line.text
     return f"{event.get('type')}: {event.get('message')}\n{event.get('more')}".strip()
 
 
 def first_of(regex: re.Pattern[str], text: str, group: str | int = 0) -> str:
-    """Return what a regular expression finds first, or an empty text."""
+    """Return the first match of a regular expression, or an empty string."""
     found = regex.search(text)
     return (found[group] or "") if found is not None else ""
 
 
 def line_with(case: Case, words: str) -> str:
-    """Return the first line that has these words, of those that are kept; empty when there is none."""
+    """Return the first kept line that contains these words; empty when there is none."""
     return next((line.text for line in lines_of(case) if words in line.text), "")
 
 
 def lines_of(case: Case) -> Iterable[LogLine]:
-    """Yield the lines that are kept of a job: the first and last of each log, and those that mean something."""
+    """Yield the kept lines of a job: the first and last of each log, and those of events."""
     for log in case.record.logs:
         yield from log.header
         yield from log.last
@@ -38,7 +38,7 @@ def lines_of(case: Case) -> Iterable[LogLine]:
 
 
 def place_in_code(event: LogEvent) -> str:
-    """Return file and line of the innermost frame of the user's own code, and what stands there."""
+    """Return file, line and code of the innermost frame of the user's own code."""
     place = event.get("where") if event.get("own") else ""
     if not place:
         return ""
@@ -48,7 +48,7 @@ def place_in_code(event: LogEvent) -> str:
 
 
 def code_at(event: LogEvent) -> str:
-    """Return the code of the innermost frame of the user's own, as its traceback shows it."""
+    """Return the code at an event's place, as its traceback shows it."""
     path, _, number = event.get("where").rpartition(":")
     for frame, code in pairwise(event.detail):
         if f'"{path}", line {number}' in frame and not code.lstrip().startswith("File "):
@@ -76,7 +76,7 @@ _ELSEWHERE = ("On Windows,", "on Windows,", "On macOS,", "on macOS,")
 
 
 def remedy_of(event: LogEvent) -> str:
-    """Return what a message itself asks for; empty where it asks for nothing."""
+    """Return the remedy that a message proposes; empty when it proposes none."""
     text = _BROKEN_SENTENCE.sub(" ", text_of(event).partition(": ")[2])
     for found in _REMEDY.finditer(text):
         if text[: found.start("words")].rstrip().endswith(_ELSEWHERE):

@@ -1,7 +1,7 @@
-"""Words for the braces of advice that no message has as they are: a sum, a name, a line of the user's own code.
+"""Values for placeholders in advice that no message contains: a sum, a name, a line of code.
 
-Each value is worked out from an event, and from the case where another line has to be held against it. It is empty where the
-log does not show it: then advice that needs it is not given (`rules/rows.py`).
+Each value is computed from an event, and from the case where other lines have to be compared. It is
+empty where the log does not show it; then advice that needs it is not given (`rules/rows.py`).
 """
 
 import difflib
@@ -24,7 +24,8 @@ from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogEvent
 from torchmuster.diagnose.explain.reading.gpu_memory import GpuMemory, in_gib, read_memory
 
-# What pip calls the packages whose modules have other names, and how those are installed that need more than a name.
+# pip's names of packages whose modules are named differently, and how to install those that need
+# more than a name.
 
 
 # Source: the projects' pages on PyPI.
@@ -61,7 +62,7 @@ _DISTRIBUTIONS = {
     "huggingface_hub": "huggingface-hub",
     "ray": "'ray[default]'",
 }
-# These are compiled against the torch that is installed, so pip must not build them apart from it.
+# These compile against the installed torch, so pip must not build them in isolation.
 _BUILT_AGAINST_TORCH = {
     "flash_attn": "flash-attn",
     "flash_attn_2_cuda": "flash-attn",
@@ -88,9 +89,9 @@ _BUILT_AGAINST_TORCH = {
 
 
 def distribution_of(module: str) -> str:
-    """Return what to write behind `pip install` for a module; empty where the name of its package is not known.
+    """Return what follows `pip install` for a module; empty when its package is not known.
 
-    A module of the user's own looks like any other that is missing: only names that are known to be on PyPI are said.
+    A missing module may be the user's own: only names that are known to be on PyPI are returned.
     """
     top = module.partition(".")[0]
     if top in _BUILT_AGAINST_TORCH:
@@ -237,13 +238,13 @@ _FILE = re.compile(r"[\w./~+-]+\.[A-Za-z]\w{0,11}\b|(?<![\w.])/[\w.+-]+(?:/[\w.+
 
 
 def _distribution(_case: Case, event: LogEvent) -> str:
-    """Return what to hand to pip for a module that is missing or does not fit."""
+    """Return the package to install for a module that is missing or does not fit."""
     module = event.get("module") or event.get("name") or first_of(_MODULE, text_of(event), "module")
     return distribution_of(module)
 
 
 def _broken_part(_case: Case, event: LogEvent) -> str:
-    """Return the package whose own files look for a part of it that is missing."""
+    """Return the package whose own files import a missing part of it."""
     module = first_of(_MODULE, text_of(event), "module")
     top = module.partition(".")[0]
     frames = " ".join(event.detail)
@@ -251,21 +252,21 @@ def _broken_part(_case: Case, event: LogEvent) -> str:
 
 
 def _pip_install(case: Case, event: LogEvent) -> str:
-    """Return the command that installs a missing module; a package that lacks a part of itself is installed anew."""
+    """Return the command that installs a missing module; an incomplete package is reinstalled."""
     broken = _broken_part(case, event)
     name = broken or _distribution(case, event)
     return f"pip install {'--force-reinstall ' if broken else ''}{name}" if name else ""
 
 
 def _meant_module(_case: Case, event: LogEvent) -> str:
-    """Return a well known module that is spelled nearly like the missing one."""
+    """Return a well-known module that is spelled nearly like the missing one."""
     top = first_of(_MODULE, text_of(event), "module").partition(".")[0]
     near = _nearest(top, KNOWN_MODULES) if top else ""
     return near or (_nearest(top, sys.stdlib_module_names) if top else "")
 
 
 def _hiding_file(_case: Case, event: LogEvent) -> str:
-    """Return the user's own file in which an import went round in a circle, where it has the name of a module of Python's."""
+    """Return the user's file that hides a module of Python's and so causes a circular import."""
     name = os.path.basename(event.get("where").rpartition(":")[0])
     return name if name.removesuffix(".py") in sys.stdlib_module_names else ""
 
@@ -278,7 +279,7 @@ def _meant_command(case: Case, event: LogEvent) -> str:
 
 
 def _lmod(_case: Case, event: LogEvent) -> str:
-    """Return the path of Lmod's own program, where that is what was not found."""
+    """Return the path of Lmod's own program, if that was not found."""
     path = next(filter(None, map(event.get, ("command", "path", "other"))), "")
     return path if path.endswith("/libexec/lmod") else ""
 
@@ -289,7 +290,7 @@ def _existing_cluster(case: Case, _event: LogEvent) -> str:
 
 
 def _meant_file(case: Case, event: LogEvent) -> str:
-    """Return a path that the log names and that is spelled nearly like the missing one; else a script's usual name."""
+    """Return a path of the log, or a usual script name, spelled nearly like the missing one."""
     missing = missing_path(event)
     _folder, name = os.path.split(missing)
     if not name:
@@ -303,7 +304,7 @@ def _meant_file(case: Case, event: LogEvent) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    """Return the one word that is spelled nearly like another, in the same number of letters or one more or less."""
+    """Return the known word that is spelled nearly like another; lengths differ by at most 1."""
     if word in known:
         return ""
     near = [
@@ -315,7 +316,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _differ_in_spelling(one: str, other: str) -> bool:
-    """Say whether two names differ within words: files of a series differ in a number or a letter of their own."""
+    """Return whether two names differ within words, not in the number or letter of a series."""
     if re.findall(r"\d+", one) != re.findall(r"\d+", other):
         return False
     words, others = re.findall(r"[^\W\d_]+", one), re.findall(r"[^\W\d_]+", other)
@@ -324,7 +325,7 @@ def _differ_in_spelling(one: str, other: str) -> bool:
 
 
 def _meant_option(case: Case, event: LogEvent) -> str:
-    """Return an option of the usage that argparse printed, spelled nearly like the one that it did not know."""
+    """Return an option from argparse's usage text that is spelled nearly like the unknown one."""
     wrong = first_of(re.compile(r"unrecognized arguments: (--[\w-]+)"), event.line.text, 1)
     usage = {option for line in lines_of(case) for option in re.findall(r"\[(--[\w-]+)", line.text)}
     same = {option for option in usage if option.replace("-", "_") == wrong.replace("-", "_")}
@@ -347,12 +348,12 @@ _WRITES = re.compile(
 
 
 def missing_path(event: LogEvent) -> str:
-    """Return the path that an event says is not there."""
+    """Return the path that an event reports as missing."""
     return event.get("path") or first_of(_PATH, event.get("message") or event.line.text, "path")
 
 
 def _folder_to_make(_case: Case, event: LogEvent) -> str:
-    """Return the folder that is missing where a line writes a file: programs make files, not their folders."""
+    """Return the missing folder if the code writes a file to it: writing a file makes no folder."""
     named = first_of(_NO_FOLDER, event.get("message"), "path")
     if named and (
         event.get("message").startswith("Parent directory") or _WRITES.search(code_at(event))
@@ -380,7 +381,7 @@ def _on_tmp(_case: Case, event: LogEvent) -> str:
     return first_of(_TMP, event.line.text, 1)
 
 
-# Which variable says where a library keeps its cache. Source: the libraries' documentation.
+# The variable that moves each library's cache. Source: the libraries' documentation.
 _CACHES = {
     "/.cache/huggingface": "HF_HOME",
     "/.cache/torch": "TORCH_HOME",
@@ -410,7 +411,7 @@ def _cache_variable(_case: Case, event: LogEvent) -> str:
     return _CACHES[max(lies_in, key=len)] if lies_in else ""
 
 
-# What torch.compile lacks; compilers of C and C++ are packages of their own.
+# Compilers that torch.compile lacks; those of C and C++ are separate packages.
 _COMPILERS = (
     (
         re.compile(r"InvalidCxxCompiler|C\+\+ compiler"),
@@ -435,7 +436,7 @@ def _compiler_package(_case: Case, event: LogEvent) -> str:
 
 
 def _spelling(_case: Case, event: LogEvent) -> str:
-    """Return the name that Python proposes for one that is not there."""
+    """Return the name that Python proposes for one that does not exist."""
     return first_of(re.compile(r"Did you mean:? [^?]{1,80}\?"), text_of(event))
 
 
@@ -494,7 +495,7 @@ def _is_in_a_layer(event: LogEvent) -> bool:
 
 
 def _odd_view(_case: Case, event: LogEvent) -> str:
-    """Return the size that a view asks for and the number of entries does not divide by."""
+    """Return why a view fails: the number of entries is not a multiple of its fixed sizes."""
     found = _VIEW.search(event.get("message"))
     if found is None:
         return ""
@@ -506,7 +507,7 @@ def _odd_view(_case: Case, event: LogEvent) -> str:
 
 
 def _position_table(_case: Case, event: LogEvent) -> str:
-    """Return `positions` where the frames show that the table in question is that of the positions."""
+    """Return `positions` if the frames show that the table is that of the positions."""
     return "positions" if any(map(_POSITION.search, event.detail)) else ""
 
 
@@ -534,7 +535,7 @@ def _built_shape(_case: Case, event: LogEvent) -> str:
 
 
 def _stored_rows(_case: Case, event: LogEvent) -> str:
-    """Return how many rows a table of tokens has in the checkpoint, if only their number differs."""
+    """Return how many rows a token table has in the checkpoint, if only that number differs."""
     found = _STORED.search(text_of(event))
     if found is None or not _TABLE.search(found["key"]):
         return ""
@@ -551,7 +552,7 @@ def _built_rows(case: Case, event: LogEvent) -> str:
 
 
 def _module_prefix(_case: Case, event: LogEvent) -> str:
-    """Return the prefix that all keys of a checkpoint have and the model's do not: it was saved from a wrapper."""
+    """Return the wrapper's prefix that all keys of a checkpoint have and the model's do not."""
     keys = re.findall(r'"([\w.]+)"', text_of(event).partition("Unexpected key(s)")[2])
     prefixes = {prefix for key in keys if (prefix := first_of(_WRAPPERS, key))}
     return prefixes.pop() if len(prefixes) == 1 and all(map(_WRAPPERS.match, keys)) else ""
@@ -569,7 +570,7 @@ _OF_SIZE = re.compile(r"with size (\d+)")
 
 
 def _multiples(size: str, unit: int) -> str:
-    """Return the multiples of a number around a size that is none."""
+    """Return the multiples of a number on both sides of a size that is not one itself."""
     if not size.isdigit() or not unit or int(size) % unit == 0:
         return ""
     below = int(size) // unit * unit
@@ -577,7 +578,10 @@ def _multiples(size: str, unit: int) -> str:
 
 
 def _fitting_batch(_case: Case, event: LogEvent) -> str:
-    """Return the global batch sizes next to one that is no multiple of micro batch times data parallel size."""
+    """Return the global batch sizes next to one that does not fit.
+
+    It must be a multiple of micro batch times data parallel size, or of the number of ranks.
+    """
     sizes = [event.get(name) for name in ("micro", "dp")]
     if all(word.isdigit() for word in sizes):
         return _multiples(event.get("size"), math.prod(map(int, sizes)))
@@ -586,13 +590,13 @@ def _fitting_batch(_case: Case, event: LogEvent) -> str:
 
 
 def _fitting_world(_case: Case, event: LogEvent) -> str:
-    """Return the numbers of ranks next to one that is no multiple of what the model is divided into."""
+    """Return the numbers of ranks next to one that the model's division does not divide."""
     unit = re.fullmatch(r"\(?(\d+)\)?\.?", event.get("why").strip())
     return _multiples(event.get("size"), int(unit[1])) if unit is not None else ""
 
 
 def _tensor_sizes(_case: Case, event: LogEvent) -> str:
-    """Return the tensor parallel sizes up to the one that was asked for that divide the number of heads."""
+    """Return the tensor parallel sizes below the requested one that divide the number of heads."""
     heads, most = event.get("heads"), event.get("tp")
     if not heads.isdigit() or not most.isdigit():
         return ""
@@ -604,7 +608,7 @@ _EQUATION = re.compile(r"(?P<train>\d+) != (?P<micro>\d+) \* (?P<steps>\d+) \* (
 
 
 def _train_batch(_case: Case, event: LogEvent) -> str:
-    """Return what DeepSpeed's train_batch_size would have to be: micro batch times accumulation times ranks."""
+    """Return the fitting train_batch_size for DeepSpeed: micro batch x accumulation x ranks."""
     found = _EQUATION.search(text_of(event))
     return str(math.prod(int(found[name]) for name in ("micro", "steps", "ranks"))) if found else ""
 
@@ -656,7 +660,7 @@ def _of_memory(which: Callable[[GpuMemory], float | str | None]) -> Value:
 
 
 def _steps_before(case: Case, event: LogEvent) -> str:
-    """Return the step up to which training went well before an event, if that was many."""
+    """Return the step that training had reached before an event, if it was 200 or more."""
     steps = [
         int(step.get("number"))
         for log in case.record.logs
@@ -683,7 +687,7 @@ def _open_files(case: Case, _event: LogEvent) -> str:
 
 
 def _pace(case: Case, event: LogEvent) -> str:
-    """Return how much of its steps a job had made when its time was up, if the log shows its first steps as well."""
+    """Return how many steps a timed-out job had made, if the log shows its first steps too."""
     for log in case.record.logs:
         first = next((found for line in log.header if (found := _STEP_OF.search(line.text))), None)
         for step in log.last_progress.values():
@@ -702,7 +706,7 @@ _SMALL = 1 << 20
 
 
 def _nccl_bytes(_case: Case, event: LogEvent) -> str:
-    """Return the size of an allocation that NCCL did not get, if it is so small that any GPU with room has it."""
+    """Return the size of an allocation that NCCL did not get, if any GPU should have had room."""
     size = first_of(
         re.compile(r"Failed to CUDA (?:host )?[mc]alloc(?: async)? (\d+) bytes"), event.line.text, 1
     )
@@ -721,7 +725,7 @@ def _cache_tokens(_case: Case, event: LogEvent) -> str:
 
 
 def _free_share(_case: Case, event: LogEvent) -> str:
-    """Return which share of a GPU was free when vLLM started, a little less of it than all."""
+    """Return the share of a GPU that was free when vLLM started, lowered by 5 %."""
     found = _FREE_AT_START.search(text_of(event))
     share = math.floor(95 * float(found["free"]) / float(found["total"])) / 100 if found else 0
     return f"{share:g}" if share else ""
@@ -733,7 +737,7 @@ _OF_WORKER = re.compile(
 
 
 def _ray_share(_case: Case, event: LogEvent) -> str:
-    """Return what the worker that Ray ended held of its node, if that was the most of it."""
+    """Return the share of its node's memory that a worker ended by Ray held, if half or more."""
     found = _OF_WORKER.search(text_of(event))
     if found is None or 2 * float(found["own"]) < float(found["total"]):
         return ""
@@ -747,7 +751,7 @@ def _gpus_here(_case: Case, event: LogEvent) -> str:
 
 
 def _evaluation(_case: Case, event: LogEvent) -> str:
-    """Return `evaluation` where the Trainer had gone into it."""
+    """Return `evaluation` if the Trainer was evaluating."""
     frames = (event.get("through"), *event.detail)
     return "evaluation" if any(map(_EVALUATES.search, frames)) else ""
 

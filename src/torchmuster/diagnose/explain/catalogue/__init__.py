@@ -1,4 +1,5 @@
-"""What the programs print that people paste: message templates with their meaning, one module for each program.
+"""Messages that programs print, and what they mean: a text file for each program.
 
-Facts drawn from the programs' sources, of several releases. Imports nothing of explain but the values of events.
+The facts come from the sources of several releases. Of explain, only the values of events are
+imported.
 """

@@ -1,4 +1,4 @@
-"""The one form of what explain knows: the wordings of a message, what it means, how much it tells, the cause, what helps.
+"""The form of a row: a message's wordings, its meaning, how much it tells, cause and remedy.
 
 All rows stand in the text files of this folder, a paragraph each (`launcher/files/paragraphs.py`): messages of programs in files by
 program, shapes of lines that many programs print in `lines.txt`, causes that rules argue in `rules.txt`.
@@ -16,22 +16,22 @@ from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 
-TOLD = "told:"  # before the name of a message: the kind of an event
+TOLD = "told:"  # before a message's name: the kind of its event
 
 
 class Tells(enum.IntEnum):
-    """How much a message tells of the cause, from nothing to all of it."""
+    """How much a message tells about the cause, from nothing to all of it."""
 
     NOISE = 0  # printed by healthy runs as well; it explains no failure
-    ECHO = 1  # what the others say when somebody has gone
-    FACT = 2  # a version, a size, an address: of use to the rules that compare
+    ECHO = 1  # what other ranks print when one has gone
+    FACT = 2  # a version, a size, an address: for rules that compare
     HINTS = 3  # trouble, but of any cause; less than any exception
     NAMES = 4  # names what went wrong; why may have several answers
     PROVES = 5  # names the cause itself: there is no second reading
 
 
 class Weight:
-    """What comes first when several causes are argued; all in one place, so that they can be compared."""
+    """The order of argued causes, largest first; all in one place, so that they can be compared."""
 
     SCHEDULER = 100
     START = 90
@@ -65,31 +65,31 @@ _ROLES = {
 class Row:
     """One message, one shape of lines, or one cause that a rule argues.
 
-    In `error`, `at`, `hint` and `confirm`, words in braces are fields of the event that began it, or names of `advice/values.py`;
-    `{words}` is the message itself.
+    In `error`, `at`, `hint` and `confirm`, names in braces are fields of the event that began it,
+    or names of `advice/values.py`; `{words}` is the message itself.
 
     Attributes:
-        name: Unique: program, a dot, what it says; `nccl.ib-timeout`.
+        name: Unique: program, a dot, the message's topic; `nccl.ib-timeout`.
         says: Regular expressions of all releases' wordings; named groups become fields.
-        source: Program, releases and file in which a message was read.
-        tells: How much a message tells; None of shapes and rules.
-        role: What a line that says it is in the story of a failure.
-        kind: The kind of event that it is; of a message that rules know already, theirs.
-        raised: It means this only as the message of an exception, not anywhere in a line.
-        cause: A word of `causes.py`; empty where it names none.
+        source: Program, releases and file from which a message was taken.
+        tells: How much a message tells; None for shapes and rules.
+        role: The role of a line with this message in the story of a failure.
+        kind: The kind of its event; for a message that rules know already, theirs.
+        raised: The meaning holds only for an exception's message, not anywhere in a line.
+        cause: A word of `causes.py`; empty when the row names no cause.
         error: The sentence for the user.
         hint: What to change: one sentence, one command.
-        hint_in: What helps in surroundings that the logs show: container, kubernetes, slurm, ...; or `anywhere`. The first
-            of which all words in braces are known is given, else `hint`.
+        hint_in: Hints for surroundings that the logs show: container, kubernetes, slurm, ...; or
+            `anywhere`. The first whose placeholders are all known replaces `hint`.
         confirm: The one command that would prove it.
-        rivals: Causes that look the same in this evidence; they are said where it does not decide.
-        evidence: Kinds of events of which there must be one; empty where a rule chooses the row.
-        words: What such an event has to say, as a regular expression.
-        beside: Kinds of events of which there must be one as well.
-        unless: Kinds of events that speak against it.
-        proof: Words with which it is certain.
+        rivals: Causes with the same evidence; shown where it does not decide.
+        evidence: Kinds of events, one of which is required; empty if a rule chooses the row.
+        words: A regular expression that such an event has to match.
+        beside: Kinds of events, one of which is required as well.
+        unless: Kinds of events that rule the cause out.
+        proof: A regular expression that makes the cause certain.
         at: Where it happened, if the event says so itself.
-        lines: How many lines are shown as evidence; one is the first of all.
+        lines: How many lines are shown as evidence; with one, the first.
     """
 
     name: str
@@ -119,11 +119,11 @@ class Row:
 
     @cached_property
     def regexes(self) -> tuple[re.Pattern[str], ...]:
-        """The wordings, compiled when a line is first held against them."""
+        """The wordings as patterns, compiled at first use."""
         return tuple(re.compile(wording) for wording in self.says)
 
     def find(self, text: str) -> re.Match[str] | None:
-        """Return where a line says it; None where it does not."""
+        """Return where a line matches; None when it does not."""
         for regex in self.regexes:
             if (found := regex.search(text)) is not None:
                 return found
@@ -135,7 +135,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _weight(text: str) -> int:
-    """Return the number of `program`, `program + 2` or `program - 1`."""
+    """Return the number for `program`, `program + 2` or `program - 1`."""
     name, _, change = text.partition(" ")
     base = getattr(Weight, name.upper(), None)
     if base is None:
@@ -164,7 +164,7 @@ def row_of(paragraph: Paragraph) -> Row:
     """Return the row that a paragraph describes.
 
     Raises:
-        ValueError: A field is unknown, or its value; it is a text that two lines give.
+        ValueError: A field or its value is unknown, or a field has more lines than it may.
     """
     fields: dict[str, Any] = {}
     hint_in: dict[str, tuple[str, ...]] = {}
@@ -193,7 +193,7 @@ def read_rows(name: str, names: Mapping[str, str] | None = None) -> tuple[Row, .
 
     Args:
         name: The file's name without its ending.
-        names: Pieces of regular expressions that the file names as `<<name>>`.
+        names: Pieces of regular expressions that the file refers to as `<<name>>`.
     """
     path = os.path.join(os.path.dirname(__file__), f"{name}.txt")
     return tuple(row_of(paragraph) for paragraph in read_paragraphs(path, names))

@@ -1,4 +1,4 @@
-"""What explain knows, found by the words that it has: a line is held only against messages that share a word with it."""
+"""The index of the catalogue: compares a line only with messages that share a stem with it."""
 
 import os
 import re
@@ -10,10 +10,9 @@ from typing import Any
 
 from torchmuster.diagnose.explain.catalogue.entry import Row, Tells, read_rows
 
-# What a line must contain for a regular expression to find something in it: looked for before the expression, for speed.
-#
-# A stem is a piece of one word, in lower case and without digits, so that it can be looked for in lines whose digits were
-# made zeros.
+# Stems: what a line must contain for a regular expression to match; searched first, for speed. A
+# stem is a piece of one word, in lower case and without digits, because the searched lines have all
+# digits replaced by zeros.
 
 
 _LEAST = 4
@@ -21,10 +20,10 @@ _PIECE = re.compile(r"[^\W\d_]{4,}")
 
 
 def stems_of(wording: str) -> frozenset[str]:
-    """Return stems of which each line that a regular expression fits has at least one.
+    """Return stems of which each line that matches a regular expression has at least one.
 
     Raises:
-        ValueError: It may fit a line without any piece of four letters.
+        ValueError: The expression may match a line without any piece of four letters.
     """
     found = _of_sequence(parser.parse(wording))
     if not found:
@@ -35,7 +34,7 @@ def stems_of(wording: str) -> frozenset[str]:
 
 
 def _of_sequence(parts: Sequence[Any]) -> frozenset[str]:
-    """Return the best choice of a sequence: the one whose shortest stem is the longest; empty when there is none."""
+    """Return a sequence's best choice: its shortest stem is longest; empty when there is none."""
     best: frozenset[str] = frozenset()
     run: list[str] = []
     for code, value in (*parts, (None, None)):
@@ -67,7 +66,7 @@ def _better(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
 
 
 def cut_to_few_beginnings(stems: Iterable[str]) -> set[str]:
-    """Return an end of each stem, so chosen that few letters begin them all: a search passes over the others at once."""
+    """Return an end of each stem, so that few letters begin them all: this speeds up the search."""
     ends_by_letter: dict[str, dict[str, str]] = {}
     waiting = set(stems)
     for stem in waiting:
@@ -84,7 +83,7 @@ def cut_to_few_beginnings(stems: Iterable[str]) -> set[str]:
 
 
 class StemFinder:
-    """Finds all of many stems that a text has, also where they overlap, in one pass."""
+    """Finds all of many stems in a text, also overlapping ones, in one pass."""
 
     def __init__(self, stems: Iterable[str]) -> None:
         root: dict[str, Any] = {}
@@ -100,12 +99,12 @@ class StemFinder:
         }
 
     def find(self, text: str) -> set[str]:
-        """Return the stems that a text in lower case has."""
+        """Return the stems that a text in lower case contains."""
         return {stem for longest in self._regex.findall(text) for stem in self._begins[longest]}
 
 
 def _longest_of(node: Mapping[str, Any]) -> str:
-    """Return a regular expression for the longest way through a tree of letters."""
+    """Return a regular expression for the longest path through a tree of letters."""
     parts = [re.escape(letter) + _longest_of(below) for letter, below in node.items() if letter]
     if not parts:
         return ""
@@ -126,14 +125,14 @@ def read_messages() -> tuple[Row, ...]:
 
 
 def known_stems() -> dict[str, frozenset[str]]:
-    """Return the stems of messages by name, as `scripts/make-reference` has written them: to work them out takes longer."""
+    """Return the messages' stems by name, as `scripts/make-reference` saved them: it is faster."""
     with open(os.path.join(_FOLDER, _STEMS), encoding="utf-8") as file:
         lines = (line.rstrip("\n").split("\t") for line in file)
         return {name: frozenset(stems) for name, *stems in lines}
 
 
 def stems_of_row(row: Row) -> frozenset[str]:
-    """Return stems of which each line that says a message has at least one."""
+    """Return stems of which each line with a row's message has at least one."""
     return frozenset(stem for wording in row.says for stem in stems_of(wording))
 
 
@@ -142,7 +141,7 @@ class Catalogue:
 
     Args:
         rows: The messages.
-        stems: Of some of them, by name; those of the others are worked out.
+        stems: Known stems by message name; those of other messages are computed.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class Catalogue:
 
     @property
     def stems(self) -> Iterable[str]:
-        """Return pieces of words, in lower case and without digits: a line without any of them is no message."""
+        """Return pieces of words in lower case without digits; a line without any is no message."""
         return self._in_lines
 
     @cached_property
@@ -168,11 +167,11 @@ class Catalogue:
         return StemFinder(self._by_stem)
 
     def find(self, text: str, *, is_raised: bool = False) -> tuple[Row, Mapping[str, str]] | None:
-        """Return the message that a line says, the one that tells most if it says several; None when it says none.
+        """Return a line's message that tells most, with its fields; None when there is none.
 
         Args:
-            text: A line, or what an exception says with its type.
-            is_raised: It is an exception's: then it is neither noise nor a mere fact.
+            text: A line, or an exception's type and message.
+            is_raised: The text is an exception's: it is neither noise nor a mere fact.
         """
         near = {
             number: row
@@ -180,7 +179,7 @@ class Catalogue:
             for number, row in self._by_stem[stem]
             if (row.tells not in _NEVER_RAISED if is_raised else not row.raised)
         }
-        # What tells most comes first; of the same kind, what stands first in its file.
+        # Messages that tell most come first; among equals, those that come first in their file.
         for _, row in sorted(near.items(), key=lambda one: (-(one[1].tells or 0), one[0])):
             found = row.find(text)
             if found is not None:
@@ -194,5 +193,5 @@ RULE_ROWS: Mapping[str, Row] = {row.name: row for row in read_rows("rules")}
 
 
 def rule_rows(prefix: str) -> tuple[Row, ...]:
-    """Return the rows of rules whose names begin so, in their order."""
+    """Return the rows of rules whose names begin with a prefix, in their order."""
     return tuple(row for name, row in RULE_ROWS.items() if name.startswith(prefix))

@@ -1,1 +1,4 @@
-"""From lines to events: prefixes, tracebacks, what single lines mean. Imports only events and the catalogue."""
+"""Turns lines into events: prefixes, tracebacks, meanings.
+
+Imports only events and the catalogue.
+"""

@@ -1,8 +1,9 @@
-"""Chains of exceptions: which of two tells the cause, the one beneath or the one that was raised while it was handled.
+"""Chains of exceptions: whether the earlier one or the one raised while handling it is the cause.
 
-Proved with failures that were made: an exception that is raised *from* another mostly says that something has failed, and the one
-beneath says what. A look-up that failed (a key, an attribute, an optional import) is a question that the program asked; what follows
-from the answer is the failure. What breaks in a handler or in the cleaning up after a real failure is not the failure.
+Tested with provoked failures: an exception that is raised *from* another mostly says that something
+failed, and the one beneath says what. A failed look-up (a key, an attribute, an optional import) is
+a question that the program asked; what follows from the answer is the failure. What breaks in a
+handler or in the clean-up after a real failure is not the failure.
 """
 
 import re
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from torchmuster.diagnose.explain.catalogue.entry import TOLD
 from torchmuster.diagnose.explain.events import LineRole, LogEvent
 
-# Libraries that fetch: their own last word says more than the socket's error beneath it.
+# Libraries that fetch: their own message says more than the socket's error beneath it.
 FETCHES = re.compile(
     r"^(?:requests|urllib3|urllib|httpx|aiohttp|httpcore|huggingface_hub|botocore|boto3|google|azure|gcsfs|s3fs)\."
     r"|^(?:URLError|HTTPError|SSLError|MaxRetryError|ConnectTimeout|LocalEntryNotFoundError)(?=:|$)"
@@ -22,16 +23,16 @@ _OF_SOCKETS = re.compile(
 )
 _DIRECT = "The above exception was the direct cause"
 BETWEEN = re.compile(r"^(During handling of the above|The above exception was the direct cause)")
-# What fails when it is closed after a failure: the failure before it is the cause.
+# Functions that fail during the clean-up after a failure: the earlier failure is the cause.
 _CLEANS_UP = frozenset(
     {"__exit__", "__aexit__", "__del__", "close", "cleanup", "destroy_process_group"}
 )
 _LOOK_UPS = frozenset({"KeyError", "IndexError", "AttributeError", "StopIteration", "Empty"})
 _IMPORTS = frozenset({"ImportError", "ModuleNotFoundError"})
 _NO_NUMBER = re.compile(r"invalid literal for int\(\)|could not convert string to float")
-# Their names say what happened, whatever the message.
+# Types whose names say what happened, whatever the message.
 _SAY_ALL = frozenset({"MemoryError", "RecursionError", "KeyboardInterrupt", "SystemExit"})
-# Mistakes in the code itself, as handlers have them that nobody has ever run.
+# Mistakes in the code itself, as in handlers that have never run before.
 _ACCIDENTS = frozenset({"AttributeError", "NameError", "UnboundLocalError", "TypeError"})
 _OF_A_CHILD = re.compile(r"CalledProcessError$")
 _NAMES_SOMETHING = re.compile(r"[/\\\d]|['\"`]\w|\w_\w|\w\.\w")
@@ -41,14 +42,14 @@ _FEW_WORDS = 4
 def hands_on(
     event: LogEvent, beneath: LogEvent, *, between: str, caught_in: str, code: Sequence[str]
 ) -> bool:
-    """Say whether an exception only hands on the one beneath it, which then tells the cause.
+    """Return whether an exception only passes on the one beneath it, which then tells the cause.
 
     Args:
-        event: The one that was raised later.
-        beneath: The one before it.
+        event: The later exception.
+        beneath: The earlier exception.
         between: The sentence that joins them.
-        caught_in: The function that caught the one beneath.
-        code: What stands below the last frame of the later one.
+        caught_in: The function that caught the earlier one.
+        code: The lines below the last frame of the later one.
     """
     if event.kind != "exception" or FETCHES.match(event.get("type")):
         return False
@@ -67,7 +68,7 @@ def hands_on(
 
 
 def was_only_asked(event: LogEvent, beneath: LogEvent) -> bool:
-    """Say whether the one beneath was a question of the program, so that it is no failure of its own."""
+    """Return whether the earlier exception was the program's question, and so is no failure."""
     if beneath.kind == "exception" or FETCHES.match(event.get("type")):
         return True
     name = _name(beneath)
@@ -77,7 +78,7 @@ def was_only_asked(event: LogEvent, beneath: LogEvent) -> bool:
 
 
 def _broke_in_the_handler(event: LogEvent, beneath: LogEvent) -> bool:
-    """Say whether a handler of a real failure broke down itself, or says less than what it handled."""
+    """Return whether a handler of a real failure broke, or says less than what it handled."""
     if _name(beneath) in _LOOK_UPS or _NO_NUMBER.search(beneath.get("message")):
         return False
     if _name(event) in _ACCIDENTS:
@@ -87,7 +88,7 @@ def _broke_in_the_handler(event: LogEvent, beneath: LogEvent) -> bool:
 
 
 def _explains(event: LogEvent, beneath: LogEvent, *, is_direct: bool) -> bool:
-    """Say whether an exception says more than the look-up beneath it or the attempt beneath it: in a sentence that names something."""
+    """Return whether an exception says more than the look-up or attempt beneath it."""
     if _NO_NUMBER.search(beneath.get("message")):
         return True
     if _name(beneath) not in _LOOK_UPS:
@@ -101,7 +102,7 @@ def _explains(event: LogEvent, beneath: LogEvent, *, is_direct: bool) -> bool:
 
 
 def _names_something(event: LogEvent) -> bool:
-    """Say whether a message is a sentence that names a file, a number or a word of the program."""
+    """Return whether a message is a sentence that names a file, a number or an identifier."""
     message = event.get("message")
     return len(message.split()) >= _FEW_WORDS and _NAMES_SOMETHING.search(message) is not None
 
@@ -111,7 +112,7 @@ def _name(event: LogEvent) -> str:
 
 
 def _is_of_torch(event: LogEvent) -> bool:
-    """Say whether a lost connection is one between ranks: a client's of something else is raised in its library."""
+    """Return whether a lost connection is between ranks; other clients' have their own library."""
     return event.get("library") in ("", "torch", STANDARD_LIBRARY) or not _OF_SOCKETS.match(
         event.get("type")
     )

@@ -1,4 +1,4 @@
-"""A log as blocks of whole lines, and the two ends of one: what is read of a rank's log when its run has failed."""
+"""Reads a log as blocks of whole lines; of a failed run's long log, only the two ends."""
 
 import os
 import re
@@ -21,12 +21,12 @@ _MAX_NOTES = 50
 
 @dataclass(slots=True)
 class Notes:
-    """What could not be read, and why, for the user."""
+    """What could not be read and why, for the user."""
 
     lines: list[str] = field(default_factory=list)
 
     def add(self, path: str, why: str, *, part: bool = False) -> None:
-        """Note a file that was left out, or of which a part was."""
+        """Note a file that was left out, wholly or in part."""
         if len(self.lines) < _MAX_NOTES:
             self.lines.append(f"{path}: {why}" if part else f"{path} is left out: {why}")
 
@@ -35,10 +35,10 @@ class Notes:
 class LogSource:
     """One log: its name for messages, and its blocks, each ending at the end of a line.
 
-    A line of a block that ends with a carriage return is a part of one of the log: the next goes on with it.
+    A block's line that ends with a carriage return is a part of a line: the next one continues it.
 
     Attributes:
-        num_before: Lines of the log that stand before the first block.
+        num_before: Number of the log's lines before the first block.
     """
 
     path: str
@@ -47,10 +47,10 @@ class LogSource:
 
 
 def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[LogSource]:
-    """Yield the beginning and the end of a log as two; of a short one all as one, of what is no text nothing.
+    """Yield the beginning and the end of a log; a short one whole, a binary file not at all.
 
-    Lines between them are counted, so that those of the end have their numbers; of a very long log they are not, and
-    its name says so.
+    Lines between them are counted, so that those of the end have their numbers; in a very long log
+    they are not, and its name says so.
     """
     try:
         with open(path, "rb") as file:
@@ -80,7 +80,7 @@ def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[Log
 
 
 def plain_lines(data: bytes) -> bytes:
-    """Return text with one kind of line end. What a carriage return ends, as progress bars do, becomes a line that keeps it."""
+    """Return text with newlines only; a part that ends with a carriage return becomes a line."""
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\r\n")
 
 
@@ -93,10 +93,10 @@ def _count_lines(file: IO[bytes], num_bytes: int) -> int:
 
 
 def noise_of_binary(head: bytes) -> float | None:
-    """Return how much of a file's beginning no text has, where that is too much; None of a text.
+    """Return the share of binary noise in a file's beginning if it is too high; None for text.
 
-    A crash on a network file system leaves runs of zeros in a log: few and long ones, with text around them. In binary
-    data they are short and many, and other control characters stand between.
+    A crash on a network file system leaves runs of zeros in a log: few and long ones, with text
+    around them. In binary data they are short and many, among other control characters.
     """
     if head.startswith(UTF16_MARKS):
         return None
@@ -104,14 +104,14 @@ def noise_of_binary(head: bytes) -> float | None:
     sample = head if has_zeros else head[:2048]
     text = sample.replace(b"\0", b"")
     noise = len(text) - len(text.translate(None, _CONTROLS)) + len(re.findall(rb"\0+", sample))
-    if len(text) <= 16:  # a number, or nothing but a hole: what follows is not known yet
+    if len(text) <= 16:  # a number, or only a hole: too little to judge
         return None
     share = noise / len(text)
     return share if share > (_MOST_NOISE_WITH_ZEROS if has_zeros else _MOST_NOISE) else None
 
 
 def without_holes(data: bytes) -> bytes:
-    """Return text without zeros. A run of them ends a line, since the line's own end may have been among them."""
+    """Return text without zeros; a run of zeros ends a line, since it may hide the line's end."""
     if b"\0" not in data:
         return data
     data = _HOLE.sub(lambda hole: hole[1] + hole[2] or b"\n", data)

@@ -1,12 +1,14 @@
-"""The numbers of a message about a GPU's memory, in the words of torch 1.x to 2.x."""
+"""The numbers in a message about GPU memory, as torch 1.x to 2.x words it."""
 
 import re
 from dataclasses import dataclass
 
 _SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "bytes": 1}
 _SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>[KMGT]iB|bytes|B)"
-# torch 1.x to 2.0: (GPU 0; 23.65 GiB total capacity; 12.87 GiB already allocated; 496.00 MiB free; 13.06 GiB reserved ...
-# torch 2.1 on: GPU 0 has a total capacity of 79.19 GiB of which 41.50 MiB is free. ... this process has 4.28 GiB memory in use
+# torch 1.x to 2.0: (GPU 0; 23.65 GiB total capacity; 12.87 GiB already allocated; 496.00 MiB free;
+#   13.06 GiB reserved ...
+# torch 2.1 on: GPU 0 has a total capacity of 79.19 GiB of which 41.50 MiB is free. ... this process
+#   has 4.28 GiB memory in use
 _ASKED = re.compile(r"[Tt]ried to allocate " + _SIZE.format("asked"))
 _TOTAL = re.compile(
     rf"total capac?i?ty of {_SIZE.format('total')}|{_SIZE.format('old_total')} total capacity"
@@ -26,10 +28,10 @@ _ALLOWED = re.compile(rf"\b{_SIZE.format('allowed')} allowed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemory:
-    """What torch's message says of a GPU, in bytes; None where it does not.
+    """The numbers in torch's message about a GPU, in bytes; None for those that are missing.
 
     Attributes:
-        allowed: The cap that the process was given.
+        allowed: The cap for the process.
         largest_other: The other process that holds most, with its size; empty when none is named.
     """
 
@@ -44,7 +46,7 @@ class GpuMemory:
 
     @property
     def others(self) -> float:
-        """What neither is free nor belongs to the process that wrote the message."""
+        """The bytes that are neither free nor held by the process that wrote the message."""
         if self.total is None or self.free is None or self.own is None:
             return 0.0
         return max(0.0, self.total - self.free - self.own)
@@ -69,12 +71,12 @@ def read_memory(text: str) -> GpuMemory:
 
 
 def in_gib(size: float) -> str:
-    """Return a size as a person reads it."""
+    """Return a size for people."""
     return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 28 else f"{size / (1 << 20):.0f} MiB"
 
 
 def _largest_other(text: str, total: float | None) -> str:
-    """Return the process that holds most; in a container the driver may name one with a size that cannot be."""
+    """Return the process that holds most, without the impossible sizes that containers show."""
     sizes = {
         found["pid"]: float(found["used"]) * _SIZES[found["used_unit"]]
         for found in _OTHERS.finditer(text)

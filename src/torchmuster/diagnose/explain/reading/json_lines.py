@@ -1,7 +1,7 @@
-"""Lines that are JSON objects: of Docker, of loggers such as structlog, loguru and zap, of what collects them.
+"""Lines that are JSON objects: of Docker, of loggers such as structlog, loguru and zap.
 
-A line means what its message means. A message of several lines becomes several objects of one line each, so that each can
-be read by itself; an object within an object is opened once.
+A line means what its message means. A message of several lines becomes several objects of one line
+each, so that each can be read separately; an object within an object is opened once.
 """
 
 import json
@@ -16,7 +16,7 @@ _MESSAGES = (
     *("message", "msg", "log", "text", "event", "MESSAGE", "textPayload", "jsonPayload", "body"),
     *("short_message", "stringValue"),
 )
-# What stands beside a message and belongs to it: tracebacks.
+# Fields next to a message that belong to it: tracebacks.
 _MORE = (
     *("exc_info", "exception", "exc_text", "stack_trace", "stacktrace", "traceback", "stack"),
     *("error.stack_trace", "full_message"),
@@ -31,7 +31,7 @@ _HOSTS = (
 )
 _WITHIN = ("kubernetes", "record", "extra", "labels", "context", "attributes", "resource", "fields")
 _DEPTH = 2
-_FIRST_SECOND, _LAST_SECOND = 9e8, 9e9  # from 1998 on; smaller numbers are a clock of their own
+_FIRST_SECOND, _LAST_SECOND = 9e8, 9e9  # from 1998 on; smaller numbers have another zero
 _MAX_LABEL_BYTES = 200
 _MAX_LINES = 1000  # of one message
 _MESSAGE = re.compile(rf'"(?:{"|".join(_MESSAGES)})" ?: ?["{{\\[]'.encode())
@@ -40,11 +40,11 @@ _NUMBERED_LEVELS = ((50, "error"), (40, "warning"), (0, "info"))  # as pino and 
 
 @dataclass(frozen=True, slots=True)
 class JsonLine:
-    """What an object says.
+    """The content of an object.
 
     Attributes:
-        when: As it stands there: a time in words, or a number since 1970.
-        level: As it stands there.
+        when: As in the object: a time in words, or a number since 1970.
+        level: As in the object.
     """
 
     message: str
@@ -54,7 +54,7 @@ class JsonLine:
 
 
 def begin_of(raw: bytes) -> int:
-    """Return where an object with a message begins in a line, also behind a label; -1 if there is none."""
+    """Return where an object with a message begins in a line, also after a label; -1 if none."""
     if raw[:1] == b"{":
         begin = 0
     else:
@@ -65,7 +65,7 @@ def begin_of(raw: bytes) -> int:
 
 
 def read(raw: bytes) -> JsonLine | None:
-    """Return what an object says; None if it is none, or has no message."""
+    """Return the content of an object; None if it is not an object or has no message."""
     values = _object_of(raw)
     if values is None:
         return None
@@ -85,7 +85,7 @@ def read(raw: bytes) -> JsonLine | None:
 
 
 def lines_of(raw: bytes) -> list[bytes]:
-    """Return the lines of an object's message, each as an object of its own; the line itself if it is no such object."""
+    """Return the lines of an object's message, each as a separate object; other lines unchanged."""
     begin = begin_of(raw) if b"\\n" in raw or b"rror" in raw or b"xcept" in raw else -1
     found = read(raw[begin:]) if begin >= 0 else None
     lines = found.message.rstrip().splitlines() if found is not None else []
@@ -141,12 +141,12 @@ def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _without_messages(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object in the place of a message; None hides the names that it has not got itself."""
+    """Return an object that replaces a message; None hides the names that it lacks."""
     return {**dict.fromkeys(_MESSAGES), **message}
 
 
 def _more_of(values: Mapping[str, Any]) -> str:
-    """Return the traceback beside a message, as text."""
+    """Return the traceback next to a message, as text."""
     error = values.get("error")
     if isinstance(error, dict):
         values = {**error, **values}
@@ -157,7 +157,7 @@ def _more_of(values: Mapping[str, Any]) -> str:
 
 
 def _traceback_of(values: Mapping[str, Any]) -> str:
-    """Return a traceback that structlog has taken apart, as Python writes it."""
+    """Return a traceback that structlog has taken apart, as Python prints it."""
     frames = values.get("frames")
     lines = ["Traceback (most recent call last):"]
     for frame in frames if isinstance(frames, list) else ():
@@ -186,7 +186,7 @@ def _number(all_values: list[Mapping[str, Any]], names: tuple[str, ...]) -> int 
 
 
 def _time_of(values: Mapping[str, Any]) -> str | float | None:
-    """Return a time as it stands there; a number is one of seconds, or of thousandths, and so on, since 1970."""
+    """Return a time as it is; a number becomes seconds since 1970, also from milliseconds etc."""
     found = _first(values, _TIMES)
     if isinstance(found, dict):
         found = found.get("repr")

@@ -1,6 +1,7 @@
-"""What single lines mean. Rows are stable fragments of messages, from torch 1.12 to 2.15, never file:line.
+"""The meaning of single lines.
 
-A row says what happened, not why: the rules weigh rows against each other. Named groups become fields.
+Rows are stable fragments of messages, from torch 1.12 to 2.15, never file:line. A row says what
+happened, not why: the rules weigh rows against each other. Named groups become fields.
 """
 
 import errno
@@ -14,11 +15,11 @@ from torchmuster.diagnose.explain.catalogue.entry import Row, Tells, read_rows
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, cut_to_few_beginnings
 from torchmuster.diagnose.explain.events import LineRole
 
-# What the C library calls the kernel's error numbers, in the languages in which logs are written.
+# The C library's texts for the kernel's error numbers, in the languages in which logs are written.
 
 
 SENTENCES: dict[str, int] = {os.strerror(number).lower(): number for number in errno.errorcode}
-# What the kernel's sentences are in other languages; the numbers beside them are the same everywhere.
+# The texts in other languages; the numbers next to them are the same everywhere.
 SENTENCES |= {
     "kein speicherplatz mehr auf dem gerät verfügbar": errno.ENOSPC,
     "auf dem gerät ist kein speicherplatz mehr verfügbar": errno.ENOSPC,
@@ -41,7 +42,7 @@ SENTENCES |= {
     "そのようなファイルやディレクトリはありません": errno.ENOENT,
 }
 
-# What can go wrong with a file: where such a sentence ends a message it is the cause, whatever raised it.
+# File errors: where such a text ends a message it is the cause, whatever raised it.
 _OF_FILES = (
     *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EROFS),
     *(errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ENOTCONN),
@@ -53,7 +54,7 @@ _AT_THE_END = re.compile(
     + r")(?: \(os error \d+\))?(?:: ?'?/[^ ]*)?\W*$",
     re.IGNORECASE,
 )
-# As HDF5 and others put it, and without the kernel's words.
+# As HDF5 and others write it, without the kernel's text.
 _NUMBERED = re.compile(r"\berrno ?[=:]? ?(?P<number>\d{1,3})\b|\(os error (?P<rust>\d{1,3})\)")
 _NOT_THERE = re.compile(
     r"(?:^|: )(?:the )?(?:parent |output |data )?(?:directory|folder|file|path):? \S+ (?:does not|doesn't) exist"
@@ -62,7 +63,7 @@ _NOT_THERE = re.compile(
 )
 
 
-# As libraries put it in words of their own.
+# As libraries word it themselves.
 _IN_OTHER_WORDS = (
     (
         errno.ENOSPC,
@@ -83,7 +84,7 @@ _SAID_OTHERWISE = tuple(
 
 
 def of_a_file(message: str) -> int:
-    """Return the error number of what went wrong with a file, as the end of a message tells it; 0 if it tells none."""
+    """Return the number of the file error with which a message ends; 0 when there is none."""
     found = _AT_THE_END.search(message)
     if found is not None:
         return SENTENCES[found["text"].lower()]
@@ -97,7 +98,8 @@ def of_a_file(message: str) -> int:
     return errno.ENOENT if _NOT_THERE.search(message) else 0
 
 
-# Sentences of the C library that mean trouble wherever they stand; the others need a number or an exception.
+# Texts of the C library that mean trouble anywhere in a line; the others need a number or an
+# exception.
 _TROUBLE = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -114,13 +116,13 @@ _SAID = "|".join(re.escape(words) for words, number in SENTENCES.items() if numb
 
 _MAX_WORDS = 100_000
 _MAX_WORD_BYTES = 64
-_MAX_LINE_BYTES = 8000  # of longer lines nothing further is looked at
+_MAX_LINE_BYTES = 8000  # longer lines are examined up to here
 
 # The first row that fits wins.
 LINES = read_rows("lines", {"trouble": _SAID})
 ROLES = {row.kind: row.role for row in LINES}
 _BY_SHAPE = ("raised_line", "error_line")  # these say least
-# A line without any of these means nothing here; looked for before the rows, for speed.
+# A line without any of these means nothing here; searched before the rows, for speed.
 STEMS: tuple[str, ...] = (
     "rror", "RROR", "--- Logging", "xcept", "ailed", "ailure", "imeout", "imed out", "IMEOUT", "TIME LIMIT", "exceeded", "reempt", "PREEMPT",
     "CANCEL", "ancel", "eleted", "oom", "OOM", "ut of memory", "ut Of Memory", "OUT_OF", "Evicted", "low on resource",
@@ -141,26 +143,26 @@ STEMS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What a line means: the kind of event that it is, its role in the story, what it names."""
+    """The meaning of a line: the kind of its event, its role in the story, what it names."""
 
     kind: str
     role: LineRole
     fields: Mapping[str, str]
 
 
-# A line without any word of failure, of which its logger says that it is one.
+# A line without any word of failure that its logger marks as an error.
 SAID_TO_BE_AN_ERROR = Meaning(kind="error_line", role=LineRole.CONTEXT, fields={})
 
 
 def match(text: str, *, is_raised: bool = False) -> Meaning | None:
-    """Return what a line, or the last line of an exception, means; None when it means nothing.
+    """Return the meaning of a line, or of an exception's last line; None when it means nothing.
 
-    What names a cause in the catalogue says more than any row here, and any row more than a hint of the catalogue.
+    A message of the catalogue says more than any row here, unless it is only a hint.
     """
     known = CATALOGUE.find(text, is_raised=is_raised)
     if known is not None and known[0].tells is not Tells.HINTS:
         return _as_meaning(*known)
-    # Lines that only the catalogue's words let through are most, where those words are common.
+    # Many lines pass only because of common words of the catalogue: these need no rows.
     rows = LINES if is_raised or _ANY_STEM.search(text) is not None else ()
     for row in rows:
         found = row.find(text)
@@ -176,17 +178,17 @@ def _as_meaning(row: Row, fields: Mapping[str, str]) -> Meaning:
 
 
 def fields_of(found: re.Match[str]) -> dict[str, str]:
-    """Return the named groups that took part."""
+    """Return the named groups that matched."""
     return {name: value for name, value in found.groupdict().items() if value}
 
 
 def one_of(words: Iterable[str]) -> str:
-    """Return a regular expression that finds any of the words: as a tree, in which each letter is looked at once."""
+    """Return a regular expression for any of the words: a tree that examines each letter once."""
     heads: dict[str, list[str]] = {}
     for word in sorted(set(words)):
         heads.setdefault(word[:1], []).append(word[1:])
     if "" in heads:
-        return ""  # one ends here: what is longer adds nothing
+        return ""  # one word ends here: longer ones add nothing
     parts = [re.escape(head) + one_of(tails) for head, tails in heads.items()]
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
@@ -196,7 +198,7 @@ _ANY_WORD = re.compile(one_of(CATALOGUE.stems))
 
 
 def may_mean_something(text: str) -> bool:
-    """Say whether a line is worth the rows."""
+    """Return whether a line has to be compared with the rows."""
     return _ANY_STEM.search(text) is not None or _ANY_WORD.search(text.lower()) is not None
 
 
@@ -204,20 +206,20 @@ PROGRESS = next(row for row in LINES if row.kind == "progress")
 
 
 class _AnyOf:
-    """Any of many pieces of words: their ends are looked for first, which is quick and seldom in vain."""
+    """A search for any of many pieces of words: a quick one for their ends comes first."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
         self._end = re.compile(one_of(cut_to_few_beginnings(pieces)).encode())
         self._whole = re.compile(one_of(pieces).encode())
 
     def is_in(self, text: bytes) -> bool:
-        """Say whether a text has one."""
+        """Return whether a text contains one."""
         return self._end.search(text) is not None and self._whole.search(text) is not None
 
 
 @cache
 def _any_stem() -> _AnyOf:
-    # A stem of several words is told by its longest.
+    # Of a stem of several words, the longest is searched.
     return _AnyOf({max(stem.split(), key=len) for stem in STEMS})
 
 
@@ -227,7 +229,7 @@ def _any_word() -> _AnyOf:
 
 
 class WordFilter:
-    """Knows words that no stem is in: a line of such words only means nothing, and costs no more than its words."""
+    """Remembers words without any stem: a line of such words means nothing and is cheap to skip."""
 
     def __init__(self) -> None:
         self._harmless: set[bytes] = set()
@@ -235,7 +237,7 @@ class WordFilter:
         self._words = _any_word()
 
     def is_harmless(self, shape: bytes) -> bool:
-        """Say whether a line, its digits made zeros, can't mean anything."""
+        """Return whether a line, its digits replaced by zeros, can't mean anything."""
         harmless = self._harmless
         words = shape[:_MAX_LINE_BYTES].split()
         if harmless.issuperset(words):
@@ -245,6 +247,6 @@ class WordFilter:
         if self._stems.is_in(text) or self._words.is_in(text.lower()):
             return False
         if len(harmless) + len(unknown) > _MAX_WORDS:
-            harmless.clear()  # words that come often are soon known again
+            harmless.clear()  # frequent words are soon known again
         harmless.update(word for word in unknown if len(word) <= _MAX_WORD_BYTES)
         return True

@@ -1,4 +1,4 @@
-"""What stands before a message: colours, labels of srun and kubectl, ranks, times. They say who wrote it, and when."""
+"""The prefixes of messages: colours, labels, ranks, times. They tell who wrote a line and when."""
 
 import re
 from datetime import date
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torchmuster.diagnose.explain.events import Who
 
-# How bad a logger says that a line is, and what it puts before a message beside the time.
+# The level that a logger gives a line, and what else it puts before a message.
 
 
 INFO, WARNING, ERROR = "info", "warning", "error"
@@ -23,7 +23,7 @@ _UPPER = "|".join(
 )
 _ANY = "|".join(sorted((word for word in _LEVELS if len(word) > 3), key=len, reverse=True))
 _NAME = r"[\w.@/<>-]{1,80}+"
-# A level stands first, behind one name, or in a mark of its own; in small letters only with such a mark.
+# A level comes first, after one name, or in a mark; in lower case only with such a mark.
 _AT_THE_START = re.compile(
     rf"(?:[-|>] ?)?(?:(?:{_NAME}(?: - |: |\||:)|(?=[a-z]){_NAME} )?"
     rf"(?:(?P<upper>{_UPPER}|ERR)(?=[\s:|\]-]|$)|[\[(<](?P<marked>(?i:{_ANY}))(?:[|:][^\])>]{{1,80}})?\s*[\])>])"
@@ -32,7 +32,7 @@ _AT_THE_START = re.compile(
     rf"|\S+:\d+: \w*(?P<python>Warning): |kern *:(?P<kernel>\w+) *: )"
 )
 _LOGFMT = re.compile(r"\b(?:level|lvl)=\"?(?P<level>[a-zA-Z]+)")
-# All that loggers put before a message: taken away where a part of a traceback follows, and only there.
+# All that loggers put before a message; removed only where a part of a traceback follows.
 _LOGGER = re.compile(
     rf"(?:[-|>] ?|##)?(?:{_NAME}(?: - |: |\|)|(?=[a-z]){_NAME} )?[\[(|]? ?(?:{_UPPER}|ERR|(?<=##\[)(?:error|warning|debug))(?:[|:][^\])>]{{1,80}}\])?\s*[\])|]?"
     rf"(?: ?(?:- |: ?|\| ?|>> |\[[^\]]{{1,80}}\]:? |{_NAME}:\d+(?: -|:|\]) |{_NAME}(?: - |:(?! \S)))|\d{{4}}-\d\d-\d\d[ T][\d:,.]+ )*"
@@ -42,7 +42,7 @@ _PARTS = ("  ", "Traceback", "Error", "Exception", "Interrupt", "Exit")  # witho
 
 
 def level_of(text: str) -> str:
-    """Return the level that a message without its time begins with; empty when it names none."""
+    """Return the level with which a message without its time begins; empty when it has none."""
     found = _AT_THE_START.match(text)
     if found is None and "l=" in text[:300]:
         found = _LOGFMT.search(text[:300])
@@ -50,12 +50,12 @@ def level_of(text: str) -> str:
 
 
 def level_named(word: str) -> str:
-    """Return the level that a logger's word stands for; empty when it is none."""
+    """Return the level for a logger's word; empty when it is unknown."""
     return _LEVELS.get(word.lower(), "")
 
 
 def without_logger(text: str) -> str:
-    """Return a line of a traceback as Python writes it, without what a logger has put before it."""
+    """Return a line of a traceback as Python prints it, without a logger's prefix."""
     if not any(part in text for part in _PARTS):
         return text
     found = _LOGGER.match(text)
@@ -75,19 +75,21 @@ _TIME = re.compile(
 _MONTH_FIRST = re.compile(
     r"\[?(?P<month>\d\d)/(?P<day>\d\d)/(?:20)?(?P<year>\d\d) (?P<time>\d\d:\d\d:\d\d)\]? ?(?:- ?)?"
 )
-# What `ts`, syslog and journald put before a line; the last two name host and process too. Then `dmesg -T`.
+# The prefixes of `ts`, syslog and journald; the last two name host and process too. Then `dmesg
+# -T`.
 _MONTH = r"(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) (?P<day>[ \d]\d) (?P<time>\d\d:\d\d:\d\d)"
 _SYSLOG = re.compile(_MONTH + r"(?:\.\d+)? ")
 _DMESG = re.compile(r"\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) " + _MONTH + r" (?P<year>\d{4})\]? ?")
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 # A time without a day orders nothing, since other lines have one.
 _CLOCK = re.compile(r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d+)?\]|\d\d:\d\d:\d\d(?:[.,]\d+)?) (?!\|)")
-# glog, as torch's C++ writes it: [E1121 10:11:12.123456789 socket.cpp:1011] or W1121 10:11:12.123000 77 file.py:9]
+# glog, as torch's C++ writes it: [E1121 10:11:12.123456789 socket.cpp:1011] or W1121
+# 10:11:12.123000 77 file.py:9]
 _GLOG = re.compile(
     r"\[?(?P<level>[IWEF])(?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d+) +(?:(?P<pid>\d+) )?"
     r"(?P<file>[^\]\s]+:\d+)\] ?"
 )
-# In the order in which they may stand before each other; each is tried again after the last.
+# In the order in which they may follow each other; after a match, all are tried again.
 _LABELS = (
     re.compile(r"(?P<task>\d{1,6}): "),  # srun --label
     re.compile(r"\[(?P<role>[A-Za-z_]+)(?P<task>\d{1,6})\]:? ?"),  # torchrun --tee, its own roles
@@ -122,7 +124,7 @@ _BRACKETED = (*_LABELS[1:6], _LABELS[9], _LABELS[11])
 _PLAIN = _LABELS[6:8]
 _NOBODY = Who()
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
-# Words before a colon that are no host: they begin a message.
+# Words before a colon that are not a host but begin a message.
 _NO_HOST = frozenset(
     [
         "error",
@@ -208,7 +210,7 @@ _MARGIN = re.compile(r" {2,24}[|+] (?=\S|  )")
 
 
 def clean(raw: bytes) -> str:
-    """Return the text of a line without colours and control characters, bounded."""
+    """Return the text of a line without colours and control characters, up to 2,000 characters."""
     text = raw[: 4 * _MAX_TEXT].decode("utf-8", errors="replace")
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
@@ -216,7 +218,7 @@ def clean(raw: bytes) -> str:
 
 
 class SplitLine(NamedTuple):
-    """A line without what stands before its message.
+    """A line without its prefix.
 
     Attributes:
         when: Seconds since 1970.
@@ -283,7 +285,7 @@ def _take_label(text: str) -> tuple[str, Who] | None:
 
 
 def _labels_for(text: str) -> tuple[re.Pattern[str], ...]:
-    """Return the labels that can stand before a text, in their order: most lines then need none or two."""
+    """Return the labels that can begin a text, in their order; most texts need none or two."""
     first = text[:1]
     if first == "[":
         return _BRACKETED
@@ -315,18 +317,18 @@ def _is_host(word: str) -> bool:
     last = word.rpartition(".")[2]
     if last[:1].isupper() and any(c.islower() for c in last):
         return False  # the type of an exception
-    # A plain word before a colon is a host only if it looks like one: a digit or a dash in it.
+    # A plain word before a colon is a host only if it has a digit or a dash.
     return any(c.isdigit() or c == "-" for c in word)
 
 
 def seconds_of(words: str, year: int) -> float | None:
-    """Return the seconds since 1970 of a time that stands alone; None when it is none."""
+    """Return the seconds since 1970 of a time by itself; None when it is not a time."""
     moment = _take_time(words, year)
     return moment[1] if moment is not None else None
 
 
 def _take_time(text: str, year: int) -> tuple[str, float | None, str] | None:
-    """Return what is left without the time, the time, and the letter of a level that is joined to it."""
+    """Return the text without its time, the time, and a joined letter for the level."""
     first = text[:1]
     if first == "[" or first.isdecimal():
         if (match := _TIME.match(text)) is not None:
@@ -355,7 +357,7 @@ def _seconds_of_words(match: re.Match[str], year: int) -> float:
 
 
 def _seconds(day: str, clock: str, part: str | None, zone: str | None) -> float:
-    """Return seconds since 1970; 0 where there is no such day or time."""
+    """Return seconds since 1970; 0 for a day or time that does not exist."""
     midnight = _midnight(day)
     hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:])
     if midnight is None or hour > 23 or minute > 59 or second > 59:
@@ -370,7 +372,7 @@ def _seconds(day: str, clock: str, part: str | None, zone: str | None) -> float:
 
 @lru_cache(maxsize=512)
 def _midnight(day: str) -> float | None:
-    """Return the seconds since 1970 at which a day began; None when there is no such day."""
+    """Return the seconds since 1970 at which a day began; None for a day that does not exist."""
     try:
         year, month, of_month = (int(word) for word in day.split("-"))
         return (date(year, month, of_month).toordinal() - _EPOCH_DAY) * 86_400.0

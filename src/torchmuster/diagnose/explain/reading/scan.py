@@ -1,6 +1,7 @@
-"""From logs to events, fast: lines that differ in their numbers only are judged once.
+"""Turns logs into events, fast: lines that differ only in their numbers are judged once.
 
-Every digit of a block becomes 0; a line whose shape is known to mean nothing costs one look into a table.
+Every digit of a block becomes 0; a line whose shape is known to mean nothing costs one look-up in a
+table.
 """
 
 import os
@@ -16,9 +17,9 @@ from torchmuster.diagnose.explain.reading.ends import LogSource, Notes
 from torchmuster.diagnose.explain.reading.prefix import level_named
 from torchmuster.diagnose.explain.reading.tracebacks import TracebackReader
 
-# Tracebacks and messages in boxes, as rich draws them: read as if Python had written them.
-#
-# Source: rich 13 to 15, `traceback.py` and `panel.py`: a title, one line `FILE:LINE in FUNCTION` for each frame, its code with numbers.
+# Tracebacks and messages in boxes that rich draws: read as if Python had printed them. Source: rich
+# 13 to 15, `traceback.py` and `panel.py`: a title, one line `FILE:LINE in FUNCTION` for each frame,
+# its code with numbers.
 
 
 _TITLE = re.compile(r"^(?P<left> *)[╭┌][─━]+ (?P<title>.+?) [─━]+[╮┐]?")
@@ -26,7 +27,8 @@ _BOTTOM = re.compile(r"^ *[╰└][─━]*[╯┘]?$")
 _SIDE = re.compile(r"^(?P<left> *)[│┃] ?(?P<text>.*?)\s*[│┃]?$")
 _FRAME = re.compile(r"^(?P<file>[^\s:]\S*):(?P<line>\d+)(?: in ?(?P<function>\S.*)?)?$")
 _CODE = re.compile(r"^(?:(?P<mark>❱) +|  +)\d+ (?:[│ ] ?)?(?P<code>.*)$")
-# A row of rich's logging: level, text, place; what had no room stands below, moved as far to the right.
+# A row of rich's logging: level, text, place; text that did not fit is in the rows below, indented
+# as far.
 _ROW = re.compile(
     r"^ *(?P<level>WARNING|ERROR|CRITICAL) +(?P<text>\S.*?) {2,}\S+\.py:\d+$|^ *(?P<level2>WARNING|ERROR|CRITICAL) +(?P<text2>\S.*?) \S+\.py:\d+$"
 )
@@ -37,12 +39,15 @@ _IS_TRACEBACK = "Traceback (most recent call last)"
 
 
 def is_drawn(text: str) -> bool:
-    """Say whether a line may be part of a box."""
+    """Return whether a line may be part of a box."""
     return "─" in text or "│" in text or "┃" in text
 
 
 def undrawn(text: str) -> str:
-    """Return a line without its box; the title of a traceback keeps its width, at which its message will be wrapped."""
+    """Return a line without its box.
+
+    The title of a traceback keeps its width, at which its message will be wrapped.
+    """
     title = _TITLE.match(text)
     if title is not None:
         plain = f"{title['left']}{title['title']}"
@@ -66,7 +71,7 @@ def undrawn(text: str) -> str:
 
 
 class RowReader:
-    """Puts the rows of rich's logging together again: of an error the words that matter often stand in a later row."""
+    """Joins the rows of rich's logging: an error's important words are often in a later row."""
 
     def __init__(self) -> None:
         self._line: LogLine | None = None
@@ -74,11 +79,11 @@ class RowReader:
 
     @property
     def is_open(self) -> bool:
-        """Say whether rows are waited for."""
+        """Return whether further rows may follow."""
         return self._line is not None
 
     def begins(self, line: LogLine) -> bool:
-        """Say whether a line is the first row of a warning or an error."""
+        """Begin a message if a line is the first row of a warning or error; return whether so."""
         row = _ROW.match(line.text)
         if row is None:
             return False
@@ -87,7 +92,7 @@ class RowReader:
         return True
 
     def takes(self, line: LogLine) -> bool:
-        """Say whether a line is a further row; a traceback is none."""
+        """Add a line if it is a further row and no traceback; return whether more may follow."""
         row = _BELOW.match(line.text)
         if row is None or _ROW.match(line.text) or "Traceback (most" in line.text:
             return False
@@ -95,7 +100,7 @@ class RowReader:
         return len(self._parts) < _MAX_ROWS
 
     def close(self) -> Iterator[LogLine]:
-        """Yield the message in one line, if there is one."""
+        """Yield the message as one line, if there is one."""
         if self._line is not None:
             width = max(map(len, self._parts))
             text = "".join(
@@ -106,18 +111,19 @@ class RowReader:
             yield replace(line, text=text.strip())
 
 
-# Reports of crashes in native code: which library, which function and which Python line the process was in.
-#
-# UCX, Open MPI, glibc, Ray and Python's faulthandler each draw the stack in their own way; the frame nearest to the crash that
-# belongs neither to the C library nor to the interpreter names who to ask.
+# Reports of crashes in native code: the library, function and Python line in which the process was.
+# UCX, Open MPI, glibc, Ray and Python's faulthandler each draw the stack in their own way; the
+# frame nearest to the crash that belongs neither to the C library nor to the interpreter tells whom
+# to ask.
 
 
 _MAX_FRAMES = 120
-_MAX_ODD_LINES = 4  # titles, blank lines, others' lines
+_MAX_ODD_LINES = 4  # titles, blank lines, lines of others
 _MAX_OPEN = 64
 _ADDRESS = r"\[?0x[0-9a-fA-F]+\]?"
 _NATIVE = (
-    # UCX, Open MPI, glibc: ` 3  /lib/libx.so(name+0x1b) [0x7f..]`, `[ 1] /lib/libx.so(name+0x1b)[0x7f..]`
+    # UCX, Open MPI, glibc: ` 3  /lib/libx.so(name+0x1b) [0x7f..]`,
+    # `[ 1] /lib/libx.so(name+0x1b)[0x7f..]`
     re.compile(
         r"^(?:\[? ?\d+\]? +)?(?P<path>/[^\s()]+)\((?P<symbol>[^()+]*)(?:\+0x[0-9a-f]+)?\) ?"
         + _ADDRESS
@@ -137,7 +143,8 @@ _CRASHES_TITLE = re.compile(
 )
 _OTHER_THREAD = re.compile(r"^Thread 0x")
 _ENDS = re.compile(r"^(?:=+$|\*\*\* End of error message|Extension modules:)")
-# The handlers that draw the report, the C library, the interpreter and what only hands on a call.
+# The handlers that draw the report, the C library, the interpreter, and functions that only pass on
+# a call.
 _SAYS_NOTHING = re.compile(
     r"^(?:libc|libpthread|libm|libdl|ld-linux[\w-]*|libgcc_s|libstdc\+\+|libucs|libffi|libpython[\d.]*\w?|python[\d.]*|_ctypes\S*"
     r"|libasan|linux-vdso)(?:[.-]|$)"
@@ -159,28 +166,29 @@ class _Report:
 
 
 class CrashReader:
-    """Follows the report below each line that tells of a crash, and adds to its event where the process was."""
+    """Follows the report below each crash message, and adds the place of the crash to its event."""
 
     def __init__(self) -> None:
         self._open: dict[Who, _Report] = {}
 
     @property
     def is_open(self) -> bool:
-        """Say whether lines are waited for."""
+        """Return whether lines of a report may follow."""
         return bool(self._open)
 
     def begin(self, event: LogEvent) -> None:
-        """Follow what stands below an event, if it is one that a report follows."""
+        """Follow the lines below an event, if it is one that a report follows."""
         if event.kind not in ("signal_received", "fatal_python") or event.get("type"):
             return
         if isinstance(event.fields, dict) and len(self._open) < _MAX_OPEN:
             known = self._open.get(event.who)
-            # Open MPI and UCX may both tell of one crash: the first report is the one of the crash itself.
+            # Open MPI and UCX may both report one crash: the first report is that of the crash
+            # itself.
             if known is None or not known.num_lines:
                 self._open[event.who] = _Report(event.fields)
 
     def takes(self, line: LogLine) -> bool:
-        """Say whether a line is part of a report, and so means nothing else."""
+        """Handle a line; return whether it is part of a report, and so means nothing else."""
         report = self._open.get(line.who)
         if report is None:
             return False
@@ -213,7 +221,7 @@ def _native(text: str) -> re.Match[str] | None:
 
 
 def _add_native(fields: dict[str, str], frame: re.Match[str]) -> None:
-    """Keep the first frame that says something: it is the nearest to the crash."""
+    """Keep the first frame that tells something: it is the nearest to the crash."""
     symbol = frame["symbol"].strip()
     path = frame.groupdict().get("path") or ""
     library = path.rpartition("/")[2]
@@ -239,32 +247,32 @@ def _package(file: str) -> str:
     return found[1] if found is not None else "Python"
 
 
-# What lines that differ in their numbers only are worth, learnt once for all logs, in bounded memory.
-#
-# Every digit of a line becomes 0: that is its shape. Most lines of a training log have a shape that means nothing.
+# What lines that differ only in their numbers are worth, learnt once for all logs, in bounded
+# memory. The shape of a line is the line with every digit replaced by 0. Most lines of a training
+# log have a shape that means nothing.
 
 
 MAX_EVENTS_OF_A_SHAPE = (
-    1024  # of one source; of progress lines only so many last ones are looked at
+    1024  # of one source; of progress lines only this many last ones are examined
 )
-MAX_MISSES = 64  # then lines of this shape mean nothing, whatever their numbers are
+MAX_MISSES = 64  # after these, lines of this shape mean nothing, whatever their numbers
 _MAX_SHAPES = 200_000
 _MAX_TABLE_BYTES = 48 << 20
 _MAX_SHAPE_BYTES = 4096
-MAX_PROGRESS_BYTES = 1000  # of a line of progress: the number stands near its beginning
-_DEEP_SHAPES = 64  # so many shapes of progress keep many lines, others few
+MAX_PROGRESS_BYTES = 1000  # of a progress line: the number is near its beginning
+_DEEP_SHAPES = 64  # this many shapes of progress keep many lines, others few
 _MAX_PROGRESS_SHAPES = 2048
 _FEW_LINES = 64
 
 
 @dataclass(slots=True)
 class Shape:
-    """What lines that differ in their numbers only are worth.
+    """What is known about lines that differ only in their numbers.
 
     Attributes:
         num_taken: How many became events in this log.
         num_missed: How many meant nothing after all, in all logs.
-        progress: The last lines of this log, if they say how far somebody got: place, number and text.
+        progress: The last lines of this log, if they show progress: place, number and text.
     """
 
     is_meaningful: bool
@@ -275,17 +283,17 @@ class Shape:
     progress: deque[tuple[int, int, bytes]] | None = None
 
     def miss(self) -> None:
-        """Note that a line meant nothing after all."""
+        """Record that a line meant nothing after all."""
         self.num_missed += 1
         self.is_meaningful = self.was_taken or self.num_missed < MAX_MISSES
 
 
 @dataclass(slots=True)
 class ShapeTable:
-    """All shapes that are known, of all logs.
+    """All known shapes, of all logs.
 
     Attributes:
-        known: By the bytes of a shape; a scanner looks into it directly, for speed.
+        known: By the bytes of a shape; a scanner reads it directly, for speed.
     """
 
     known: dict[bytes, Shape] = field(default_factory=dict)
@@ -294,7 +302,7 @@ class ShapeTable:
     _num_progress: int = 0
 
     def learn(self, shape: bytes, *, is_meaningful: bool) -> Shape:
-        """Return a new shape; it is kept if it is of a usual length."""
+        """Return a new shape; keep it unless it is very long."""
         state = Shape(is_meaningful)
         if len(shape) > _MAX_SHAPE_BYTES:
             return state
@@ -305,14 +313,14 @@ class ShapeTable:
         return state
 
     def take(self, state: Shape) -> None:
-        """Note that a line became an event."""
+        """Record that a line became an event."""
         if state.num_taken == 0:
             self._touched.append(state)
         state.num_taken += 1
         state.was_taken = True
 
     def keep_progress(self, state: Shape, order: int, number: int, raw: bytes) -> None:
-        """Remember a line that says how far somebody got; the oldest of its shape goes."""
+        """Keep a progress line; the oldest of its shape goes."""
         if state.progress is None:
             if self._num_progress >= _MAX_PROGRESS_SHAPES:
                 return
@@ -323,7 +331,7 @@ class ShapeTable:
         state.progress.append((order, number, raw[:MAX_PROGRESS_BYTES]))
 
     def progress(self) -> Iterator[deque[tuple[int, int, bytes]]]:
-        """Yield the last lines of progress of this log, for each shape."""
+        """Yield the last progress lines of this log, for each shape."""
         for state in self._touched:
             if state.progress is not None:
                 yield state.progress
@@ -337,7 +345,7 @@ class ShapeTable:
         self._num_progress = 0
 
     def _forget(self) -> None:
-        """Begin anew, but for what this log still needs: lines that come often are soon known again."""
+        """Start again, except for what this log needs: frequent lines are soon known again."""
         needed = {id(state) for state in self._touched}
         self.known = {shape: state for shape, state in self.known.items() if id(state) in needed}
         self._num_bytes = sum(map(len, self.known))
@@ -370,11 +378,11 @@ _NO_HOST_FILE = re.compile(
 
 @dataclass(slots=True)
 class Log:
-    """What is known of one source when it has been read.
+    """What is known about one source after it has been read.
 
     Attributes:
         last: Its last lines, newest last.
-        last_progress: How far each writer got.
+        last_progress: The last progress of each writer.
     """
 
     path: str
@@ -388,7 +396,7 @@ class Log:
 
 @dataclass(slots=True)
 class LogRecord:
-    """Everything that the logs say."""
+    """Everything that was read from the logs."""
 
     events: list[LogEvent] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
@@ -399,7 +407,7 @@ class LogRecord:
 def read_sources(
     sources: Iterable[LogSource], *, year: int, notes: Notes | None = None
 ) -> LogRecord:
-    """Return the events of logs that are open."""
+    """Read open logs and return their events."""
     record = LogRecord(notes=notes or Notes())
     scanner = _Scanner(record, year)
     for source in sources:
@@ -410,7 +418,7 @@ def read_sources(
 
 
 def _forget_host_of_name(record: LogRecord) -> None:
-    """Take the name of a single file for no host's, unless it looks like one or the log has it: it need tell nothing apart."""
+    """Drop the host from a single file's name, unless it looks like one or the log mentions it."""
     log = record.logs[0]
     host = log.who.host
     said = (line.text for line in (*log.header, *log.last))
@@ -428,7 +436,7 @@ def _forget_host_of_name(record: LogRecord) -> None:
 
 
 def who_of_path(path: str) -> Who:
-    """Return who wrote a log, by its name: `rank-3.log`, `n1.log`, `attempt_0/3/stderr.log`."""
+    """Return the writer of a log by its name: `rank-3.log`, `n1.log`, `attempt_0/3/stderr.log`."""
     name = os.path.basename(path)
     rank = _RANK_FILE.search(path)
     if rank is not None:
@@ -443,12 +451,12 @@ def who_of_path(path: str) -> Who:
 
 
 class _Place(NamedTuple):
-    """Where a line of a log is. What ends with a carriage return is read by itself, but is a part of a line.
+    """The place of a line in a log; a part that ends with a carriage return is read separately.
 
     Attributes:
-        order: Counted by all ends, for what stands before what.
-        number: Counted as editors do, by newlines only.
-        goes_on: The next one is a part of the same line.
+        order: Counts lines and parts, to tell what comes first.
+        number: Counts newlines only, as editors do.
+        goes_on: The next part belongs to the same line.
     """
 
     order: int
@@ -457,7 +465,7 @@ class _Place(NamedTuple):
 
 
 class _Scanner:
-    """Reads one source after the other; what it learns of one serves for all."""
+    """Reads one source after the other; what it learns from one serves for all."""
 
     def __init__(self, record: LogRecord, year: int) -> None:
         self.record = record
@@ -524,7 +532,7 @@ class _Scanner:
 
     @property
     def _is_following(self) -> bool:
-        """Say whether the next line may belong to what lines before it have begun."""
+        """Return whether the next line may belong to something that earlier lines have begun."""
         return self.tracebacks.is_open or self.crashes.is_open or self.rows.is_open
 
     def _take_line(self, raw: bytes, shape: bytes, state: Shape | None, place: _Place) -> None:
@@ -566,7 +574,7 @@ class _Scanner:
         return patterns.may_mean_something(prefix.clean(raw))
 
     def _takes_traceback(self, line: LogLine) -> bool:
-        """Say whether a line belongs to a traceback, and so means nothing else."""
+        """Handle a line of a traceback; return whether it is one, and so means nothing else."""
         if self.tracebacks.holds(line):
             list(self.tracebacks.take(line))
             return True
@@ -610,13 +618,13 @@ class _Scanner:
             and "type" in found.fields
             and len(self.thrown) < _MAX_KNOWN
         ):
-            self.thrown[line.who] = found.fields["type"]  # its message stands in the next line
+            self.thrown[line.who] = found.fields["type"]  # its message is in the next line
         event = LogEvent(kind=found.kind, role=found.role, line=line, fields=found.fields)
         self.crashes.begin(event)
         self._add(event)
 
     def _keep_progress(self) -> None:
-        """Note how far each writer got, from the last lines of each shape."""
+        """Record the progress of each writer, from the last lines of each shape."""
         most_known = _MAX_KNOWN if self.log.who.rank is None else _MAX_KNOWN_OF_ONE
         for lines in self.table.progress():
             seen: set[Who] = set()

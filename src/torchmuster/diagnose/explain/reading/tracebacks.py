@@ -1,4 +1,4 @@
-"""Python tracebacks in logs, also of ranks that write in between each other."""
+"""Python tracebacks in logs, also interleaved ones of several ranks, and what they mean."""
 
 import errno
 import re
@@ -17,15 +17,15 @@ from torchmuster.diagnose.explain.reading.chains import (
 )
 from torchmuster.diagnose.explain.reading.patterns import Meaning, match, of_a_file
 
-# What an exception means by its type and its message: its kind, its role in the story, what it names.
+# The meaning of an exception by its type and message: its kind, its role, what it names.
 
 
-# Types in which torch, Gloo and NCCL tell of other ranks, and the socket's own.
+# Types in which torch, Gloo and NCCL report on other ranks, and the socket's own.
 _SPEAKS_FOR_TORCH = re.compile(
     r"(?:torch\.|RuntimeError$|Dist|Rendezvous|Connection\w*Error$|BrokenPipeError$|TimeoutError$|OSError$|EOFError$"
     r"|(?:ValueError|ImportError|ModuleNotFoundError)$|socket\.|c10|std::|gloo::|SignalException|ChildFailed|KeyboardInterrupt)"
 )
-# What a program says in its own words is no word of the scheduler, and no state of the launcher.
+# A program's own message is neither the scheduler's nor the state of a launcher.
 _NO_MEANING_IN_A_MESSAGE = frozenset(
     {
         *("time_limit", "preempted", "node_failed", "cancelled", "oom_proof", "evicted", "image"),
@@ -38,7 +38,7 @@ _NO_MEANING_IN_A_MESSAGE = frozenset(
     }
 )
 _ENDED_BY_OTHERS = frozenset({"SignalException", "ChildFailedError", "KeyboardInterrupt"})
-# The traceback of what it was follows.
+# The traceback of the original exception follows.
 _ENDED_BY_OTHERS |= {"ProcessRaisedException", "ExceptionGroup", "BaseExceptionGroup"}
 _DIED = re.compile(r"died with <Signals\.(SIG\w+)")
 _ENDED = re.compile(r"terminated with (?:signal (?P<other>SIG\w+)|exit code (?P<code>\d+))")
@@ -52,7 +52,7 @@ _HEADING = re.compile(r":$|^$|\b\d+ (?:\w+ )?(?:errors?|problems?)\b|^Error\(s\)
 
 
 def meaning_of(type_name: str, message: str) -> tuple[str, LineRole, Mapping[str, str]]:
-    """Return what an exception is: its kind, its role and what it names."""
+    """Return the meaning of an exception: its kind, its role and what it names."""
     if type_name.endswith("SignalException") and (got := _GOT_SIGNAL.search(message)) is not None:
         return "signal_received", LineRole.CONTEXT, {"signum": got[1]}
     if type_name.endswith("CalledProcessError") and (died := _DIED.search(message)) is not None:
@@ -61,11 +61,11 @@ def meaning_of(type_name: str, message: str) -> tuple[str, LineRole, Mapping[str
     found = match(words, is_raised=True)
     role = LineRole.ECHO if ECHOES.search(words) else LineRole.CAUSE
     if not _SPEAKS_FOR_TORCH.match(type_name):
-        role = LineRole.CAUSE  # a client of something else: its lost connections are its own
+        role = LineRole.CAUSE  # another client's lost connections are its own
         if found is not None and found.role is LineRole.ECHO:
             found = None
     if found is not None and FETCHES.match(type_name) and _is_of_network(found):
-        found = None  # what fetches says more than the socket beneath it
+        found = None  # the library that fetches says more than the socket
     if found is not None and found.kind.startswith(TOLD):
         return "exception", found.role, {**found.fields, "told": found.kind}
     if found is not None and found.kind not in _NO_MEANING_IN_A_MESSAGE:
@@ -93,7 +93,7 @@ def _is_of_network(found: Meaning) -> bool:
 
 
 def _as_errno(type_name: str, message: str) -> dict[str, str]:
-    """Return the error number of the kernel that a message ends with or a type stands for."""
+    """Return the kernel's error number with which a message ends or that a type stands for."""
     number = of_a_file(message)
     if not number and not message.startswith("Caught "):
         number = _NUMBERED_TYPES.get(type_name, 0)
@@ -101,7 +101,7 @@ def _as_errno(type_name: str, message: str) -> dict[str, str]:
 
 
 def opens_a_list(message: str) -> bool:
-    """Say whether the first line of a message is only a heading: what it is stands below."""
+    """Return whether the first line of a message is only a heading for the lines below."""
     return _HEADING.search(message) is not None
 
 
@@ -113,24 +113,27 @@ _MAX_MESSAGE_LINES = 12
 _MAX_ODD_LINES = 8  # of others, within a traceback
 _START = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
-# A frame that a terminal or a mail program has broken in two: the rest stands at the start of the next line.
+# A frame that a terminal or a mail program has broken in two: the rest begins the next line.
 _BROKEN_FRAME = re.compile(r'^\s*File "[^"]*(?:"(?:,(?: l(?:i(?:n(?:e(?: \d*)?)?)?)?)?)?)?$')
 _ENDING = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::(?: (?P<message>.*)|$))?$")
-# Where processes without labels write into one file, piece by piece: `KeyErrorreturn table[key]`, and then `: 'key'`.
+# Processes without labels may write into one file, piece by piece: `KeyErrorreturn table[key]`, and
+# then `: 'key'`.
 _BROKEN_ENDING = re.compile(r"^(?P<type>(?:\w+\.)*[A-Z]\w*?(?:Error|Exception))(?=[^\w:.]|[a-z])")
 _IGNORED = ("Exception ignored ", "--- Logging error ---")
 _LIBRARY = re.compile(
     r"/(?:site-packages|dist-packages|lib/python\d[\w.]*)/|^<frozen|torchmuster/(?:agent|core|head|launcher|node|programs)/|/bin/(?:torchrun|accelerate|deepspeed|lightning)$"
 )
-# Where our library works with what it was given, and calls nothing of the script's. What torch refuses there, we have asked for.
+# Where our library handles what it was given, and calls nothing of the script's: what torch refuses
+# there, muster has asked for.
 _OURS = re.compile(r"torchmuster/train/(?:saves\.py|snapshot/|memory/)")
-# Nobody caught it when the outermost frame is the module itself: a caught one begins where it was caught.
+# An exception is uncaught if the outermost frame is the module itself: a caught one begins where it
+# was caught.
 _OUTERMOST = ("<module>", "_run_module_as_main", "_run_code", "_bootstrap", "_wrap")
 _SOUNDS_LIKE_ONE = re.compile(
     r"(?:^|\.)[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)$"
 )
 _WHAT = re.compile(r"^\s*what\(\):\s+(?P<message>\S.*)$")
-# What a library says beside the message of an exception.
+# What a library prints next to the message of an exception.
 _WARNS = re.compile(r"\b[Ww]arning\b|\bdeprecated\b|will be removed")
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torch", "lightning"})
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/(\w+)")
@@ -141,16 +144,16 @@ _NOT_AN_EXCEPTION = frozenset({"File", "Traceback", "During", "The"})
 class _Open:
     first: LogLine
     has_start: bool = True
-    is_ignored: bool = False  # an end of nothing: Python or logging only tells of it
+    is_ignored: bool = False  # it ends nothing: Python or logging only reports it
     lines: list[LogLine] = field(default_factory=list)
     num_lines: int = 0
-    indent: int = 0  # of all its lines, where another program has moved them to the right
-    num_odd: int = 0  # lines that are no part of it: somebody else's, without a label
+    indent: int = 0  # of all its lines, if another program indented them
+    num_odd: int = 0  # lines that are no part of it: others', without a label
     outermost: str | None = None  # the function of the first frame
     beneath: "_Ended | None" = (
         None  # the exception in whose handling, or from which, this one was raised
     )
-    around: LogEvent | None = None  # the exception in whose message this traceback stands
+    around: LogEvent | None = None  # the exception in whose message this traceback is
     width: int = 0  # of the box that it was drawn in
     broken_type: str = (
         ""  # what it raised, into whose line another process wrote before the message
@@ -159,15 +162,15 @@ class _Open:
 
 @dataclass(slots=True)
 class _Ended:
-    """A traceback that has ended: another may be raised from it.
+    """A traceback that has ended: another exception may be raised from it.
 
     Attributes:
-        caught_in: The function that caught it, where another is raised: that of the first frame.
-        width: At which its message is wrapped; 0 if it isn't.
+        caught_in: The function that caught it, if another is raised: that of the first frame.
+        width: The width at which its message is wrapped; 0 if it isn't.
         last_line: The last line of its message so far.
         between: The sentence that joins it to the next.
         num_after: Lines of its writer since then: messages may have several.
-        has_message: Whether it says more than its type: else nothing that follows belongs to it.
+        has_message: Whether it says more than its type; if not, no later line belongs to it.
         is_apart: Whether an empty line came after it.
     """
 
@@ -181,12 +184,12 @@ class _Ended:
     is_apart: bool = False
 
     def is_wrapped_before(self, text: str) -> bool:
-        """Say whether a line was broken before this one because its next word had no room in the box's width."""
+        """Return whether the last line was wrapped: this line's first word did not fit the box."""
         room = self.width - len(self.last_line.rstrip())
         return self.width > 0 and len(text.split(maxsplit=1)[0]) >= room
 
     def goes_on_in(self, line: LogLine) -> bool:
-        """Say whether a line belongs to the message: it is moved to the right, the next one, or below a heading."""
+        """Return whether a line continues the message: indented, next to it, or below a heading."""
         if not self.has_message:
             return False
         if line.text.startswith((" ", "\t")):
@@ -198,11 +201,11 @@ class _Ended:
 
 
 class TracebackReader:
-    """Collects tracebacks by who writes them; an exception becomes an event."""
+    """Collects the tracebacks of each writer; an exception becomes an event."""
 
     def __init__(self) -> None:
         self._open: dict[Who, _Open] = {}
-        self._last: dict[Who, _Ended] = {}  # what each writer's last traceback said
+        self._last: dict[Who, _Ended] = {}  # each writer's last traceback
         self.superseded: list[LogEvent] = []
         self._ignored: LogLine | None = (
             None  # says that the next traceback of its writer ends nothing
@@ -210,11 +213,11 @@ class TracebackReader:
 
     @property
     def is_open(self) -> bool:
-        """Say whether lines are waited for."""
+        """Return whether lines of a traceback may follow."""
         return bool(self._open or self._last)
 
     def forget(self, order: int) -> None:
-        """Give up what has waited for its end for 2,000 lines: its writer has gone in the middle of it."""
+        """Drop tracebacks that have been open for 2,000 lines: their writers have gone."""
         self._open = {
             who: known
             for who, known in self._open.items()
@@ -223,14 +226,20 @@ class TracebackReader:
         self._last.clear()
 
     def announces(self, line: LogLine) -> bool:
-        """Say whether a line tells that a traceback follows which ends nothing: of a destructor, or of a log's own error."""
+        """Record a line that announces a traceback which ends nothing; return whether it is one.
+
+        Such tracebacks come from destructors and from errors in logging.
+        """
         if not line.text.startswith(_IGNORED):
             return False
         self._ignored = line
         return True
 
     def opens(self, line: LogLine) -> bool:
-        """Begin a traceback if this line does; say whether it did. A second one of the same writer is a part of it."""
+        """Begin a traceback if this line does; return whether it did.
+
+        A second traceback of the same writer is a part of the first.
+        """
         is_frame = (
             _FRAME.match(line.text) is not None
         )  # of a log that begins within it, or of a SyntaxError
@@ -250,7 +259,7 @@ class TracebackReader:
             known.is_ignored = self._is_ignored(line)
             if line.level == "info":
                 known.outermost = (
-                    "logged"  # what a program logs as less than an error, it has caught
+                    "logged"  # a program has caught what it logs as less than an error
                 )
             self._open[line.who] = known
         return True
@@ -260,12 +269,12 @@ class TracebackReader:
         return before is not None and before.who == line.who and line.order - before.order < 3
 
     def holds(self, line: LogLine) -> bool:
-        """Say whether a line can only be a part of the open traceback of its writer: a frame or its code."""
+        """Return whether a line must be a frame, or its code, of its writer's open traceback."""
         known = self._open.get(line.who)
         return known is not None and line.text[known.indent :].startswith((" ", "\t"))
 
     def take(self, line: LogLine) -> Iterator[LogEvent]:
-        """Give one more line; yields the event of a traceback that it ends."""
+        """Handle one more line; yield the event of a traceback that it ends."""
         known = self._open.get(line.who)
         if known is None:
             self._follow(line)
@@ -321,7 +330,7 @@ class TracebackReader:
             known.outermost = None
 
     def _follow(self, line: LogLine) -> None:
-        """Note whether an exception is not the last of its chain."""
+        """Record whether a line continues the message or the chain of the last exception."""
         ended = self._last.get(line.who)
         if ended is None or _START in line.text:
             return
@@ -333,14 +342,14 @@ class TracebackReader:
             del self._last[line.who]
         elif BETWEEN.match(line.text):
             ended.between = line.text
-        elif isinstance(ended.event.fields, dict):  # what belongs to the message is known only now
+        elif isinstance(ended.event.fields, dict):  # these lines complete the message
             if ended.is_wrapped_before(line.text):
                 _unwrap(ended, line.text)
             elif ended.goes_on_in(line):
                 _add_more(ended.event.fields, line.text.strip())
 
     def _joined(self, known: _Open, event: LogEvent) -> LogEvent:
-        """Return an exception together with that beneath it: what only wraps another means what that one does."""
+        """Return an exception, or the one beneath it if this one only wraps that."""
         if known.around is not None:
             self.superseded.append(known.around)
             return _as_wrapped(event, known.around)
@@ -357,7 +366,7 @@ class TracebackReader:
         return event
 
     def take_what(self, line: LogLine, thrown: str) -> LogEvent | None:
-        """Return the exception of C++ that `what():` ends; None when a line is no such end.
+        """Return the exception of C++ that a line with `what():` ends; None for other lines.
 
         Args:
             line: Any line.
@@ -377,7 +386,7 @@ class TracebackReader:
         return event
 
     def close(self) -> Iterator[LogEvent]:
-        """Yield what is still open at the end of a log: it was cut there."""
+        """Yield the tracebacks that are still open at the end of a log, which was cut there."""
         for known in self._open.values():
             if known.lines and not known.is_ignored:
                 yield _cut(known)
@@ -385,7 +394,7 @@ class TracebackReader:
 
 
 def _announced(ended: _Ended, line: LogLine) -> bool:
-    """Say whether a traceback is a part of the message before it: of a worker, a thread or another process."""
+    """Return whether a traceback is part of the message before it, e.g. that of a worker."""
     if ended.between or ended.event.role is LineRole.ECHO:
         return False
     message = ended.event.get("more") or ended.event.get("message")
@@ -394,13 +403,13 @@ def _announced(ended: _Ended, line: LogLine) -> bool:
 
 
 def _indent_of(text: str, *, is_frame: bool) -> int:
-    """Return by how much a traceback that begins with this line was moved to the right."""
+    """Return how far a traceback that begins with this line is indented."""
     spaces = len(text) - len(text.lstrip(" "))
     return max(0, spaces - 2) if is_frame else spaces if text.lstrip().startswith(_START) else 0
 
 
 def _unwrap(ended: _Ended, text: str) -> None:
-    """Put a message together that was broken at the width of its box, and read it again."""
+    """Join a message that was wrapped at the width of its box, and read it again."""
     fields = ended.event.fields
     is_one_word = " " not in ended.last_line.strip()
     gap = "" if is_one_word and len(ended.last_line) == ended.width else " "
@@ -414,7 +423,7 @@ def _unwrap(ended: _Ended, text: str) -> None:
 
 
 def _add_more(fields: dict[str, str], text: str) -> None:
-    """Add a line to a message, which may say only now what is meant."""
+    """Add a line to a message, which may show only now what it means."""
     fields["more"] = f"{fields.get('more', '')}\n{text}"[:1000]
     if opens_a_list(fields["message"]) and not fields.get("told"):
         kind, _, more = meaning_of(fields["type"], f"{fields['message']} {text}")
@@ -423,7 +432,7 @@ def _add_more(fields: dict[str, str], text: str) -> None:
 
 
 def _cut(known: _Open) -> LogEvent:
-    """Return that a log ends within a traceback: what was raised stands in the lines that are missing."""
+    """Return the event of a log that ends within a traceback: the exception's line is missing."""
     last = known.lines[-1]
     detail = tuple(line.text for line in known.lines[-12:])
     fields = {"type": "", "message": "the log ends within a traceback", **_where(known.lines)}
@@ -432,7 +441,7 @@ def _cut(known: _Open) -> LogEvent:
 
 
 def _is_part(known: _Open, text: str) -> bool:
-    """Say whether a line belongs to an open traceback: also where a web page has taken the spaces before its lines."""
+    """Return whether a line belongs to an open traceback, also if a web page lost its indent."""
     if text.startswith((" ", "\t")) or not text.strip() or _START in text:
         return True
     if BETWEEN.match(text) or _FRAME.match(text):
@@ -444,44 +453,44 @@ def _is_part(known: _Open, text: str) -> bool:
 
 
 def _rejoined(first: str, second: str) -> str:
-    """Return a frame that was broken in two: a space at the break is gone from `line 82`."""
+    """Return a frame that was broken in two; a space at the break was lost, as in `line 82`."""
     gap = " " if re.search(r"(?:,|line)$", first) and not second.startswith(" ") else ""
     return first + gap + second
 
 
 def _is_exception(type_name: str, known: _Open) -> bool:
-    """Say whether a word is an exception's; where no traceback had begun, or others wrote, only what sounds like one."""
+    """Return whether a word is an exception's type; if lines may be missing, only by its ending."""
     if known.has_start and not known.num_odd:
         return type_name not in _NOT_AN_EXCEPTION and (type_name[:1].isupper() or "." in type_name)
     return _SOUNDS_LIKE_ONE.search(type_name) is not None
 
 
 def _exception(known: _Open, last: LogLine, type_name: str, message: str) -> LogEvent:
-    """Return the event of an exception; a message that means more than its type keeps that meaning."""
+    """Return an exception's event; a message that means more than its type keeps that meaning."""
     fields = {"type": type_name, "message": message[:500], **_where(known.lines)}
     if known.outermost in (None, *_OUTERMOST):
         fields["uncaught"] = "1"
     detail = tuple(line.text for line in (*known.lines[-12:], last))
     kind, role, more = meaning_of(type_name, message)
     if type_name.endswith("CalledProcessError") and fields.get("library") in _LAUNCHERS:
-        role = LineRole.ECHO  # a launcher's word on its child
+        role = LineRole.ECHO  # a launcher's message about its child
     return LogEvent(kind=kind, role=role, line=last, fields={**more, **fields}, detail=detail)
 
 
 def _as_wrapped(beneath: LogEvent, event: LogEvent) -> LogEvent:
-    """Return the exception beneath, which ended its process as the one around it did."""
+    """Return the exception beneath, which ended its process as the outer one did."""
     around = f"{event.get('type')}: {event.get('message')}"[:300]
     fields = {**beneath.fields, "around": around, "uncaught": event.get("uncaught")}
     return replace(beneath, fields=fields)
 
 
 def _of_library(path: str) -> str:
-    """Return a library's file as its name below the folder of packages."""
+    """Return a library file's path below the folder of packages."""
     return path.rpartition("-packages/")[2]
 
 
 def _where(lines: list[LogLine]) -> dict[str, str]:
-    """Return the innermost frame of the user's own code, else the innermost."""
+    """Return the fields of the innermost frame of the user's own code, else of the innermost."""
     frames = [found for line in lines if (found := _FRAME.match(line.text)) is not None]
     own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
     chosen = (own or frames)[-1] if frames else None

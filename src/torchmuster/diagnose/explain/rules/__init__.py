@@ -1,1 +1,1 @@
-"""Rules that argue causes from the events of a case: rows of tables, and functions that compare lines. Nothing here reads files."""
+"""Rules that argue causes from a case: rows of tables, and functions. Nothing here reads files."""

@@ -1,4 +1,4 @@
-"""Collectives that never ended, and connections lost because of somebody else."""
+"""Collectives that never ended, and connections lost because of another rank."""
 
 import re
 import signal
@@ -12,18 +12,24 @@ from torchmuster.diagnose.explain.events import LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.reading.scan import Log
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, found_by, words_of
 
-# Ranks held against each other: how many raised the same, who waited where, and how torchrun says that they ended.
+# Comparisons of ranks: how many raised the same, which waited where, and how torchrun says that
+# they ended.
 
 
 _TABLE_RANK = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
 _EXIT_CODE = re.compile(r"-?\d+")
 _MAX_NAMED = 8
-# How far a rank is in a process group, which all ranks call by one name (`PG GUID`; `PG ID` is each rank's own count):
-#   [PG 0 (default_pg) Rank 1] Timeout at NCCL work: 9, last enqueued NCCL work: 9, last completed NCCL work: 8.
-#   [PG ID 1 PG GUID 3(tp) Rank 1]  failure detected by watchdog at work sequence id: 9 PG status: last enqueued work: 9, ...
-#   [PG ID 0 PG GUID 0 Rank 1] Received a dump signal ... Last enqueued NCCL work: 9, last completed NCCL work: 8.This is ...
+# How far a rank is in a process group, which has one name on all ranks (`PG GUID`; `PG ID` is each
+# rank's own count):
+#   [PG 0 (default_pg) Rank 1] Timeout at NCCL work: 9, last enqueued NCCL work: 9,
+#     last completed NCCL work: 8.
+#   [PG ID 1 PG GUID 3(tp) Rank 1]  failure detected by watchdog at work sequence id: 9 PG status:
+#     last enqueued work: 9, ...
+#   [PG ID 0 PG GUID 0 Rank 1] Received a dump signal ... Last enqueued NCCL work: 9, last completed
+#     NCCL work: 8.This is ...
 # Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (createLogPrefix, the watchdog's loop,
-# getNCCLWatchdogTimeoutErrorMsg), torch 2.3 to 2.8; the strings in the libraries of 2.6, 2.7, 2.8, 2.11, 2.15.
+# getNCCLWatchdogTimeoutErrorMsg), torch 2.3 to 2.8; the strings in the libraries of 2.6, 2.7, 2.8,
+# 2.11, 2.15.
 # Some releases after 2.11 print `, last started work: 9 (ALLREDUCE)` between the two numbers.
 _COUNTERS = re.compile(
     r"\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s(\]]+) ?(?:\((?P<named>[^)]*)\) ?)?Rank (?P<rank>\d+)\]"
@@ -33,13 +39,13 @@ _COUNTERS = re.compile(
 
 @dataclass(slots=True)
 class GroupCounters:
-    """What the ranks of a process group print of its collectives, each of which has a number.
+    """What the ranks of a process group print about its collectives, which are numbered.
 
     Attributes:
         is_of_all: It is the group of all ranks.
         enqueued: The last number that each rank has enqueued, by its rank in the job.
-        waited_in: The number that a rank waited in until its timeout.
-        lines: The line of each rank.
+        waited_in: The number in which a rank waited until its timeout.
+        lines: The first line of each rank.
     """
 
     is_of_all: bool
@@ -49,20 +55,21 @@ class GroupCounters:
 
     @property
     def behind(self) -> list[int]:
-        """The ranks that had not enqueued what others waited in."""
+        """The ranks that had not enqueued the collective in which others waited."""
         first = min(self.waited_in.values(), default=-1)
         return sorted(rank for rank, number in self.enqueued.items() if number < first)
 
 
 def timed_out_groups(case: Case) -> list[GroupCounters]:
-    """Return the counters of the process groups in which a rank timed out, the first to time out first."""
+    """Return the counters of process groups with a timeout, in the order of their timeouts."""
     groups: dict[str, GroupCounters] = {}
     for event in case.events:
         found = _COUNTERS.search(event.line.text)
         if found is None:
             continue
         is_of_all = found["group"] == "0" or found["named"] == "default_pg"
-        # In the prefix a rank is that of the group; only in the group of all it is that of the job.
+        # The rank in the prefix is that of the group; only in the group of all ranks it is that of
+        # the job.
         rank = int(found["rank"]) if is_of_all and event.who.rank is None else event.who.rank
         if rank is None:
             continue
@@ -77,9 +84,10 @@ def timed_out_groups(case: Case) -> list[GroupCounters]:
 
 
 def raised_by(case: Case, event: LogEvent, events: Sequence[LogEvent]) -> str:
-    """Return who raised the same as an event, if it was more than one: `all 4 ranks`, `ranks 2 and 3`, `3 processes`.
+    """Return who raised the same as an event: `all 4 ranks`, `ranks 2 and 3`, `3 processes`.
 
-    What differs in numbers only is the same: each rank names its own file or layer.
+    Messages that differ only in numbers are the same: each rank names its own file or layer. Return
+    an empty string for one rank.
     """
     same = [e for e in events if e.get("uncaught") and _shape(e) == _shape(event)]
     ranks = {e.who.rank for e in same if e.who.rank is not None}
@@ -106,14 +114,14 @@ def named(ranks: Iterable[int]) -> str:
 
 
 def size_of(case: Case) -> int | None:
-    """Return how many ranks the job has, as its lines tell it, or torchrun's table of the only node does."""
+    """Return how many ranks the job has, by its lines or by torchrun's table of the only node."""
     return case.told_size or len(table_of_one_node(case)) or None
 
 
 def table_of_one_node(case: Case) -> dict[int, int]:
-    """Return the exit code of each rank, if the job had one node: what is not in torchrun's table of failures is 0.
+    """Return each rank's exit code, if the job had one node; ranks not in torchrun's table have 0.
 
-    The last ranks may be missing from it when they ended well.
+    The last ranks may be missing from the result when they ended well.
     """
     if len(case.of("root_cause_table")) != 1 or (case.num_nodes or 1) > 1:
         return {}
@@ -143,7 +151,7 @@ _NAMES_WHY = re.compile(r"errno|No route|unreachable|refused|reset by peer|not k
 
 
 def stuck_collective(case: Case) -> Iterator[LogFinding]:
-    """Ranks waited in a collective: who did not come is the one to look at."""
+    """Report ranks that waited in a collective, and name those that did not reach it."""
     waits = case.of("watchdog", "gloo_timeout")
     waits += [e for e in case.of("store_get") if "imeout" in e.get("why") + e.get("other")]
     if not waits:
@@ -160,7 +168,7 @@ def stuck_collective(case: Case) -> Iterator[LogFinding]:
     if len(set(calls.values())) > 1:
         shown = sorted((rank, op, seq) for rank, (seq, op) in calls.items())
         words = ", ".join(f"rank {rank}: {op} number {seq}" for rank, op, seq in shown[:4])
-        # Groups count for themselves: the same call at another number may be another group's.
+        # Each group counts separately: the same call at another number may be another group's.
         sure = HIGH if len({op for _, op in calls.values()}) > 1 else MEDIUM
         yield found_by(
             case, RULE_ROWS["collective.differ"], waits, {"calls": words}, confidence=sure
@@ -187,7 +195,7 @@ def stuck_collective(case: Case) -> Iterator[LogFinding]:
 
 
 def _are_by_pairs(waits: list[LogEvent]) -> bool:
-    """Say whether these are sends and receives: each pair of ranks counts its own, so that numbers can't be compared."""
+    """Return whether these are sends and receives: pairs count separately, so numbers differ."""
     return any(re.search(r"SEND|RECV|COALESCED", e.get("op")) for e in waits)
 
 
@@ -196,7 +204,7 @@ def _num_arrived(counters: GroupCounters | None) -> int:
 
 
 def _behind_by_number(case: Case, waits: list[LogEvent], counters: GroupCounters) -> LogFinding:
-    """Name the ranks whose own counters say that they had not enqueued what others waited in."""
+    """Return a finding that names the ranks whose counters are behind what others waited in."""
     behind, first = counters.behind, min(counters.waited_in.values())
     last = max(counters.enqueued[rank] for rank in behind)
     named = f"rank {', '.join(map(str, behind[:8]))}"
@@ -215,9 +223,9 @@ def _behind_by_number(case: Case, waits: list[LogEvent], counters: GroupCounters
 
 
 def _places(case: Case, waits: list[LogEvent]) -> list[tuple[str, str]]:
-    """Return who waited in which line of the user's own, if all ranks of the job waited.
+    """Return each rank with its line of the user's code, if all ranks of the job waited.
 
-    Where lines bear no label, each traceback is another rank's.
+    Where lines have no label, each traceback counts as another rank's.
     """
     own = [e for e in waits if e.get("own") and e.get("where")]
     if any(str(e.who) for e in own) or len({e.line.path for e in own}) > 1:
@@ -234,10 +242,10 @@ def _missing(case: Case, waits: list[LogEvent], counters: GroupCounters | None) 
     if counters is not None:
         waiting |= counters.enqueued.keys()
     if _are_by_pairs(waits) or (counters is not None and not counters.is_of_all):
-        size = 0  # which ranks take part is not said
+        size = 0  # unknown which ranks take part
     missing = sorted(set(range(size)) - waiting) if size and len(waiting) < size and waiting else []
     spoke = {e.who.rank for e in case.of("peer_lost", "exception")}
-    missing = [rank for rank in missing if rank not in spoke]  # these came to a collective as well
+    missing = [rank for rank in missing if rank not in spoke]  # these reached a collective as well
     if not waiting:
         missing = _only_ended_by_others(case, len(waits))
     named = ", ".join(map(str, missing[:8])) or (_behind(case) if counters is None else "")
@@ -255,14 +263,14 @@ def _missing(case: Case, waits: list[LogEvent], counters: GroupCounters | None) 
 
 
 def _only_ended_by_others(case: Case, num_waited: int) -> list[int]:
-    """Return the ranks that torchrun had to end while all others had raised their timeouts, in lines without labels."""
+    """Return the ranks that torchrun ended while all others raised timeouts, without labels."""
     codes = table_of_one_node(case)
     ended = [rank for rank, code in codes.items() if code == -signal.SIGTERM]
     return ended if len(codes) - len(ended) == num_waited else []
 
 
 def _behind(case: Case) -> str:
-    """Return the one writer that got less far than all others."""
+    """Return the one writer that got less far than all others; empty when there is none."""
     progress = case.progress
     if len(progress) < 2:
         return ""
@@ -272,26 +280,27 @@ def _behind(case: Case) -> str:
 
 
 def ended_early(case: Case) -> Iterator[LogFinding]:
-    """A rank left without an error while others still needed it."""
+    """Report a rank that ended without an error while others still needed it."""
     lost = case.of("peer_lost", "gloo_timeout")
     failed = case.of("child_failed")
     if not lost or len(failed) != 1 or failed[0].get("code") != "1":
         return
     raisers = {(e.line.path, e.who.rank) for e in lost if e.get("type")}
     others = [log for log in case.record.logs if log.path != failed[0].line.path]
-    # A launcher comes to its last barrier when its own ranks have ended well.
+    # A launcher reaches its last barrier only when its own ranks have ended well.
     ended = {e.line.path for e in case.of("exit_barrier")}
     quiet = [
         log
         for log in others
         if log.path in ended or not any(e.line.path == log.path for e in case.of("peer_lost"))
     ]
-    # A launcher that tells its steps would tell its end; a reset is a kernel's word for a process that was killed.
+    # A launcher that logs its steps would log its end; a reset is the kernel's sign of a killed
+    # process.
     tell = {e.line.path for e in case.config("min_nodes")}
     if any("reset" in e.get("how") for e in lost):
         tell |= {log.path for log in quiet}
     quiet = [log for log in quiet if log.path in ended or log.path not in tell]
-    # Without a word of an end it may as well have been killed.
+    # Without a message about its end it may as well have been killed.
     said = {e.line.path for e in case.of("success")}
     quiet = [log for log in quiet if log.path in ended or log.path in said]
     if not raisers or not quiet or case.of("rdzv_timeout", "signal_received"):
@@ -309,16 +318,16 @@ def ended_early(case: Case) -> Iterator[LogFinding]:
 
 
 def ended_beside(case: Case) -> Iterator[LogFinding]:
-    """A rank that its launcher neither calls failed nor had to end, while another one beside it lost its peer."""
+    """Report a rank that ended by itself while another one of its launcher lost its peer."""
     for failed in case.of("child_failed"):
         lost = [e for e in case.of("peer_lost") if e.line.path == failed.line.path]
         if any(e.who.rank is None for e in lost):
-            continue  # who lost whom can't be told
+            continue  # unknown who lost whom
         quiet = _ended_well_beside(case, failed) if failed.get("code") == "1" and lost else []
         if quiet:
             shown = (case.earliest(lost).line, failed.line)
             names = {"early": ", ".join(map(str, quiet))}
-            # A reset is a kernel's word for a process that was killed, perhaps on another node.
+            # A reset is the kernel's sign of a killed process, perhaps on another node.
             sure = LOW if any("reset" in e.get("how") for e in lost) else MEDIUM
             yield found_by(
                 case,
@@ -331,7 +340,7 @@ def ended_beside(case: Case) -> Iterator[LogFinding]:
 
 
 def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
-    """Return the ranks of a launcher that spoke and had ended by themselves when another one of it failed."""
+    """Return a launcher's ranks that wrote and had ended by themselves when another one failed."""
     same = (failed.line.path, failed.who.host, failed.who.task)
     all_of_it = [e for e in case.events if (e.line.path, e.who.host, e.who.task) == same]
 
@@ -353,13 +362,13 @@ def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
 
 
 def _last_words(case: Case, log: Log) -> tuple[LogLine, ...]:
-    """Return what shows that the ranks of a log had ended."""
+    """Return the lines that show that the ranks of a log had ended."""
     came = [e.line for e in case.of("exit_barrier") if e.line.path == log.path]
     return tuple(came[:1] or log.last[-1:])
 
 
 def only_echoes(case: Case) -> Iterator[LogFinding]:
-    """Connections were lost, and who went first did not leave a word."""
+    """Report lost connections when the rank that went first left no message."""
     waited = [e for e in case.of("exception", "store_wait") if _AT_THE_STORE.search(words_of(e))]
     waited = [e for e in waited if not _NAMES_WHY.search(words_of(e))]
     if waited and not case.of("peer_lost", "nccl_remote", "store_connect", "store_validate"):

@@ -1,4 +1,4 @@
-"""The memory of GPUs, by the numbers in torch's message; and losses that are no numbers any more."""
+"""GPU memory, by the numbers in torch's message; and losses that are not finite."""
 
 import re
 from collections.abc import Iterator
@@ -12,16 +12,17 @@ from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM, found_by, word
 _MUCH = 0.3  # of the GPU
 _LEAST_NAN_LINES = 2
 
-# What a program calls before it has anything on a GPU.
+# Calls that a program makes before it has anything on a GPU.
 _AT_THE_START = re.compile(
     r"in (?:set_device|_lazy_init|_cuda_init|init_process_group|barrier|init_device|get_device_(?:name|properties|capability)|manual_seed(?:_all)?)$"
-    # The first load: a context that does not fit fails without the numbers that torch's own allocator tells.
+    # The first load: a context that does not fit fails without the numbers of torch's own
+    # allocator.
     r"|torch/(?:nn/modules/module|_utils|storage|serialization)\.py\", line \d+, in (?:_?to|convert|_?apply|_?cuda|<lambda>|\w*deserialize)$"
 )
 
 
 def gpu_memory(case: Case) -> Iterator[LogFinding]:
-    """A GPU that others fill, or memory in pieces that are too small: a smaller batch would help neither."""
+    """Report a GPU that others fill, or fragmented memory: a smaller batch would help neither."""
     for event in case.of("cuda_oom"):
         memory = read_memory(words_of(event))
         if memory.allowed is not None and memory.free and memory.free > (memory.asked or 0):
@@ -45,14 +46,14 @@ def gpu_memory(case: Case) -> Iterator[LogFinding]:
 
 
 def _is_at_the_start(case: Case, event: LogEvent) -> bool:
-    """Say whether a process met a full GPU before it had put anything there: no step yet, and a call of the set-up."""
+    """Return whether a process met a full GPU before it used any: no step, and a set-up call."""
     frames = [text for text in event.detail if _AT_THE_START.search(text)]
     steps = [step for log in case.record.logs for step in log.last_progress.values()]
     return bool(frames) and not any(step.line.order < event.line.order for step in steps)
 
 
 def not_finite(case: Case) -> Iterator[LogFinding]:
-    """Losses that are NaN or infinite to the end; one step that the scaler skips is none."""
+    """Report losses that are NaN or infinite to the end; one skipped step does not count."""
     found = case.of("not_finite")
     if len(found) < _LEAST_NAN_LINES or _was_finite_again(case, found[-1]):
         return

@@ -1,4 +1,4 @@
-"""Launch and rendezvous: who was started, with which numbers and names."""
+"""Launch and rendezvous: which launchers were started, with which numbers and names."""
 
 import re
 from collections.abc import Iterator
@@ -18,22 +18,22 @@ _GROUP_KEY = re.compile(r"default_pg/\S*?/(?P<rank>\d+)\s*$")
 _WRONG_RANK = RULE_ROWS["launch.wrong-rank"]
 
 
-# What all launchers have to be told alike.
+# Settings that must be equal for all launchers.
 _MUST_BE_EQUAL = ("run_id", "min_nodes", "rdzv_endpoint")
 
 
 def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
-    """Rendezvous waited for nodes on which nobody had started the launcher."""
+    """Report a rendezvous that waited for nodes on which no launcher was started."""
     timeouts = case.of("rdzv_timeout")
     # A script that made the store itself waited for ranks, not for launchers.
     clients = [e for e in case.of("store_clients") if not e.get("own")]
     waits = timeouts or clients or _role_waits(case) or _ended_while_waiting(case)
     if not waits:
         return
-    # Who waited with the head loses the connection when the head gives up first.
+    # A node that waited with the head loses the connection when the head gives up first.
     lost = [] if timeouts else case.of("rdzv_connection")
     if lost or case.of("store_connect", "store_validate"):
-        return  # somebody did call, and did not get through: that is the network's rule
+        return  # somebody connected, but not fully: a network rule handles that
     wanted = case.num_nodes if (case.num_nodes or 0) > 1 else None
     speakers = {short(event.who.host) for event in waits if event.who.host} | set(case.spoke)
     silent = [host for host in case.allocated if host not in speakers] if speakers else case.silent
@@ -58,20 +58,20 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
 
 
 def _how_sure(case: Case, *, silent: bool, wanted: int | None, less: bool) -> Confidence:
-    """An allocated node without a word is proof, if its log is not only missing."""
+    """Return HIGH if an allocated node wrote nothing, unless its log may just be missing."""
     if silent and wanted and not case.may_lack_logs:
         return HIGH
     return MEDIUM if silent or less else LOW
 
 
 def _role_waits(case: Case) -> list[LogEvent]:
-    """Return what a static launcher says when another node's launcher never came."""
+    """Return the waits of a static launcher for a node whose launcher never came."""
     found = [e for e in case.of("store_wait") if _ROLE_KEY.search(e.get("keys"))]
     return found if len({e.line.path for e in found}) <= 1 else []
 
 
 def _ended_while_waiting(case: Case) -> list[LogEvent]:
-    """Return what the only launcher that spoke was told, if it was ended before any rendezvous."""
+    """Return the settings of the only launcher that wrote, if it ended before any rendezvous."""
     told = [e for e in case.config("min_nodes") if e.get("value").isdigit()]
     writers = {(e.line.path, e.who.host, e.who.task) for e in told}
     ended = case.of("signal_received", "final")
@@ -85,11 +85,12 @@ def _ended_while_waiting(case: Case) -> list[LogEvent]:
 
 
 def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
-    """Nodes waited for each other under different names or sizes."""
+    """Report nodes that waited for each other under different names or sizes."""
     for key in _MUST_BE_EQUAL:
         events = case.config(key)
         values = list(dict.fromkeys(event.get("value").strip() for event in events))
-        # A node that waits for fewer may go on alone, so one completed rendezvous does not clear the counts.
+        # A node that waits for fewer may continue alone, so one completed rendezvous does not clear
+        # the counts.
         went_on = case.of("progress") or (key != "min_nodes" and case.of("rdzv_complete"))
         if len(values) < 2 or went_on or _only_a_port(key, values):
             continue
@@ -105,12 +106,12 @@ def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
 
 
 def _only_a_port(key: str, values: list[str]) -> bool:
-    """Say whether a second value is only what the launcher itself made of `:0` or of no port."""
+    """Return whether a second value is only the launcher's own choice for `:0`."""
     return key == "rdzv_endpoint" and any(value.endswith(":0") for value in values)
 
 
 def node_ranks(case: Case) -> Iterator[LogFinding]:
-    """Two nodes with the same rank, or one beyond the count."""
+    """Report two nodes with the same rank, or a rank beyond the number of nodes."""
     given = [e for e in case.config("node_rank") if e.get("value").isdigit()]
     given += _static_ranks(case)
     lines = {(e.line.path, e.who.host, e.who.task): e for e in given}
@@ -136,7 +137,7 @@ def node_ranks(case: Case) -> Iterator[LogFinding]:
 
 
 def _static_ranks(case: Case) -> list[LogEvent]:
-    """Return the node ranks of static launchers, which torchrun prints among its rendezvous' settings."""
+    """Return the node ranks of static launchers, which torchrun prints in rendezvous settings."""
     found = []
     for event in case.config("rdzv_configs"):
         match = _STATIC_RANK.search(event.get("value"))
@@ -146,7 +147,7 @@ def _static_ranks(case: Case) -> list[LogEvent]:
 
 
 def never_joined(case: Case) -> Iterator[LogFinding]:
-    """A rank waited for others in the group's store, and nobody says why they did not come."""
+    """Report ranks that never joined the group's store, when nothing tells why."""
     clients = [e for e in case.of("store_clients") if e.get("own")]
     if clients:
         last = clients[-1]

@@ -1,4 +1,4 @@
-"""Addresses, names and ports: what was published, and what belongs to somebody else."""
+"""Addresses, names and ports: what was published, and what another process holds."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _QUOTED_NAME = re.compile(r"[\(\[ '](?P<host>[A-Za-z][\w-]*[\w.-]*)[,\]:' ]")
 
 
 _NO_NAMES = ("", "host", "hostname", "name", "address")
-# A service of the open internet: of no node of the job.
+# A service on the internet, not on a node of the job.
 _PUBLIC_NAME = re.compile(
     r"(?:^|\.)(?:huggingface|hf|github|githubusercontent|pytorch|amazonaws|googleapis|wandb|swanlab|openai|modelscope|pypi)\b"
     r"|\.(?:com|org|ai|co|io|cn|dev)$"
@@ -23,7 +23,7 @@ _PUBLIC_NAME = re.compile(
 
 
 def port_taken(case: Case) -> Iterator[LogFinding]:
-    """A port that the job needs belongs to somebody else."""
+    """Report a port that the job needs and another process holds."""
     found = case.of("port_taken")
     if not found:
         return
@@ -35,9 +35,7 @@ def port_taken(case: Case) -> Iterator[LogFinding]:
     }
     several = len({(e.who.host, e.who.rank, e.who.task) for e in found}) > 1
     tried = ("several processes tried it: more than one may think that it is rank 0",)
-    waited = bool(
-        case.of("store_clients")
-    )  # somebody hosts a store there for others who don't come
+    waited = bool(case.of("store_clients"))  # a store runs there for ranks that don't come
     yield found_by(
         case,
         RULE_ROWS["network.port-taken"],
@@ -49,7 +47,7 @@ def port_taken(case: Case) -> Iterator[LogFinding]:
 
 
 def loopback_endpoint(case: Case) -> Iterator[LogFinding]:
-    """Other nodes were told an address that means the node itself."""
+    """Report a published address that means, on each node, the node itself."""
     found = [
         e
         for e in case.of("store_connect", "store_validate", "gloo_connect", "peer_lost")
@@ -76,7 +74,7 @@ def loopback_endpoint(case: Case) -> Iterator[LogFinding]:
 
 
 def bridge_address(case: Case) -> Iterator[LogFinding]:
-    """The address of a container bridge, the same on every node, was published."""
+    """Report a published address of a container bridge, which is the same on every node."""
     kinds = ("gloo_connect", "store_connect", "peer_lost")
     found = [e for e in case.of(*kinds) if _PRIVATE_BRIDGE.match(e.get("host"))]
     if found:
@@ -87,7 +85,7 @@ def bridge_address(case: Case) -> Iterator[LogFinding]:
 
 
 def link_local(case: Case) -> Iterator[LogFinding]:
-    """An address that is valid on one link only, and not without the interface's name."""
+    """Report an address that is valid on one link only, and only with the interface's name."""
     calls = case.of("store_connect", "gloo_connect")
     found = [e for e in calls if _LINK_LOCAL.match(e.get("host"))]
     if found:
@@ -95,7 +93,7 @@ def link_local(case: Case) -> Iterator[LogFinding]:
 
 
 def _asked_in_vain(case: Case) -> list[LogEvent]:
-    """Return what looks like torch's harmless word on IPv6, of names that were then called in vain."""
+    """Return torch's usually harmless messages about IPv6, for names that were called in vain."""
     called = {
         e.get("host") for e in case.of("store_connect", "store_validate") if not e.get("errno")
     }
@@ -108,7 +106,7 @@ def _asked_in_vain(case: Case) -> list[LogEvent]:
 
 
 def _misspelled(case: Case) -> tuple[LogEvent, str] | None:
-    """Return a call in vain to a name that is written almost like a known host's, and that host."""
+    """Return a failed call to a name spelled almost like a known host's, and that host."""
     known = {**case.allocated, **case.spoke}
     for event in case.of("store_connect", "store_validate"):
         called = short(event.get("host"))
@@ -121,7 +119,7 @@ def _misspelled(case: Case) -> tuple[LogEvent, str] | None:
 
 
 def is_misspelled(name: str, known: str) -> bool:
-    """Say whether two names differ in a way in which names of one cluster don't: a letter less, or a zero more."""
+    """Return whether names differ as those of one cluster don't: a letter less, a zero more."""
     letters, others = (re.sub(r"\d+", "0", word) for word in (name, known))
     if letters == others:
         pairs = zip(re.findall(r"\d+", name), re.findall(r"\d+", known), strict=True)
@@ -136,7 +134,7 @@ def is_misspelled(name: str, known: str) -> bool:
 
 
 def misspelled_name(case: Case) -> Iterator[LogFinding]:
-    """A name was called that looks like a known host's, written wrongly."""
+    """Report a call to a name that looks like a misspelled host's."""
     found = _misspelled(case) if not case.of("no_name", "rdzv_complete") else None
     if found is not None:
         event, like = found
@@ -144,7 +142,7 @@ def misspelled_name(case: Case) -> Iterator[LogFinding]:
 
 
 def unknown_name(case: Case) -> Iterator[LogFinding]:
-    """A name that a node can't resolve."""
+    """Report a name that a node can't resolve."""
     found = [*case.of("no_name"), *_asked_in_vain(case)]
     if not found:
         return

@@ -1,12 +1,12 @@
-"""What makes a job slow but does not end it: said beside the verdict, with what it costs."""
+"""Notes on what slows a job but does not end it, and what it costs; shown with the verdict."""
 
 import re
 
 from torchmuster.diagnose.explain.case import Case
 
 _MAX_NOTES = 3
-# What a line shows, and what follows from it. Sources: torch's run.py and dataloader.py, NCCL's net.cc and graph/,
-# Lightning's data connector.
+# What a line shows, and what follows from it. Sources: torch's run.py and dataloader.py, NCCL's
+# net.cc and graph/, Lightning's data connector.
 _SLOW = (
     (
         re.compile(r"Setting OMP_NUM_THREADS environment variable for each process to be 1"),
@@ -48,7 +48,7 @@ _SLOW = (
 
 
 def slow_notes(case: Case) -> tuple[str, ...]:
-    """Return what the logs show of a job that could be faster."""
+    """Return what could make the job faster, as its logs show."""
     lines = [line.text for log in case.record.logs for line in (*log.header, *log.last)]
     lines += [event.line.text for event in case.events]
     found = [note for regex, note in _SLOW if any(map(regex.search, lines))]

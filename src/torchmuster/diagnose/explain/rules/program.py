@@ -1,4 +1,4 @@
-"""The program: exceptions, exit codes, and what could not be fetched."""
+"""Findings about the program itself: exceptions, exit codes, failed child programs."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from torchmuster.diagnose.explain.rules.signals import code_of, ended_process, s
 from torchmuster.diagnose.explain.rules.system import row_of_number
 from torchmuster.diagnose.finding import Confidence
 
-# What the catalogue's messages argue: each entry is a row, on lines and on exceptions alike.
+# What the catalogue's messages argue: each message is a row, for lines and exceptions alike.
 
 
 # Messages that name a cause, by the kind of their events.
@@ -26,14 +26,14 @@ ROWS: dict[str, Row] = {f"{TOLD}{row.name}": row for row in CATALOGUE.by_name.va
 
 
 def told(case: Case) -> Iterator[LogFinding]:
-    """Each message that stands in a line of its own; those of exceptions belong to the rule of exceptions."""
+    """Report each message that is a separate line; the rule of exceptions handles the others."""
     found: dict[str, list[LogEvent]] = {}
     for event in case.events:
         if event.kind in ROWS and not event.get("type"):
             found.setdefault(event.kind, []).append(event)
     findings = [found_by(case, ROWS[kind], events) for kind, events in found.items()]
     for finding in findings:
-        # Of one cause only the first is shown: what else is proved to be missing is said with it.
+        # Only the first finding of a cause is shown, so it also names the others that are proved.
         also = [
             other.error
             for other in findings
@@ -44,14 +44,15 @@ def told(case: Case) -> Iterator[LogFinding]:
 
 
 def row_of_exception(event: LogEvent) -> Row | None:
-    """Return what the catalogue knows of an exception; None when it does not know its message."""
+    """Return the catalogue's row for an exception; None when its message is unknown."""
     row = ROWS.get(event.get("told"))
     if row is None:
         return None
     return replace(row, weight=max(row.weight, Weight.PROGRAM))
 
 
-# Programs that a rank started and that failed: their own last words stand above the exception that only counts their exit code.
+# Failed programs that a rank had started: their own messages are above the exception, which only
+# has the exit code.
 
 
 _OF_A_CHILD = re.compile(
@@ -63,7 +64,7 @@ _LEAST = 2
 
 
 def with_words_of_child(case: Case, event: LogEvent, finding: LogFinding) -> LogFinding:
-    """Return a finding on an exception; if that tells of a program's exit code only, with what the program said itself."""
+    """Return a finding on an exception; add the program's message if it only tells an exit code."""
     if not _OF_A_CHILD.search(words_of(event)):
         return finding
     said = [
@@ -97,10 +98,10 @@ def with_words_of_child(case: Case, event: LogEvent, finding: LogFinding) -> Log
     )
 
 
-# What exceptions mean, by type and message: the table behind the rule of exceptions, and advice for those of unknown words.
+# The meaning of exceptions by type and message, and advice for those with unknown messages.
 
 
-# Of a type or a message what it means; the first row that fits.
+# The meaning of a type or a message; the first row that fits wins.
 EXCEPTIONS = rule_rows("raised.")
 
 
@@ -111,7 +112,7 @@ _SERVER_IS_AWAY = re.compile(
 
 
 def row_of(event: LogEvent) -> Row:
-    """Return what an exception means: what proves a cause, then a type or message known here, then a name for it."""
+    """Return an exception's row: a proved cause, else a type or message known here, else any."""
     known = row_of_exception(event)
     if known is not None and known.confidence is HIGH:
         return known
@@ -120,7 +121,7 @@ def row_of(event: LogEvent) -> Row:
 
 
 def general_advice(event: LogEvent) -> str:
-    """Return what to do about an exception of which only its own words are known."""
+    """Return advice on an exception of which only its own message is known."""
     if _SERVER_IS_AWAY.search(event.get("message")):
         return (
             "the server that it waited for did not come up: read that server's own log or output from its first error on, or start"
@@ -150,19 +151,20 @@ def general_advice(event: LogEvent) -> str:
 _LOST = ("peer_lost", "gloo_timeout", "watchdog", "nccl_remote", "store_wait", "gloo_connect")
 _CRASHES = ("signal_received", "fatal_python")
 _RAISED = ("exception", "cuda_oom", "cuda_error", "fatal_python")
-# What is raised for want of something outside of the program is seldom said so.
+# Exceptions caused by something outside the program seldom say so.
 _OF_ITS_SURROUNDINGS = re.compile(
     r"cuda|gpu\b|nccl|driver|out of memory|alloc|\bdisk|no space|quota|permission|denied|socket|address"
     r"|connect|resolve|network|time(?:d )?-?out|refused|\bmount|file ?system|shared memory|signal|/dev/|too many|rendezvous",
     re.IGNORECASE,
 )
-# They tell that another process, thread or worker has failed: its own words say more, also if they come later.
+# They report that another process, thread or worker has failed: its own message says more, even if
+# it comes later.
 _WRAPS = re.compile(
     r"Caught \w+ in (?:DataLoader worker|replica|pin memory)|[Ss]ee (?:the )?(?:stack trace|root cause|above|inner|logs?)\b"
     r"|(?:[Ee]ngine|[Ww]orker|[Pp]rocess|[Ss]erver|[Aa]ctor)\b.{0,30}\b(?:failed to start|initialization failed|died|exited unexpectedly|has died)"
     r"|ActorDiedError|ActorUnavailable|RayTaskError|WorkerCrashed|ProcessRaisedException|Trials did not complete|terminated with the following error"
 )
-# Of any cause: an exception that names one says more, also if it comes later.
+# Messages of any cause: an exception that names one says more, even if it comes later.
 _NAMES_NOTHING = re.compile(
     r"NCCL error: |unhandled (?:cuda|system) error|internal error - please report"
 )
@@ -171,7 +173,7 @@ _GUESSED = frozenset({"package-missing", "open-files", "system-error", "download
 
 _OWN_CONNECTION = RULE_ROWS["program.own-connection"]
 _EXIT_CODE = RULE_ROWS["program.exit-code"]
-# Of torchmuster.train, which says with which code it ends as it was asked to.
+# What torchmuster.train prints, with its exit code, when it ends as requested.
 _SAVED = "muster: stopped after step "
 
 
@@ -182,7 +184,7 @@ _AFTER_AN_EXCEPTION = (
 
 
 def exceptions(case: Case) -> Iterator[LogFinding]:
-    """The first exception that is nobody's echo."""
+    """Report the first exception that is not an echo."""
     found = [e for e in case.of(*_RAISED) if e.role is LineRole.CAUSE and not signal_of(e)]
     raised = [e for e in found if e.get("type") or e.kind != "exception"]
     raised = [e for e in raised if not _is_of_a_pipe(case, e)]
@@ -192,13 +194,13 @@ def exceptions(case: Case) -> Iterator[LogFinding]:
         return
     event = _first_of(case, raised)
     if _WRAPS.search(words_of(event)) and any(signal_of(e) for e in case.of(*_CRASHES)):
-        return  # the process that it speaks of has told of its crash
+        return  # the process that it means has reported its crash
     others = len({(e.who, e.line.path) for e in raised}) - 1
     later = (f"{others} other ranks raised too, later or at the same time",) if others > 0 else ()
     row, names = row_of(event), {"advice": general_advice(event)}
     if all_of_them := raised_by(case, event, raised):
         names["who"], later = all_of_them, (f"{all_of_them} raised it",)
-        if not all_of_them.startswith("ranks"):  # then nobody was first
+        if not all_of_them.startswith("ranks"):  # then no rank was first
             row = replace(row, error=row.error.replace(" failed first:", " raised:"))
     finding = found_by(
         case,
@@ -214,7 +216,7 @@ def exceptions(case: Case) -> Iterator[LogFinding]:
 
 
 def _is_of_a_pipe(case: Case, event: LogEvent) -> bool:
-    """Say whether a parent only lost the pipe to a child that had crashed: that crash is the cause."""
+    """Return whether a parent only lost the pipe to a crashed child: the crash is the cause."""
     if event.get("type") not in ("EOFError", "BrokenPipeError", "ConnectionResetError"):
         return False
     crashed = case.of("fatal_python", "signal_received", "killed_line", "loader_killed")
@@ -222,7 +224,7 @@ def _is_of_a_pipe(case: Case, event: LogEvent) -> bool:
 
 
 def _first_of(case: Case, raised: list[LogEvent]) -> LogEvent:
-    """Return the one that began: an uncaught one ends a rank, a caught one need not."""
+    """Return the exception that came first: an uncaught one ends a rank, a caught one need not."""
     uncaught = [e for e in raised if e.get("uncaught") or e.kind != "exception"]
     own_words = [e for e in uncaught if not _WRAPS.search(words_of(e))]
     own_words = own_words or [e for e in raised if not _WRAPS.search(words_of(e))]
@@ -233,7 +235,8 @@ def _first_of(case: Case, raised: list[LogEvent]) -> LogEvent:
         ]
         first = case.earliest(telling) if telling else first
     if first.kind == "fatal_python" or not first.get("type"):
-        # The interpreter's last words and the watchdog's are less than an exception of the same moment.
+        # The interpreter's last message and the watchdog's say less than an exception of the same
+        # moment.
         named = [
             e for e in raised if e.get("type") and e.kind != "fatal_python" and e.who == first.who
         ]
@@ -242,9 +245,10 @@ def _first_of(case: Case, raised: list[LogEvent]) -> LogEvent:
 
 
 def _confidence(case: Case, event: LogEvent, raised: list[LogEvent]) -> Confidence:
-    """Several files without times can't be ordered: then the first is a guess, unless all say the same.
+    """Return how sure it is that an exception came first.
 
-    So it is where other nodes' logs are missing, or where the same writer had lost a peer before.
+    Several files without times can't be ordered: then it is a guess, unless all say the same. It is
+    also one where other nodes' logs are missing, or where its writer had lost a peer before.
     """
     if case.may_lack_logs or _had_lost_a_peer(case, event) or event.kind == "cuda_error":
         return MEDIUM
@@ -255,9 +259,9 @@ def _confidence(case: Case, event: LogEvent, raised: list[LogEvent]) -> Confiden
     if event.get("told") and row.confidence is not HIGH and cause != "exception":
         return MEDIUM  # a message with more than one reading
     if cause in _GUESSED:
-        return MEDIUM  # a module of the program's own that is not on the path looks the same
+        return MEDIUM  # a module of the program's own that is missing from the path looks the same
     if cause == "exception" and _OF_ITS_SURROUNDINGS.search(words_of(event)):
-        return MEDIUM  # what is around it may be what is wrong
+        return MEDIUM  # the surroundings may be what is wrong
     if cause == "exception":
         return MEDIUM  # what was raised is certain; what led to it is not
     timed = all(e.line.when is not None for e in raised)
@@ -280,7 +284,10 @@ def _had_lost_a_peer(case: Case, event: LogEvent) -> bool:
 
 
 def _last_lines(case: Case) -> Iterator[LogFinding]:
-    """An exception of which only the last line is there: its log was cut, or something else drew the frames."""
+    """Report an exception of which only the last line is known.
+
+    Its log was cut, or something else drew the frames.
+    """
     failed = {e.line.path: e.line.order for e in case.of("child_failed", "task_exit", "final")}
     ends = {line.order for log in case.record.logs for line in log.last[-3:]}
     found = [
@@ -303,7 +310,7 @@ def _last_lines(case: Case) -> Iterator[LogFinding]:
 
 
 def cut_traceback(case: Case) -> Iterator[LogFinding]:
-    """A log that ends within a traceback: where is known, what is not."""
+    """Report a log that ends within a traceback: the place is known, the exception is not."""
     found = [e for e in case.of("exception", "cut_traceback") if not e.get("type")]
     found = [e for e in found if e.get("where") and not case.of("success")]
     if found:
@@ -318,7 +325,7 @@ def cut_traceback(case: Case) -> Iterator[LogFinding]:
 
 
 def _own_connection(case: Case) -> Iterator[LogFinding]:
-    """An exception that reads like an echo, of code that is not torch's: a server of the program's own."""
+    """Report an exception like an echo from code that is not torch's: from an own server."""
     found = [
         e
         for e in case.of("exception", "errno", "peer_lost")
@@ -348,13 +355,14 @@ def _echoes_ruled_out(case: Case) -> tuple[str, ...]:
 
 
 def exit_codes(case: Case) -> Iterator[LogFinding]:
-    """A rank ended with a number and without a word."""
+    """Report a rank that ended with an exit code and without a message."""
     # 126 and 127 are the shell's, 128 and more are signals.
-    raisers = [e for e in case.events if e.kind != "final"]  # a launcher only tells of them
+    raisers = [e for e in case.events if e.kind != "final"]  # a launcher only reports them
     raised = {e.line.path for e in raisers if e.get("uncaught")}
     failed = [e for e in case.of("child_failed", "exit_code") if 0 < _code(e) < 126]
     failed = [e for e in failed if _SAVED not in e.line.text]
-    # Python ends with 1 after an exception: one that told of a lost peer is no silent end, also where a log is cut.
+    # Python ends with 1 after an exception: one about a lost peer is no silent end, even where a
+    # log is cut.
     raised |= {e.line.path for e in raisers if e.role is LineRole.ECHO and e.get("type")}
     raised |= {e.line.path for e in case.of(*_LOST)}
     failed = [e for e in failed if _code(e) != 1 or e.line.path not in raised]
@@ -375,7 +383,7 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
         {"ended": ended or "a process", "how": f"exit code {code}" if code else "a failure"},
         hint=_AFTER_AN_EXCEPTION if code == 1 else _EXIT_CODE.hint,
         weight=_EXIT_CODE.weight if code not in (0, 1) else Weight.ENVELOPE + 5,
-        # Python ends with 1 after an exception: it stood somewhere that is not here.
+        # Python ends with 1 after an exception: it is not in these logs.
         confidence=MEDIUM if event.kind == "child_failed" and code != 1 else LOW,
         because=_last_words(case, event),
         ruled_out=_echoes_ruled_out(case),
@@ -388,7 +396,7 @@ def _code(event: LogEvent) -> int:
 
 
 def _last_words(case: Case, event: LogEvent) -> tuple[str, ...]:
-    """Return what stood just before it."""
+    """Return the lines just before an event."""
     for log in case.record.logs:
         if log.path == event.line.path:
             before = [line for line in (*log.header, *log.last) if line.order < event.line.order]

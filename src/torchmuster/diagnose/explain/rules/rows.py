@@ -1,8 +1,8 @@
-"""How a cause is argued: the evidence that a row needs, when it applies, and the finding that follows.
+"""How a row argues a cause: its evidence, when it applies, and the finding.
 
-Most rules are rows of `catalogue/rules.txt` alone. Rules that compare lines
-with each other are functions (`rules_*.py`); they too take the cause and the advice from a row. A cause that rests on a line is worth more than one that
-rests on an absence; what others only echo is never a cause.
+Most rules are only rows of `catalogue/rules.txt`. Rules that compare lines with each other are
+functions in this folder; they too get the cause and the advice from a row. A cause with a line as
+evidence is worth more than one that rests on an absence; a mere echo is never a cause.
 """
 
 import re
@@ -27,7 +27,7 @@ HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 
 
 def fits(row: Row, event: LogEvent) -> bool:
-    """Say whether an event is of a row's evidence."""
+    """Return whether an event is evidence of a row."""
     is_of_kind = not row.evidence or event.kind in row.evidence
     return is_of_kind and re.search(row.words, words_of(event)) is not None
 
@@ -42,7 +42,7 @@ def evidence_of(row: Row, case: Case) -> list[LogEvent]:
 
 
 def argue(row: Row, case: Case) -> Iterator[LogFinding]:
-    """Yield the finding of a row, if its evidence is there and nothing speaks against it."""
+    """Yield the finding of a row, if its evidence is there and nothing rules it out."""
     found = evidence_of(row, case)
     if not found or case.of(*row.unless) or (row.beside and not case.of(*row.beside)):
         return
@@ -55,7 +55,7 @@ def argue(row: Row, case: Case) -> Iterator[LogFinding]:
 
 
 def rules_of(prefix: str) -> tuple[Rule, ...]:
-    """Return a rule for each row of `rules.txt` whose name begins so: it is argued wherever its evidence is."""
+    """Return a rule for each row of `rules.txt` whose name begins with a prefix."""
     return tuple(partial(argue, row) for row in rule_rows(prefix))
 
 
@@ -72,17 +72,17 @@ def found_by(
     """Return the finding of a row that rests on these events.
 
     Args:
-        case: What is known of the job.
+        case: The facts of the job.
         row: Cause and advice.
         events: At least one; the finding began with the earliest.
-        names: More words for the braces of the row.
+        names: More values for the row's placeholders.
         **changes: Fields of the finding that the rule knows better.
     """
     event = case.earliest(events)
     fields = _Fields(case, event, names or {})
     shown = events[: row.lines] if row.lines > 1 else (event,)
     error = row.error.format_map(fields)
-    # A sentence with two causes in it is no proof of one.
+    # A sentence that names two causes proves neither.
     sure = MEDIUM if row.confidence is HIGH and _TWO_CAUSES.search(row.error) else row.confidence
     finding = LogFinding(
         cause=row.cause,
@@ -101,7 +101,7 @@ def found_by(
     return replace(finding, **changes)
 
 
-# Of these the cure is in the line that raised, if that is the user's own.
+# Causes that are cured in the line that raised, if that is the user's own.
 _CURED_IN_CODE = frozenset(
     {
         *(
@@ -137,7 +137,7 @@ _OURS = "torchmuster itself failed here, not the script: please report this, wit
 
 
 def _advice_of(case: Case, row: Row, event: LogEvent, fields: "_Fields") -> str:
-    """Return what helps: in the surroundings of the event, else in those of the job, else anywhere, else in general.
+    """Return the advice for the surroundings of the event, else of the job, else in general.
 
     Advice with a value in it is given only where the log shows the value.
     """
@@ -159,9 +159,9 @@ def _advice_of(case: Case, row: Row, event: LogEvent, fields: "_Fields") -> str:
 
 
 class _Fields(dict[str, str]):
-    """The words for a row's braces; what an event does not name is worked out, or empty."""
+    """The values of a row's placeholders; what an event does not name is computed, or empty."""
 
-    # The first of these that an event has is the name of what was missing.
+    # The first of these that an event has names what was missing.
     _NAMES = (
         *("path", "command", "other", "module", "name", "variable", "library", "symbol"),
         *("version", "host", "why"),
@@ -188,18 +188,18 @@ class _Fields(dict[str, str]):
         return self[name]
 
     def knows(self, words: str) -> bool:
-        """Say whether there is a word for every brace of a text."""
+        """Return whether every placeholder of a text has a value."""
         return all(self[name] for _, name, _, _ in Formatter().parse(words) if name)
 
 
 def at(event: LogEvent) -> str:
-    """Return where an event was: who wrote it, file and line."""
+    """Return the place of an event: its writer, file and line."""
     who = str(event.who)
     return f"{who}, {event.line.place}" if who else event.line.place
 
 
 def words_of(event: LogEvent) -> str:
-    """Return what an event says: an exception with its type, else its line."""
+    """Return the text of an event: an exception with its type, else its line."""
     if not event.get("type"):
         return event.line.text
     message = event.get("message")
@@ -211,7 +211,7 @@ def words_of(event: LogEvent) -> str:
 
 
 def _asserted(event: LogEvent) -> str:
-    """Return the assertion that failed without a message, as the innermost frame of its traceback shows it."""
+    """Return the assertion that failed without a message, from its traceback's innermost frame."""
     if not event.get("type").endswith("AssertionError"):
         return ""
     code = (line.strip() for line in reversed(event.detail[:-1]))
@@ -220,14 +220,15 @@ def _asserted(event: LogEvent) -> str:
 
 _MAX_WORDS = 500
 _SAYS_SOMETHING = re.compile(r"^(?!For further information visit|Set the environment variable).*\w")
-# What a line may say only in passing: a library that is tried and not needed, a probe of a job script.
+# What a line may mention in passing: a library that is tried and not needed, a probe of a job
+# script.
 _SAID_IN_PASSING = frozenset(
     {
         *("library", "no_module_main", "module_load", "no_command", "not_permitted"),
         *("no_gpu", "cuda_ordinal", "nccl_lo", "xid", "nccl_plugin", "shm"),
     }
 )
-# Libraries try these and go on without them.
+# Libraries try these and continue without them.
 _OPTIONAL = frozenset(
     {
         "triton",
@@ -250,7 +251,7 @@ _PROBES = frozenset(
 )
 _FEW_LINES = 3
 _NOTICE = re.compile(r"NCCL INFO|\bWARNING\b|[Ww]arning: |^W | dynamic library ")
-# Without one of these nothing starts; any other command may be missing in a script that goes on.
+# Without one of these nothing starts; a script may continue without any other command.
 _STARTS_TRAINING = re.compile(r"python|torchrun|accelerate|deepspeed|mpi|srun|pbsdsh|muster|sh$")
 _LAUNCHER_SPEAKS = (
     *("launch_config", "rdzv_timeout", "rdzv_connection", "rdzv_closed", "rdzv_complete"),
@@ -259,7 +260,7 @@ _NEEDS_WHAT_WAS_MISSING = re.compile(r"ImportError|ModuleNotFoundError")
 
 
 def is_notice(event: LogEvent) -> bool:
-    """Say whether a line only warns of what a program may do without, or a script only looked for something."""
+    """Return whether a line only warns about something optional, or a script only probed for it."""
     command = event.get("command") or event.get("other")
     if command.rpartition("/")[2] in _PROBES or command.startswith("-"):
         return True  # the latter: a line of a script that lost its beginning
@@ -279,7 +280,7 @@ def _named_module(event: LogEvent) -> str:
 
 
 def was_survived(case: Case, event: LogEvent) -> bool:
-    """Say whether a line was no end: its writer made steps after it, or raised something that has its own reason."""
+    """Return whether a line ended nothing: steps or an unrelated exception followed it."""
     if event.kind not in _SAID_IN_PASSING or event.get("type"):
         return False
     line = event.line
@@ -304,7 +305,7 @@ def was_survived(case: Case, event: LogEvent) -> bool:
 
 
 def _was_typed(case: Case, event: LogEvent) -> bool:
-    """Say whether somebody typed a command in the terminal of which the log is a copy, after what it is about."""
+    """Return whether the log copies a terminal in which somebody had just typed the command."""
     command = event.get("command") or event.get("other") or event.get("name")
     if event.kind != "no_command" or _STARTS_TRAINING.search(command):
         return False
@@ -316,7 +317,7 @@ def _was_typed(case: Case, event: LogEvent) -> bool:
 
 
 def _script_went_on(case: Case, event: LogEvent) -> bool:
-    """Say whether a script lacked a command, e.g. ping, and started the launcher all the same."""
+    """Return whether a script lacked a command, e.g. ping, and still started the launcher."""
     command = event.get("command") or event.get("other") or event.get("name")
     if event.kind != "no_command" or not command or _STARTS_TRAINING.search(command):
         return False
@@ -328,6 +329,6 @@ def _script_went_on(case: Case, event: LogEvent) -> bool:
 
 
 def _is_same(one: LogEvent, other: LogEvent) -> bool:
-    """Say whether two lines may be of one writer: an exception often bears no host where NCCL's lines do."""
+    """Return whether two lines may have one writer; exceptions often lack the host."""
     hosts = {one.who.host, other.who.host} - {None}
     return len(hosts) < 2 and one.who.task == other.who.task

@@ -1,4 +1,4 @@
-"""What stands in a line of its own and needs a second look: what a node lacked, a warning of NCCL, a provider of another network."""
+"""Lines that need a second look: what a node lacked, NCCL's warnings, a wrong provider."""
 
 import re
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ _FEW_LINES = 10  # what others may still write while NCCL fails
 
 
 def nccl_warning(case: Case) -> Iterator[LogFinding]:
-    """A warning of NCCL that no rule knows; healthy runs print such lines too, and go on with their work."""
+    """Report a warning of NCCL that no rule knows, unless the work continued as in healthy runs."""
     if not all(_work_went_on(case, event) for event in case.of("nccl_warn")):
         yield from argue(RULE_ROWS["said.nccl-warning"], case)
 
 
 def _work_went_on(case: Case, warned: LogEvent) -> bool:
-    """Say whether a program wrote much of its own after a warning, and nothing that sounds like a failure."""
+    """Return whether a program wrote much after a warning, and nothing that sounds failed."""
     for event in case.events:
         if event.line.path == warned.line.path and event.line.order <= warned.line.order:
             continue
@@ -40,7 +40,7 @@ def _work_went_on(case: Case, warned: LogEvent) -> bool:
 
 
 def could_not_start(case: Case) -> Iterator[LogFinding]:
-    """Something was missing on a node before any training: other nodes may lack it too, or only have waited."""
+    """Report what a node lacked before any training; other nodes may lack it too, or only wait."""
     waited = case.of("rdzv_timeout", "store_wait", "store_clients", "rdzv_connection")
     ruled_out = ("the network: the other nodes only waited for this one",) if waited else ()
     for row in rule_rows("missing."):
@@ -54,7 +54,7 @@ def could_not_start(case: Case) -> Iterator[LogFinding]:
 
 
 def _had_failed_before(case: Case, finding: LogFinding) -> bool:
-    """Say whether training had run and failed before: what a script lacks after that is no cause of it."""
+    """Return whether training had failed before: what a script lacks after that is no cause."""
     began = finding.began
     return began is not None and any(
         event.line.path == began.path and event.line.order < began.order
@@ -69,7 +69,7 @@ _WRONG_PROVIDER = RULE_ROWS["said.wrong-provider"]
 
 
 def wrong_provider(case: Case) -> Iterator[LogFinding]:
-    """A libfabric provider of another kind of network than this machine's."""
+    """Report a libfabric provider for another kind of network than this machine's."""
     asked = case.variable("FI_PROVIDER")
     headers = [line for log in case.record.logs for line in log.header]
     plugin = [line for line in headers if _OWN_PLUGIN.search(line.text)]

@@ -1,4 +1,4 @@
-"""Messages that nothing here knows: they are still told from others by their shape, and shown instead of nothing."""
+"""Unknown messages of failures: recognized by their shape, and shown instead of nothing."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.rules.rows import found_by
 
-# A program speaks of its own end: its name or its level comes first.
+# A program reports its own end: its name or its level comes first.
 _SPEAKS_OF_FAILURE = re.compile(
     r"^[\W\d]*(?:[\w.+@/\[\]()-]+(?::|\]|\s-)\s*){0,4}(?:\w+ )?(?:fatal|error|panic|critical|exception|abort\w*|failed)\b",
     re.IGNORECASE,
@@ -20,7 +20,8 @@ _NAMES_WHAT = re.compile(
     r"|out of (?:space|range|bounds|memory|resources)|inconsistent|violat(?:es|ed|ion)|\bnull\b|None. value",
     re.IGNORECASE,
 )
-# What programs say when they do not go on, in words that are no failure elsewhere: heard as the last words of a log only.
+# What programs print when they give up, in words that are harmless elsewhere: searched in the last
+# lines of a log only.
 _GIVES_UP = re.compile(
     r"\bg(?:iv(?:es?|ing)|ave) up\b|\bcan(?:no|')t (?:go on|continue|proceed)|\bno (?:reply|response|answer|heartbeat)"
     r"|not (?:respond(?:ing|ed)?|answer(?:ing|ed)?|reached|alive)\b|unresponsive|unhealthy|\bstalled\b|\bdeadlock"
@@ -31,7 +32,7 @@ _GIVES_UP = re.compile(
     r"|ended (?:abnormally|prematurely|unexpectedly)|unexpected(?:ly)? (?:end|exit|eof|termination)\w*|diverged\b",
     re.IGNORECASE,
 )
-# They tell that something has failed, not what.
+# They report that something has failed, not what.
 _WRAPS_ANOTHER = re.compile(
     r"exit(?:ed)?(?: with)?(?: \w+)? ?(?:code|status)|non-?zero|Terminat|aborting|root cause|ChildFailed|see (?:the )?(?:log|inner|above)"
     r"|torch\.distributed\.elastic|child process|step aborted|worker.* (?:exit|die)|job failed|run failed|CalledProcess",
@@ -44,7 +45,7 @@ _IS_MILD = re.compile(
 )
 _HAS_GIVEN_UP = re.compile(r"\bg(?:iv(?:es?|ing)|ave) up\b", re.IGNORECASE)
 _MILD_LEVELS = ("info", "warning")
-# Numbers that only bear such a name.
+# Numbers that only have such a name.
 _METRIC = re.compile(
     r"\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,2}?(?:errors?|fail\w*|exceptions?|killed|aborted|lame|dead|lost|crash\w*|unhealthy)\b"
     r"|(?:error|fail|kill|exception|abort)\w*(?: \w+){1,2}\W{0,2}[:=] ?0\b"
@@ -56,7 +57,7 @@ _LAST_WORDS = 10  # lines
 
 
 def reported(case: Case, least: int = _LEAST) -> Iterator[LogFinding]:
-    """The line that tells most among those that sound like a failure, after the last sign that all was well."""
+    """Report the most telling line that sounds like a failure, after the last sign of progress."""
     found = unanswered(case)
     scored = [(strength(event), -number, event) for number, event in enumerate(found)]
     scored = [one for one in scored if one[0] >= least]
@@ -70,7 +71,7 @@ def reported(case: Case, least: int = _LEAST) -> Iterator[LogFinding]:
 
 
 def _whole(case: Case, line: LogLine) -> str:
-    """Return what a line says, with the next one where it ends in a colon."""
+    """Return the text of a line, with the next line if it ends in a colon."""
     text = line.text.strip()
     if not text.endswith(":"):
         return text
@@ -84,14 +85,14 @@ def _whole(case: Case, line: LogLine) -> str:
 
 
 def unanswered(case: Case) -> Sequence[LogEvent]:
-    """Return the lines that sound like a failure and after which their log shows no more progress."""
+    """Return the lines that sound like a failure and after which their log shows no progress."""
     told = case.of("error_line", "raised_line", "exit_code", "exception")
     found = [e for e in told if e.line.order > case.last_good.get(e.line.path, 0)]
     return sorted([*found, *_last_words(case)], key=lambda event: event.line.order)
 
 
 def _last_words(case: Case) -> Iterator[LogEvent]:
-    """Yield the last lines that mean nothing by their words alone, and yet say that a program did not go on."""
+    """Yield last lines that have no known meaning, and yet show that a program gave up."""
     known = {event.line.order for event in case.events}
     ended_well = {event.line.path for event in case.of("success")}
     for log in case.record.logs:
@@ -104,7 +105,7 @@ def _last_words(case: Case) -> Iterator[LogEvent]:
 
 
 def strength(event: LogEvent) -> int:
-    """Return how much a line tells by its shape alone: 0 is nothing, 4 names program, failure and reason."""
+    """Return how much a line's shape tells, from 0 to 4 (program, failure and reason)."""
     if event.kind == "raised_line" or (event.kind == "exception" and event.get("type")):
         return 4
     if event.kind == "exception":
@@ -119,13 +120,13 @@ def strength(event: LogEvent) -> int:
 
 
 def wraps(event: LogEvent) -> bool:
-    """Say whether a line tells that something has failed, but not what."""
+    """Return whether a line reports that something has failed, but not what."""
     text = event.line.text
     return _WRAPS_ANOTHER.search(text) is not None and not _is_mild(event, text)
 
 
 def _is_mild(event: LogEvent, text: str) -> bool:
-    """Say whether a line is a warning or less, by the level of its logger or by its words."""
+    """Return whether a line is a warning or less, by the level of its logger or by its words."""
     if _HAS_GIVEN_UP.search(text) is not None:
         return False  # after retries
     return event.line.level in _MILD_LEVELS or _IS_MILD.search(text) is not None

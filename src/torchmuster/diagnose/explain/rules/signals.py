@@ -1,4 +1,4 @@
-"""Ends by signals, and because memory ran out."""
+"""Ends by signals, and by a lack of memory."""
 
 import re
 import signal
@@ -20,7 +20,7 @@ _WORDS = {
     "Floating point exception": 8,
     "Terminated": 15,
     "Hangup": 1,
-    # As bash says it in other languages.
+    # As bash prints it in other languages.
     "Speicherzugriffsfehler": 11,
     "Erreur de segmentation": 11,
     "Violación de segmento": 11,
@@ -29,14 +29,14 @@ _WORDS = {
     "Processus arrêté": 9,
     "已杀死": 9,
 }
-# Sent by those who tear down: launchers, schedulers, users. They say who was ended, not why.
 _OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
 _IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
 _RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
 _CODES = ("code", "other", "rc", "make", "returned")  # of an event's fields
+# Sent by launchers, schedulers and users who tear down: they tell what was ended, not why.
 _SENT_FROM_OUTSIDE = (1, 2, 3, 15)
 _IN_NATIVE_CODE = (4, 6, 7, 8, 11)
-# Whose code a crash was in, by the name of the library or of a function in it, and what to do about it.
+# Libraries that crash, by their name or that of a function in them, and what to do about it.
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"^libuc[tpm]\b|^uc[tpm]_"),
@@ -92,12 +92,13 @@ _FROM_OUTSIDE = RULE_ROWS["signal.from-outside"]
 
 
 def out_of_memory(case: Case) -> Iterator[LogFinding]:
-    """The kernel or the scheduler says that it killed because memory ran out."""
+    """Report that the kernel or the scheduler killed a process because memory ran out."""
     proof = case.first("oom_proof")
     if proof is None:
         return
     killed = _killed(case).get(9, [])
-    # A scheduler speaks of this job; the kernel may speak of any process, also of an earlier one.
+    # A scheduler's message is about this job; the kernel's may be about any process, even an
+    # earlier one.
     is_of_job = killed or not _OF_KERNEL.search(proof.line.text)
     yield found_by(
         case,
@@ -109,7 +110,7 @@ def out_of_memory(case: Case) -> Iterator[LogFinding]:
 
 
 def _killed(case: Case) -> dict[int, list[LogEvent]]:
-    """Return what was ended by a signal, by its number."""
+    """Return the events about processes that a signal has ended, by its number."""
     found: dict[int, list[LogEvent]] = {}
     kinds = (
         *("child_failed", "signal_received", "killed_line", "task_exit", "loader_killed"),
@@ -123,7 +124,7 @@ def _killed(case: Case) -> dict[int, list[LogEvent]]:
 
 
 def signal_of(event: LogEvent) -> int:
-    """Return the number of the signal that an event speaks of; 0 if of none."""
+    """Return the number of the signal that an event reports; 0 if there is none."""
     if event.kind == "fatal_python":  # what faulthandler writes
         words = event.get("what").replace("-", " ")
         return next((number for word, number in _WORDS.items() if words.startswith(word)), 0)
@@ -159,7 +160,7 @@ def _of_code(code: int) -> int:
 
 
 def signals(case: Case) -> Iterator[LogFinding]:
-    """A process was ended by a signal that nobody explains."""
+    """Report a process that was ended by a signal without an explanation."""
     for number, found in _killed(case).items():
         if number in _SENT_FROM_OUTSIDE:
             continue
@@ -171,7 +172,7 @@ def signals(case: Case) -> Iterator[LogFinding]:
 
 
 def _had_lost_its_peer(case: Case, event: LogEvent) -> bool:
-    """Say whether the same writer had said before its end that others were gone.
+    """Return whether the same writer had reported lost peers before its end.
 
     NCCL's watchdog, and an exception that nobody caught, abort the process: such an end is an echo.
     """
@@ -185,7 +186,7 @@ def _had_lost_its_peer(case: Case, event: LogEvent) -> bool:
 
 
 def _global_rank(case: Case, event: LogEvent) -> int | None:
-    """Return the rank that a local one is, as the launcher's table of failures says; None if it doesn't."""
+    """Return the rank of a local rank by the launcher's table of failures; None if missing."""
     for row in case.of("table_row"):
         match = _RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
         same = row.line.path == event.line.path and row.who == event.who
@@ -210,7 +211,7 @@ def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
 def _where_it_crashed(
     case: Case, number: int, finding: LogFinding, found: list[LogEvent]
 ) -> dict[str, Any]:
-    """Return what a report of the crash, or the kernel's line about it, adds: library, function, line of the program."""
+    """Return the library, function and line that a crash report or the kernel adds to a finding."""
     reports = [e for e in found if e.get("crash_library") or e.get("crash_symbol")]
     lines = [e for e in found if e.get("where") and not e.get("type")]
     if number == signal.SIGSEGV:
@@ -234,12 +235,12 @@ def _where_it_crashed(
 
 
 def hint_for(name: str) -> str:
-    """Return what to do about a crash in a library or a function."""
+    """Return the advice for a crash in a library or a function."""
     return next((hint for family, hint in _FAMILIES if family.search(name)), _ANY_LIBRARY)
 
 
 def ended_process(event: LogEvent) -> str:
-    """Return which process an event says has ended; empty where it says none."""
+    """Return the process that an event reports as ended; empty when it names none."""
     local_rank = event.get("local_rank")
     if local_rank:
         return f"local rank {local_rank}{f' on {event.who.host}' if event.who.host else ''}"
@@ -247,7 +248,7 @@ def ended_process(event: LogEvent) -> str:
 
 
 def ended_from_outside(case: Case) -> Iterator[LogFinding]:
-    """SIGTERM, SIGHUP or SIGINT reached a launcher: somebody ended the job."""
+    """Report SIGTERM, SIGHUP or SIGINT that reached a launcher: somebody ended the job."""
     for number, found in _killed(case).items():
         told = [e for e in found if e.kind in ("signal_received", "killed_line", "loader_killed")]
         told = [e for e in told if not _was_ended_by_its_launcher(case, e)]
@@ -258,9 +259,9 @@ def ended_from_outside(case: Case) -> Iterator[LogFinding]:
 
 
 def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:
-    """Say whether a launcher tells of a rank that it ended itself, after another one had failed.
+    """Return whether a launcher reports a rank that it ended itself, after another one had failed.
 
-    It does so in the table of its failures, and it had said before that it sends the signal.
+    It does so in the table of its failures, after it has reported the other failure.
     """
     if not _IN_A_TABLE.search(event.line.text):
         return False
@@ -276,17 +277,17 @@ def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:
 
 
 def meaning_of(number: int) -> str:
-    """Return the word for an end by this signal."""
+    """Return the cause word for an end by this signal."""
     if number in _SENT_FROM_OUTSIDE:
         return "hangup" if number == signal.SIGHUP else "cancelled"
     return _ROWS.get(number, _OTHER).cause
 
 
 def interrupted(case: Case) -> Iterator[LogFinding]:
-    """Ctrl-C reached a script that no launcher watched."""
+    """Report Ctrl-C that reached a script without a launcher."""
     found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
     found = [e for e in found if e.get("uncaught")]
-    # A terminal shows the key itself; a job that goes on after it has not been ended by it.
+    # A terminal shows the key itself; a job that continued was not ended by it.
     good = case.last_good
     found += [e for e in case.of("ctrl_c") if e.line.order > good.get(e.line.path, 0)]
     if found:

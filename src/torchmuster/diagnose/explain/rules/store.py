@@ -1,4 +1,4 @@
-"""The store: callers did not get through to it. Nobody listens, a firewall, no route, another service."""
+"""Failed connections to the store: nobody listens, a firewall, no route, another service."""
 
 import errno
 import os
@@ -26,20 +26,20 @@ _HEAD_HAD_ENDED = RULE_ROWS["store.head-had-ended"]
 _FIREWALL = RULE_ROWS["store.firewall"]
 
 
-# torch's socket.cpp, 1.11 to 2.9; the address stands beside it or in the line that follows.
+# torch's socket.cpp, 1.11 to 2.9; the address is next to it or in the line that follows.
 _REASON = re.compile(r"errno: (?P<number>101|111|113) - (?P<words>[A-Z][\w ]+)")
 _PAIR = re.compile(r"\(?(?P<host>[\w.-]*[\w]), (?P<port>\d{2,5})\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """What is known of the calls.
+    """What is known about the failed connections.
 
     Attributes:
         target: `host:port` of the first.
         refused: An answer came: nothing listens there, or a firewall rejects.
-        shook_hands: Somebody took the call and did not speak as torch's store does.
-        second: It is another port than that of the rendezvous.
+        shook_hands: Something accepted the connection and did not speak the store's protocol.
+        second: The port is not that of the rendezvous.
         by_owner: The owner of the address called it too.
         head_had_ended: The head had given up before the first call; None when the times don't tell.
     """
@@ -57,7 +57,7 @@ class _Calls:
 
 
 def cannot_reach_store(case: Case) -> Iterator[LogFinding]:
-    """Callers did not get through to the store."""
+    """Report callers that could not connect to the store."""
     calls = [
         e
         for e in case.of("store_connect", "store_validate")
@@ -67,13 +67,13 @@ def cannot_reach_store(case: Case) -> Iterator[LogFinding]:
         return
     known = _known(case, calls)
     if known.began_to_train:
-        return  # the store was there, and went with its node: that is an echo
+        return  # the store was there, and ended with its node: that is an echo
     names = {"target": known.target, "callers": ", ".join(known.callers) or "a node"}
     yield found_by(case, _row_of(known), calls, names)
 
 
 def named_reason(case: Case) -> Iterator[LogFinding]:
-    """The kernel's own reason for a call that failed, wherever a line names it without an address of its own."""
+    """Report the kernel's reason for a failed connection that a line names without an address."""
     if case.of("store_connect", "store_validate") and any(
         e.get("errno") for e in case.of("store_connect")
     ):
@@ -124,7 +124,7 @@ def _known(case: Case, calls: list[LogEvent]) -> _Calls:
 
 
 def _caller(event: LogEvent, called: str) -> str:
-    """Return who called: its host, or the called one itself where the log bears its name, as in `worker-0.log`."""
+    """Return the caller's host, or the called host where the log has its name (`worker-0.log`)."""
     if event.who.host:
         return short(event.who.host)
     stem = os.path.basename(event.line.path).partition(".")[0].lower()
@@ -132,13 +132,13 @@ def _caller(event: LogEvent, called: str) -> str:
 
 
 def _workers_called(case: Case, calls: list[LogEvent]) -> bool:
-    """Say whether a launcher tells of the end of ranks whose own code called: it had started them, so they had met."""
+    """Return whether a launcher reports the end of ranks that called: then the nodes had met."""
     failed = {e.line.path for e in case.of("child_failed")}
     return any(e.get("own") and e.line.path in failed for e in calls)
 
 
 def _head_had_ended(case: Case, calls: list[LogEvent]) -> bool | None:
-    """Say whether the head's wait was over before the first call began; None when the times don't tell."""
+    """Return whether the head gave up before the first call began; None when times don't tell."""
     ends = [_end_of_wait(case, event) for event in case.of("rdzv_timeout")]
     known = [end for end in ends if end is not None]
     began = [e.line.when - _waited_s(e) for e in calls if e.line.when is not None]
@@ -151,7 +151,7 @@ def _waited_s(event: LogEvent) -> float:
 
 
 def _end_of_wait(case: Case, event: LogEvent) -> float | None:
-    """Return when a node gave up, by its own clock: as the line says, or as long after its start as it was to wait."""
+    """Return when a node gave up, by its own clock: the line's time, or start plus limit."""
     if event.line.when is not None:
         return event.line.when
     path = event.line.path
@@ -164,14 +164,14 @@ def _end_of_wait(case: Case, event: LogEvent) -> float | None:
 
 
 def _before_calls(case: Case, calls: list[LogEvent]) -> bool:
-    """Say whether training had begun before the first call that failed."""
+    """Return whether training had begun before the first failed call."""
     first = case.earliest(calls).line
     steps = [e.line for log in case.record.logs for e in log.last_progress.values()]
     return any(line.path == first.path and line.order < first.order for line in steps)
 
 
 def _row_of(known: _Calls) -> Row:
-    """Return what explains the calls; the first that does."""
+    """Return the first row that explains the calls."""
     if known.unreachable:
         return RULE_ROWS["store.no-route"]
     if known.shook_hands:
@@ -187,7 +187,7 @@ def _row_of(known: _Calls) -> Row:
     if known.head_had_ended:
         return _HEAD_HAD_ENDED
     if known.head_waits:
-        # Times that can't be compared leave it open whether the head still waited.
+        # Without comparable times it is unknown whether the head still waited.
         unsure = known.head_had_ended is None
         return replace(_FIREWALL, confidence=MEDIUM) if unsure else _FIREWALL
     return RULE_ROWS["store.unreached"]

@@ -1,4 +1,4 @@
-"""Error numbers of the kernel: they say what, the path says where."""
+"""Error numbers of the kernel: the number says what failed, the path says where."""
 
 import errno
 import os
@@ -24,13 +24,13 @@ _FAILED_TO_READ = re.compile(r"([^\s\"]+): Input/output error")
 _IS_EMPTY = re.compile(r"\[Errno 2\] [^:]+: ''$")
 _IN_SHM = re.compile(r"/dev/shm|</?torch_\d|shared memory")
 _PATH = re.compile(r"'(/[^']+)'")
-# Of a copy, Python names both files; no room, no rights to write: that is said of the second.
+# For a copy, Python names both files; a lack of space or of rights is about the second.
 _COPIED_TO = re.compile(r"\[Errno \d+\] [^:]+: '[^']*' -> '(?P<path>[^']+)'")
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def system_errors(case: Case) -> Iterator[LogFinding]:
-    """The first line of each error number; what ended a process says more than what it logged before."""
+    """Report the first line of each error number; those that ended a process come first."""
     seen: set[int] = set()
     for event in sorted(case.of("errno"), key=lambda event: not event.get("uncaught")):
         number = number_of(event)
@@ -40,7 +40,7 @@ def system_errors(case: Case) -> Iterator[LogFinding]:
 
 
 def broken_disk(case: Case) -> Iterator[LogFinding]:
-    """Several programs of a node can't read or write: then all else that fails there is a consequence."""
+    """Report a node on which several programs can't read or write: other failures follow."""
     found = [e for e in case.of("errno") if number_of(e) == errno.EIO]
     programs = {name for e in found for name in _FAILED_TO_READ.findall(e.line.text)}
     if len(programs) > 1:
@@ -80,19 +80,19 @@ def _finding(case: Case, event: LogEvent, number: int) -> LogFinding:
 
 
 def row_of_number(number: int) -> Row | None:
-    """Return the row of an error number; None if there is none of its own."""
+    """Return the row of an error number; None if it has none."""
     return _ROWS.get(number)
 
 
 def _own_words(event: LogEvent) -> str:
-    """Return the message of an exception that names no path, if it is more than the kernel's own sentence."""
+    """Return an exception's message, if it is more than the kernel's own sentence."""
     message = event.get("message")
     is_bare = not event.get("type") or message.startswith("[Errno")
     return "" if is_bare else message[:200]
 
 
 def number_of(event: LogEvent) -> int:
-    """Return the error number that an event names, by number or by its sentence; 0 if it names none."""
+    """Return the error number of an event, given as a number or a sentence; 0 if there is none."""
     if event.get("errno").isdigit():
         return int(event.get("errno"))
     return SENTENCES.get(event.get("text").strip().lower(), 0)
