@@ -1,8 +1,9 @@
 """All messages of the channel: this file defines the protocol.
 
-Agents call the head of their run or group; its owner and clients call it too. One JSON object a frame, whose `type` is
-the name of a class here and whose other fields are that class's fields (`model.message`). Both ends of a channel have the
-same version: the handshake's for the frames (`net.handshake`), that of torchmuster for these words (`Hello.version`).
+Agents, owners and clients call the head of their run or group. A frame is one JSON object: its
+`type` names a class of this file, and its other fields are that class's fields (`model.message`).
+Both ends of a channel have the same version: the handshake checks that of the frames
+(`net.handshake`), `Hello.version` that of torchmuster.
 """
 
 import enum
@@ -17,32 +18,30 @@ from torchmuster.core.model.progress import RankProgress, RankSample, RankStack
 from torchmuster.core.model.ranks import NodeRanks
 from torchmuster.core.model.verdict import StopCause
 
-# The base class of all messages of the channel.
-
 
 class Message(TypedMessage):
     """Base class of messages between agents, heads, owners and clients of a run."""
 
 
-# A training run: messages of its agents, its owner and its clients with its head.
+# A training run: its agents, owner and clients talk to its head.
 
 
 # Agent to head.
 
 
 class Hello(Message):
-    """An agent introduces itself, or comes back.
+    """An agent introduces itself, the first time or after it lost its connection.
 
     Attributes:
-        incarnation: Random, one for the life of the agent process.
-        place: The place that it was started for; None when the head chooses one.
-        boot_id: Names kernel and process namespace: on the head's own, pids can be checked.
+        incarnation: A random id of this agent process.
+        place: The place for which it was started; None if the head chooses one.
+        boot_id: Identifies kernel and process namespace: on the head's own, pids can be checked.
         attempt: The attempt whose workers it still runs; None without workers.
-        network_id: Names kernel and network namespace: agents with the same one share all interfaces.
-        jobs: `VARIABLE=ID` of the schedulers' jobs that it is in, where the run has no name of its own.
-        machine: What its host runs on, where that has a name of its own: of a pod the cluster's node.
-        role: Of its workers: torchrun's `--role`.
-        holds_memory: Workers of an earlier attempt have left snapshots in its memory.
+        network_id: Identifies kernel and network namespace: agents with one id share interfaces.
+        jobs: The scheduler jobs that it belongs to, as `VARIABLE=ID`, if the run has no name.
+        machine: What its host runs on, if that has its own name: for a pod, the cluster's node.
+        role: The role of its workers: torchrun's `--role`.
+        holds_memory: The agent's memory holds snapshots of an earlier attempt's workers.
     """
 
     incarnation: str
@@ -63,7 +62,7 @@ class Hello(Message):
 
 
 class Ping(Message):
-    """A sign of life; the echo of this number extends the sender's lease."""
+    """A sign of life; the pong with this number extends the sender's lease."""
 
     number: int
 
@@ -75,11 +74,11 @@ class SpawnerReady(Message):
     torch: str | None
     forks: bool
     why: str | None = None
-    imports_why: str = ""  # each worker makes the script's first imports itself
+    imports_why: str = ""  # why each worker makes the script's first imports itself
 
 
 class SpawnerRefused(Message):
-    """This node can't run the job at all; `what`, `where` and `hint` replace the default message."""
+    """This node can't run the job at all; `what`, `where`, `hint` replace the default message."""
 
     why: str
     what: str | None = None
@@ -109,7 +108,7 @@ class StoreLost(Message):
 
 
 class AllReaped(Message):
-    """No process of this attempt is left on this node, except those that continue after a good end."""
+    """No process of this attempt is left here, except those that may outlive a success."""
 
     attempt: int
     left: tuple[LeftProcess, ...] = ()
@@ -126,7 +125,7 @@ class Output(Message):
 
 
 class Notice(Message):
-    """A sentence for the user: a fall-back, a loss of logs."""
+    """A sentence for the user, such as a fallback or lost logs."""
 
     text: str
     level: str = "note"
@@ -134,7 +133,7 @@ class Notice(Message):
 
 
 class Debugger(Message):
-    """A worker entered or left the debugger; `net.ipc_messages.DebuggerHeld` documents the fields."""
+    """A worker entered or left the debugger; `net.ipc.DebuggerHeld` documents the fields."""
 
     rank: int
     active: bool
@@ -170,7 +169,8 @@ class Welcome(Message):
     """The agent is accepted.
 
     Attributes:
-        head_pid: With the two ids, as in `Hello`: an agent on the same machine can see whether the head still runs.
+        head_pid: With the two ids (see `Hello`), lets an agent on the same machine check whether
+            the head still runs.
     """
 
     run_id: str
@@ -188,7 +188,7 @@ class Refused(Message):
 
 
 class Pong(Message):
-    """The echo of a ping."""
+    """The answer to a ping, with its number."""
 
     number: int
 
@@ -206,7 +206,7 @@ class StartAttempt(Message):
     max_restarts: int
     node: str
     stdin_rank: int | None = None
-    interface: str | None = None  # this node's own in the network that was chosen
+    interface: str | None = None  # this node's interface in the chosen network
     tasks_per_node: str = ""  # the workers of every node, in Slurm's notation: 2(x2),1
 
 
@@ -214,8 +214,8 @@ class KillAttempt(Message):
     """SIGKILL every process of the attempt and report when all are gone.
 
     Attributes:
-        grace_s: A rank of a plain script that can use a SIGTERM has so long from it.
-        ended_well: All workers have ended with 0: processes with a session of their own continue.
+        grace_s: How long a rank whose script handles SIGTERM may live on after that signal.
+        ended_well: All workers have exited with 0: processes in their own sessions continue.
     """
 
     attempt: int
@@ -268,19 +268,22 @@ class Stop(Message):
     signum: int
     at_once: bool = False
     cause: StopCause = StopCause.USER
-    who: str = ""  # in words of its own, where the cause does not say it all
+    who: str = ""  # who asked, where `cause` does not say it all
     time_is_up: bool = False  # what was saved can be resumed in another job
 
 
 class Forward(Message):
-    """Send SIGUSR1 or SIGUSR2 to the workers that catch it; `last` is the reason why no attempt follows."""
+    """Send SIGUSR1 or SIGUSR2 to the workers that catch it; `last`: why no attempt follows."""
 
     signum: int
     last: str = ""
 
 
 class JobEnds(Message):
-    """From the owner: when the time of its job ends, in seconds since 1970; for those who ask how long it has still."""
+    """From the owner: when its job's time is up, in seconds since 1970.
+
+    Scripts and clients can ask how much time is left.
+    """
 
     ends_at: float
 
@@ -294,10 +297,10 @@ class Event(Message):
 
 
 class StartFailed(Message):
-    """From the engine: the command that starts a place's agent has ended, for a node that never connects.
+    """From the engine: the command to start a place's agent has ended without one.
 
     Attributes:
-        is_gone: The scheduler says that the node is out of the job: none can come at this place.
+        is_gone: The scheduler says that the job has lost this node: no agent can come at its place.
     """
 
     place: int
@@ -306,17 +309,17 @@ class StartFailed(Message):
 
 
 class NeedNodes(Message):
-    """A request to the engine to fill these places, if it can.
+    """Asks the engine to start agents at these places, if it can.
 
     Attributes:
-        again: A repeated request; an agent that runs there may only be slow, so no second one is started.
+        again: The request is repeated. An agent there may only be slow: don't start a second one.
     """
 
     places: tuple[int, ...]
     again: bool = False
 
 
-# Progress and stacks of the ranks: agent to head, asked by it or by a client.
+# Progress and stacks of the ranks: from agents, requested by the head or a client.
 
 
 class Progress(Message):
@@ -352,7 +355,7 @@ class StacksTold(Message):
 
     Attributes:
         sentence: Which ranks wait and which don't, in one sentence.
-        lines: All stacks, equal ones together; several messages when they are long.
+        lines: All stacks, equal ones grouped; several messages if they are long.
     """
 
     ask_id: str
@@ -362,16 +365,16 @@ class StacksTold(Message):
 
 
 class AskBoard(Message):
-    """A client wants to know how all ranks stand."""
+    """A client wants the state of all ranks."""
 
     ask_id: str
 
 
 class BoardTold(Message):
-    """The head's answer to a client; of many ranks in several messages.
+    """The head's answer to a client; several messages for many ranks.
 
     Attributes:
-        sample: A part of the ranks, in their order; None while no attempt runs.
+        sample: Some of the ranks, in rank order; None while no attempt runs.
     """
 
     ask_id: str
@@ -383,7 +386,7 @@ class BoardTold(Message):
 
 
 class BarrierState(enum.Enum):
-    """The kind of an answer; `waiting` is followed by another one."""
+    """The kind of a barrier's answer; after `WAITING` another answer follows."""
 
     RELEASED = "released"
     FAILED = "failed"
@@ -394,9 +397,9 @@ class BarrierCall(Message):
     """A process of the sender's task has reached a barrier.
 
     Attributes:
-        caller_id: Names the call among those of this agent; all answers carry it.
+        caller_id: Identifies the call among those of this agent; all answers carry it.
         count: The number of callers; None for every task of the group, once each.
-        rank: The number of this caller, from 0; None when the callers have no numbers.
+        rank: The number of this caller, from 0; None if the callers have no numbers.
     """
 
     caller_id: str
@@ -407,7 +410,7 @@ class BarrierCall(Message):
 
 
 class BarrierLeave(Message):
-    """The process of this call is gone; it waits no longer."""
+    """The calling process is gone and no longer waits."""
 
     caller_id: str
 
@@ -416,10 +419,10 @@ class BarrierAnswer(Message):
     """The answer of a barrier to one caller.
 
     Attributes:
-        what: Failed: the sentence of the error. Waiting: who is missing.
-        missing: The first few names of those that are missing.
-        left_s: Waiting: how long this caller still waits.
-        timed_out: Failed because the limit of this caller has passed.
+        what: If failed, the sentence of the error; if waiting, who is missing.
+        missing: The names of the first few missing callers.
+        left_s: If waiting, how long this caller still waits.
+        timed_out: It failed because this caller's time limit has passed.
     """
 
     caller_id: str
@@ -431,9 +434,6 @@ class BarrierAnswer(Message):
     missing: tuple[str, ...] = ()
     left_s: float = 0.0
     timed_out: bool = False
-
-
-# A workflow: messages between the agents of tasks and the head of their group.
 
 
 # A workflow: the agent of a task to the head of its group.
@@ -459,7 +459,7 @@ class TaskDoing(Message):
 
 
 class TaskPrepared(Message):
-    """Inputs and working directory are ready; these of the group's candidate ports are free here."""
+    """Inputs and working directory are ready; `free_ports`: the group's ports that are free."""
 
     attempt: int
     free_ports: tuple[int, ...] = ()
@@ -516,7 +516,7 @@ class TaskOutput(Message):
 
 
 class TaskWelcome(Message):
-    """The agent is accepted; `head_pid` and the ids show, as in `Welcome`, whether the head runs on its own machine."""
+    """The agent is accepted; the fields are those of `Welcome`."""
 
     head_pid: int
     boot_id: str
@@ -524,10 +524,10 @@ class TaskWelcome(Message):
 
 
 class TaskBegin(Message):
-    """All are ready: start the command.
+    """All tasks are ready: start the command.
 
     Attributes:
-        hosts: Task name -> host name, as this task reaches it; `addresses` the same as IP addresses.
+        hosts: Task name -> host name, as this task reaches it; `addresses` has IP addresses.
         ports: Name in `{{port:NAME}}` -> number; the empty name for `{{port}}`.
     """
 
@@ -544,7 +544,7 @@ class TaskAgain(Message):
 
 
 class TaskStop(Message):
-    """SIGTERM to the command, SIGKILL after the grace; no grace: SIGKILL at once."""
+    """Send the command SIGTERM, and SIGKILL after the grace; without grace, SIGKILL at once."""
 
     attempt: int
     grace_s: float
@@ -558,13 +558,11 @@ class TaskUpload(Message):
 
 
 class TaskLeave(Message):
-    """The agent has to end."""
+    """The agent must exit."""
 
 
-# The network survey, and facts about the nodes: the head asks, agents collect facts and connect to each other.
-
-
-# Which network the workers use: asked and probed once, before the first attempt.
+# The network survey, once before the first attempt, and facts about the nodes: the head asks,
+# agents collect facts and connect to each other.
 
 
 class AskNetwork(Message):
@@ -577,9 +575,9 @@ class NetworkFacts(Message):
     """From an agent: its interfaces and ports.
 
     Attributes:
-        ports: Of its probe, for IPv4 and for IPv6.
-        names: All its interfaces, with an address or without.
-        variables: What the user has set himself of `model.network.VARIABLES`.
+        ports: The ports of its probe, for IPv4 and for IPv6.
+        names: All its interfaces, with or without an address.
+        variables: Those of `model.network.VARIABLES` that the user has set.
     """
 
     survey: int
@@ -593,8 +591,8 @@ class AskFacts(Message):
     """From the head: collect facts about your node (`diagnose.facts`) and report them.
 
     Attributes:
-        names: Names to be resolved there.
-        script: A script to look at instead of the program.
+        names: Names to resolve on the node.
+        script: A script to check instead of the program.
     """
 
     is_long: bool = False
@@ -603,7 +601,10 @@ class AskFacts(Message):
 
 
 class NodeFacts(Message):
-    """From an agent: the facts (`diagnose.facts`, at most 128 KiB), and its own clock at the request and at the answer."""
+    """From an agent: the facts (`diagnose.facts`), and its own clock at request and answer.
+
+    The facts have at most 128 KiB.
+    """
 
     facts: dict[str, Any]
     asked_at: float
@@ -611,7 +612,7 @@ class NodeFacts(Message):
 
 
 class ProbeTarget(Message):
-    """A connection that a node has to try; `measure` also requests latency and bandwidth."""
+    """A connection that a node must try; `measure` also requests latency and bandwidth."""
 
     candidate: int
     node: int
@@ -621,11 +622,11 @@ class ProbeTarget(Message):
 
 
 class ProbeNetwork(Message):
-    """From the head: connect to these; `node` is the number of the receiver.
+    """From the head: connect to these targets; `node` is the receiver's number.
 
     Attributes:
-        bulk_bytes: How much to send to each that is measured, and take it for stalled when it does not arrive; None
-            measures in passing.
+        bulk_bytes: How much to send to each measured target; a transfer that does not arrive counts
+            as stalled. None measures in passing.
     """
 
     survey: int
@@ -636,7 +637,10 @@ class ProbeNetwork(Message):
 
 
 class ProbeResults(Message):
-    """From an agent: all its connections on these candidates have ended; targets without an entry in `results` were reached."""
+    """From an agent: all its connections on these candidates have ended.
+
+    It has reached the targets that have no entry in `results`.
+    """
 
     survey: int
     candidates: tuple[int, ...]
@@ -644,16 +648,16 @@ class ProbeResults(Message):
 
 
 class EndProbe(Message):
-    """From the head: close the port, end the connections."""
+    """From the head: close the port and end the connections."""
 
     survey: int
 
 
-# From agent to agent, on the port of a probe. Ping and Pong measure latency.
+# From agent to agent, on a probe's port. Ping and Pong measure latency.
 
 
 class ProbeCall(Message):
-    """Asks whether the receiver is this node; the answer is the same message with its own values."""
+    """Asks if the receiver is this node; the answer is the same message with its own values."""
 
     survey: int
     node: int
@@ -665,12 +669,11 @@ class ProbeBulk(Message):
     size_bytes: int
 
 
-# `muster exec`: a command in a running task or next to a rank.
-
-
-# `muster exec`: a client to the head of a group, on to the agent of the task, and back.
+# `muster exec`: a command in a running task or next to a rank. Messages pass from a client through
+# the head to the agent, and back.
 #
-# Each side may send at most a window that the other end has not taken yet, so nobody in between has to hold more.
+# Each end may have at most one window of bytes that the other end has not acknowledged, so no hop
+# in between has to buffer more.
 
 EXEC_WINDOW_BYTES = 256 << 10
 MAX_WINDOW_BYTES = 4 << 20
@@ -679,16 +682,16 @@ MAX_EXECS = 16
 
 
 class ExecStart(Message):
-    """Run a command inside a running task; without words: its shell.
+    """Run a command inside a running task; without `argv`, its shell.
 
     Attributes:
         exec_id: Random, chosen by the client; all messages of this command carry it.
         tty: The command gets a terminal of this size; otherwise three pipes.
         term: The kind of terminal, for TERM.
-        debugger: Not a command: a stream to the rank, which waits for its debugger.
-        door: Not a command: a remote end (`launcher/node/remote`), which the door of that node forks.
-        claim: In which first pod the owner of a run in pods is that asks; empty for all others.
-        window_bytes: How much of each direction may be on its way: over a long way more has to be.
+        debugger: Instead of a command: a stream to the rank, which waits for its debugger.
+        door: Instead of a command: a remote (`launcher/node/remote`), which that node's door forks.
+        claim: Which first pod the asking owner runs in, for a run in pods; empty for all others.
+        window_bytes: How much may be in flight in each direction: a longer distance needs more.
     """
 
     exec_id: str
@@ -749,7 +752,7 @@ class ExecLeave(Message):
 
 
 class ExecEnded(Message):
-    """The command has ended, with the code that a shell would show; `why` when it was ended."""
+    """The command has ended, with the code that a shell would show; `why` if muster ended it."""
 
     exec_id: str
     code: int
@@ -773,9 +776,9 @@ encode = _message.encode
 
 
 def decode(payload: bytes) -> Message:
-    """Return the message in a payload whose MAC was right.
+    """Return the message in an authenticated payload.
 
     Raises:
-        codec.CodecError: It is not one of ours.
+        codec.CodecError: It is not a message of muster.
     """
     return _message.decode(payload, Message)
