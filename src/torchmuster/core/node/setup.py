@@ -1,7 +1,8 @@
-"""What a node does once before its workers start: setup lines, interpreter, scratch folder, staging, commands.
+"""The setup of a node, once before its workers start.
 
-In this order: variables and lines in one login shell; the job's interpreter; the spawner starts and imports torch
-while the rest goes on; the scratch folder; `--stage`; `--before`. Workers start when all of it is done.
+Its order: variables and lines in one login shell; the job's interpreter; the spawner, which imports
+torch while the setup continues; the scratch folder; `--stage`; `--before`. Workers start when all
+of it is done.
 """
 
 import contextlib
@@ -31,22 +32,22 @@ _MAX_TAKES = 10
 
 
 class SetupHost(Protocol):
-    """The agent, as far as the setup of its node needs it."""
+    """What the setup of a node needs of its agent."""
 
     def tell(self, text: str) -> None:
-        """Say a sentence to the user."""
+        """Show the user a sentence."""
 
     def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
-        """Take the job's interpreter and variables, and start the spawner unless one runs."""
+        """Set the job's interpreter and variables, and start the spawner unless one runs."""
 
 
 class NodeWork:
     """The setup of one node, from the start of its agent to its end.
 
     Args:
-        options: The agent's.
-        disk: Writes the log of the setup.
-        socket_folder: Where the agent's record says what it has made.
+        options: The agent's options.
+        disk: Writes the setup log.
+        socket_folder: The folder with the agent's record, which names what it has made.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class NodeWork:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The processes that run for it now."""
+        """Return the processes of the setup that run now."""
         return frozenset(self._shell.pids) if self._shell is not None else frozenset()
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return what workers and commands get beside the job's environment."""
+        """Return the variables that workers and commands get on top of the job's environment."""
         named = {
             contract.PLACE_VARIABLE: str(self.place),
             contract.NODE_VARIABLE: self.options.host,
@@ -77,19 +78,19 @@ class NodeWork:
         return named | ({contract.SCRATCH_VARIABLE: self.scratch} if self.scratch else {})
 
     def try_at_once(self) -> None:
-        """Do it now if there is nothing to wait for, which takes less than a millisecond."""
+        """Do the setup now if it has nothing to wait for; that takes less than a millisecond."""
         setup = self.setup
         if not setup.is_empty or any(sign in (setup.scratch or "") for sign in "$`~"):
             return
-        with contextlib.suppress(MusterError):  # `run` meets it again, where it can be told
+        with contextlib.suppress(MusterError):  # `run` fails in the same way, and can report it
             self._make_scratch(parent_folder(self.options.environment, setup.scratch))
             self.is_done = True
 
     async def run(self, host: SetupHost) -> None:
-        """Do all of it.
+        """Do the whole setup.
 
         Raises:
-            MusterError: Something failed; the message names the node.
+            MusterError: A part failed; the message names the node.
         """
         setup, program, environment = self.setup, self.plan.program, self.options.environment
         self._shell = shell = NodeShell(self.options.host, host.tell, self._log)
@@ -119,7 +120,10 @@ class NodeWork:
     async def _unpack(
         self, shell: NodeShell, shipped: ShippedEnvironment, environment: Mapping[str, str]
     ) -> str:
-        """Unpack the environment of the job in a process of its own, unless it is here; hold it while we live; return its folder."""
+        """Unpack the job's environment unless it is here; return its folder, held while we live.
+
+        A separate process unpacks it.
+        """
         parent = await shell.expand(parent_folder(environment, self.setup.scratch), environment)
         order = UnpackOrder(parent=parent, tries=self.place == 0, shipped=shipped)
         for _ in range(_MAX_TAKES):
@@ -146,7 +150,7 @@ class NodeWork:
         for _ in range(_MAX_TAKES):
             self.scratch = make_scratch(parent, name)
             if hold(self.scratch):
-                break  # else somebody has just removed it, as what a killed agent had left
+                break  # else another process just removed it as a leftover of a killed agent
         if self._socket_folder is not None:
             note_owner(self._socket_folder, self.scratch)
 
@@ -154,7 +158,7 @@ class NodeWork:
         self._disk.append(self.run_dir.setup_log(self.options.host), data)
 
     async def _stage(self, shell: NodeShell, environment: Mapping[str, str]) -> None:
-        """Stage in a process of its own, so that it can hang or be killed without the agent."""
+        """Stage in a separate process, which can hang or be killed without harm to the agent."""
         order = StageOrder(scratch=str(self.scratch), stages=self.setup.stages)
         argv = proc.node_program("stage", codec.to_word(order))
         staging = Transfer(argv, environment, shell.tell, log=self._log)
@@ -174,7 +178,7 @@ def _staging_goes_on(staging: Transfer) -> str:
 def _inside(
     path: str, program: Program, environment: Mapping[str, str]
 ) -> tuple[Program, dict[str, str]]:
-    """Return program and variables for an environment that was unpacked there."""
+    """Return the program and the variables that use an environment unpacked at `path`."""
     prefix = os.path.join(path, "env")
     name = "CONDA_PREFIX" if os.path.isdir(os.path.join(prefix, "conda-meta")) else "VIRTUAL_ENV"
     dropped = ("PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
@@ -186,7 +190,7 @@ def _inside(
 
 
 def _with_names(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables after the lines; a door also learns which ones the lines have changed."""
+    """Return the variables after the setup lines; a session also gets the names they changed."""
     names = before.get(contract.SITE_NAMES_VARIABLE)
     if names is None:
         return dict(after)
@@ -195,7 +199,7 @@ def _with_names(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str
 
 
 def _with_python(program: Program, python: str, *flags: str) -> Program:
-    """Return the program with another interpreter; a door is a command that begins with its own."""
+    """Return the program with another interpreter; a session's target is the interpreter itself."""
     door = plugs.entry("door")
     target = python if door and door in program.args else program.target
     return replace(program, target=target, python=(python, *flags))
@@ -204,7 +208,7 @@ def _with_python(program: Program, python: str, *flags: str) -> Program:
 def _follow(
     program: Program, before: Mapping[str, str], path_before: str, after: Mapping[str, str]
 ) -> Program:
-    """Return the program with the interpreter that setup lines have put on PATH, if they have."""
+    """Return the program with the interpreter that setup lines have put on PATH, if any."""
     changed = any(
         after.get(name) and after.get(name) != before.get(name)
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
@@ -219,7 +223,7 @@ def _follow(
 
 
 def other_interpreter(program: Program, environment: Mapping[str, str]) -> Program | None:
-    """Return the program with PATH's python3, when its own interpreter can't be executed here; else None."""
+    """Return the program with PATH's python3 if its own can't be executed here, else None."""
     word = program.python[0]
     path = environment.get("PATH")
     found = shutil.which("python3", path=path)
@@ -231,7 +235,7 @@ def other_interpreter(program: Program, environment: Mapping[str, str]) -> Progr
 
 
 def _of_another_processor(path: str) -> bool:
-    """Say whether an ELF file is for another machine than the Python that runs us."""
+    """Return whether an ELF file is for another processor than our own Python."""
     try:
         with open(path, "rb") as theirs, open(sys.executable, "rb") as ours:
             one, other = theirs.read(20), ours.read(20)
