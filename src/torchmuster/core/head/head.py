@@ -134,7 +134,7 @@ class Called(Generic[AgentT]):
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[AgentT]):
-    """An agent says something."""
+    """An agent has sent a message."""
 
     agent: AgentT
     message: messages.Message
@@ -151,7 +151,7 @@ class Gone(Generic[AgentT]):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client asks for something; None is the end of its connection."""
+    """A client has sent a request; None is the end of its connection."""
 
     client: HeadClient
     message: messages.Message | None

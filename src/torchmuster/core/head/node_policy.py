@@ -77,7 +77,7 @@ class Gathering:
 
     @property
     def is_in_vain(self) -> bool:
-        """Return whether too few nodes can still come."""
+        """Return whether the nodes that are present or can still come are too few for the run."""
         may_come = set(self.members.missing_places()) - self.gone
         return len(self.members.present()) + len(may_come) < self.plan.min_nodes
 
@@ -407,7 +407,7 @@ class NodePolicy:
     def called(
         self, now: float, hello: messages.Hello, channel: Channel, version: str
     ) -> Member | None:
-        """Take an agent in, or send it away: None."""
+        """Admit an agent and return its member, or refuse it and return None."""
         self.now = now
         known = self.members.by_incarnation(hello.incarnation)
         if known is not None:  # it calls again, and its new message replaces what was known of it

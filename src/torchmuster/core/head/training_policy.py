@@ -560,7 +560,7 @@ class TrainingPolicy(NodePolicy):
 
     @property
     def more_may_come(self) -> bool:
-        """Return whether nodes that have yet to call would wait in vain for a head that is gone."""
+        """Return whether nodes may still call, which would wait in vain if the head were gone."""
         before_all = self.next_attempt == self._options.first_attempt
         missing = len(self.members.members) < self.plan.num_places
         failed = self.result is not None and self.result.state is RunState.FAILED

@@ -23,7 +23,7 @@ SECRET_BYTES = 32
 
 
 def new_secret() -> bytes:
-    """Return fresh random bytes."""
+    """Return a new random secret."""
     return secrets.token_bytes(SECRET_BYTES)
 
 

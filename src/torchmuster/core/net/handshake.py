@@ -9,7 +9,7 @@ Every MAC is HMAC-SHA256 with the run's secret over a label and all bytes sent s
 side can be replayed, and each proves that it knows the secret. The two session keys, one for each
 direction, are derived from both nonces. `key` is 0 for the run's secret and 1 for the public key,
 which proves nothing and is accepted only where nodes have no common secret (`muster torchrun`). A
-side that fails gets one reason byte, and the connection is closed.
+caller that fails gets a reason byte if it speaks this protocol, and the connection is closed.
 """
 
 import asyncio

@@ -125,7 +125,7 @@ class MemoryHeld(AgentAnswer):
 
 
 class CallFailed(AgentAnswer):
-    """The parts of an error."""
+    """The call failed; the fields are the parts of an error."""
 
     what: str
     where: str | None = None
@@ -273,6 +273,9 @@ def tell(address: str, message: TypedMessage) -> None:
     """Send a message to the agent and wait until it has arrived; do nothing without an agent.
 
     A failed connection raises no error: it must not fail a worker.
+
+    Raises:
+        UsageError: The message is too long.
     """
     if not address:
         return

@@ -46,7 +46,7 @@ _SECRET_FILE = "`--rdzv_conf secret_file=FILE`"
 
 
 class AgentRefusedError(MusterError):
-    """The head does not want this agent."""
+    """The head refuses this agent."""
 
     exit_code = 8
 

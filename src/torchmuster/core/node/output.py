@@ -76,7 +76,7 @@ class LogVoice:
         """Do nothing: the ranks have their own logs."""
 
     def prefix_rank(self, rank: int, prefix: str) -> None:
-        """Do nothing, likewise."""
+        """Do nothing: the ranks have their own logs."""
 
     def flush(self, timeout_s: float) -> None:
         """Wait for the disk."""

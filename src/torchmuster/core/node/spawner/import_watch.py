@@ -84,8 +84,8 @@ def _module_name(folder: str | None, entry: str) -> str:
 def refuses_torch(imported: Collection[str], folder: str | None) -> str | None:
     """Return which imported package raises an error if torch was imported before it; else None.
 
-    The package's files show it, as those of Isaac Gym do. Only the files at the top of small
-    packages are read.
+    The package's files show it, as those of Isaac Gym do. All files of its folder are read if they
+    are few, else only `__init__.py`.
     """
     paths = [*([folder] if folder is not None else []), *sys.path]
     for name in sorted({name.partition(".")[0] for name in imported} - sys.stdlib_module_names):
@@ -221,7 +221,8 @@ class ImportWatch:
         renewed: The (module, name) pairs that may be made again.
         why: What was refused, in words: this process must fork no workers.
         renewals: The assignments that each worker makes again.
-        generators: Random generators seeded by the system, each with its first state.
+        generators: Random generators seeded by the system, with their first states; None once drawn
+            from.
         reads: The variables that were read, with their values.
     """
 

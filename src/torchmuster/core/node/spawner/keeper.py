@@ -290,7 +290,7 @@ def fell_back(why: str) -> str:
 
 
 def describe_status(status: int) -> str:
-    """Return the words for a `waitpid` status."""
+    """Describe a `waitpid` status."""
     if os.WIFSIGNALED(status):
         return contract.signal_name(os.WTERMSIG(status))
     return f"exit code {os.WEXITSTATUS(status)}"

@@ -68,7 +68,7 @@ class CodeNote:
             return None
         try:
             return self._read()
-        except Exception:  # noqa: BLE001 - a worker never fails because telling fails
+        except Exception:  # noqa: BLE001 - a failed report never fails the worker
             return None
 
     def _read(self) -> RanCode:

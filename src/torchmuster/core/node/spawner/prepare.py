@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # overrides OMP_NUM_THREADS
 _NO_THREADS = {_BLAS_THREADS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
-# the process group exists, and torch 2.13 then deadlocks when a script ends with its DDP model alive
+# Not torch._dynamo, though every optimizer imports it: it imports torch.distributed.nn, here before
+# the process group exists. torch 2.13 then deadlocks when a script ends with its DDP model alive
 # (the Gloo group's destructor joins a thread that waits for the GIL). Seen in the DDP tutorial.
 _TORCH_MODULES = (
     "torch",

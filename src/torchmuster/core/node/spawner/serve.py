@@ -68,7 +68,7 @@ class Spawner:
         self.forks = False
         self.children: dict[int, messages.ChildStarted] = {}
         self.ending = False
-        self.spares_until: float | None = None  # after a success: when to kill what is still left
+        self.spares_until: float | None = None  # after a success: until when to wait for what stays
         self.sessions = {os.getsid(0)}  # ours and our children's
         self.clock = OwnClock()
         self.heard_at = self.clock()
