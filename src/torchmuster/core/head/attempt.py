@@ -346,8 +346,7 @@ class RestartBook:
 
         Args:
             cause: The failure that explains the others.
-            step: The last step that a rank of this attempt has done; None if the script doesn't
-                report it.
+            step: The last step that a rank of this attempt has reported; None without any.
             dead_end: Why no attempt can follow, whatever the budget.
             after_early_end: Other ranks had ended successfully before.
         """
@@ -480,8 +479,7 @@ def after_preemption(
         end: That worker's end.
         book: The run's restart book.
         again: The command that starts the run again.
-        last_stop: Why the training library stopped, to be resumed later; empty if it did not say
-            so.
+        last_stop: Why the training library stopped, to be resumed later; empty if unknown.
     """
     state, code = RunState.PREEMPTED, contract.EX_TEMPFAIL
     if last_stop:

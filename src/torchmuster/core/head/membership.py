@@ -456,8 +456,7 @@ class StopRequest:
     def is_settled(self, now: float) -> bool:
         """Return whether the cause is final.
 
-        If a node was lost, an agent's signal arrives before the owner's message, which knows
-        better.
+        If a node was lost, an agent's signal arrives before the owner's better message.
         """
         is_unsure = self.cause is StopCause.NODE_LOST and now < self.kill_at
         return not is_unsure or now >= self.asked_at + _BETTER_WORD_S

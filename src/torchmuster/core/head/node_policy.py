@@ -583,8 +583,7 @@ class NodePolicy:
     def _ending_by_echoes(self) -> Attempt | None:
         """Return the attempt that ends because of echoes only: their cause may be reported later.
 
-        The workers of a stalled node are killed there before its lease ends, and the others notice
-        that first.
+        The workers of a stalled node are killed there before its lease ends, which others notice.
         """
         attempt = self.attempt
         if attempt is None or self.phase is not AttemptPhase.ENDING or self._stop is not None:

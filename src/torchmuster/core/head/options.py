@@ -63,15 +63,13 @@ class TrainingHeadOptions:
         why: What its first attempt follows.
         hint: What to add to a message while nodes are missing.
         jobs: The head's scheduler jobs, if agents of other jobs must be refused.
-        relay_port: The head's own port, where connections to torch's store are forwarded; 0: no
-            forwarding.
+        relay_port: The head's own port, which forwards connections to torch's store; 0: it doesn't.
         samples_bytes: The current size of the record of samples.
         spread: Starts the agents on other hosts, where no engine does.
         office: Set if another node may take the head's place.
         left_out: Machines that computed wrongly under an earlier head.
         expected: The places of an earlier head's agents, for which this head waits.
-        began_at: When the run began, by the wall clock, if this is not its first head; 0: with this
-            head.
+        began_at: When the run began, by the wall clock; 0: with this head, which is its first.
         has_owner: A process has started this head and will call it, maybe after the run has ended.
     """
 

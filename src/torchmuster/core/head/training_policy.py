@@ -509,8 +509,7 @@ class TrainingPolicy(NodePolicy):
     def _end_without_nodes(self, num_here: int) -> EndRun:
         """Return the end of a run that lacks nodes.
 
-        If it has trained and then lost them, it is preempted: it can continue where there are
-        enough.
+        If it has trained and then lost them, it is preempted, to continue on other nodes.
         """
         report = self._gathering.report(num_here)
         has_trained = self._was_led or self.next_attempt > self._options.first_attempt

@@ -148,8 +148,7 @@ class RankOutput:
 
     Args:
         every_line: The streams that must be shown without gaps.
-        must_wait: Returns whether the reader of the shown output is slow, so that a short wait
-            helps.
+        must_wait: Returns whether the reader of the shown output is slow, so that waiting helps.
     """
 
     def __init__(

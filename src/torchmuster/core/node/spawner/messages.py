@@ -27,8 +27,7 @@ class BeginSpawner(SpawnerOrder):
         has_torch: Import torch before the first fork.
         call_sha256: The hash of the call file of a function; empty for none.
         cache: The folder that caches findings about imports.
-        num_imports: How many of the script's first imports to make here at most; -1: as many as
-            possible.
+        num_imports: The maximum of the script's first imports to make here; -1: no limit.
         imports_why: Why no more.
     """
 
@@ -111,8 +110,7 @@ class InterpreterReady(SpawnerEvent):
     """Workers can be started; `why` says why they won't be forked, if the user should know.
 
     Attributes:
-        imports_why: Why each worker makes some of the script's first imports itself; empty if none
-            does.
+        imports_why: Why each worker makes some of the script's first imports itself; may be empty.
     """
 
     python: str
