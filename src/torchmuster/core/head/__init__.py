@@ -1,1 +1,1 @@
-"""The head of a training run: it hears agents, a policy decides. Standard library only."""
+"""The head of a training run: it hears agents, and its policy decides. Standard library only."""

@@ -1,4 +1,4 @@
-"""One attempt of a training run as its head sees it: who takes part, which workers have ended, and how."""
+"""One attempt as its head sees it: its members, the ends of its workers, and what follows."""
 
 import enum
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from torchmuster.core.net.messages import StartAttempt
 
 
 class AttemptPhase(enum.Enum):
-    """The state of a training run."""
+    """The state of a training run's current attempt."""
 
     GATHERING = "gathering"
     RUNNING = "running"
@@ -35,19 +35,22 @@ class AttemptPhase(enum.Enum):
 
 
 EARLY_END_AGAIN_S = 10.0
-_MOST_SINGLE = {True: 8, False: 64}  # ends of an attempt, by whether muster had asked for them
+_MOST_SINGLE = {
+    True: 8,
+    False: 64,
+}  # ends with their own event, by `asked`
 
 
 @dataclass(slots=True)
 class EndsTold:
-    """Bounds what the record says of the ends of an attempt: the first ones singly, of thousands the rest by how they ended."""
+    """Bounds the events on an attempt's ends: the first ones singly, the rest grouped by kind."""
 
     _num: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     _rest: dict[tuple[str, bool], tuple[list[int], float]] = field(default_factory=dict)
     _attempt: int = 0
 
     def take(self, end: WorkerEnd) -> events.WorkerEndedEvent | None:
-        """Note an end; return its event where it has one of its own."""
+        """Record an end; return its event, or None if it is grouped with others."""
         self._num[end.asked] += 1
         if end.value or end.code or self._num[end.asked] <= _MOST_SINGLE[end.asked]:
             return event_of_end(end)
@@ -58,7 +61,7 @@ class EndsTold:
         return None
 
     def rest(self) -> list[events.WorkersEndedEvent]:
-        """Return the events on all other ends, and forget those."""
+        """Return and clear the events on the grouped ends."""
         rest, self._rest = self._rest, {}
         return [
             events.WorkersEndedEvent(
@@ -77,18 +80,19 @@ class EndsTold:
 class Attempt:
     """One life of the process group.
 
-    Tens of thousands of ranks end one by one, so what the head asks at each turn is kept, not counted again.
+    Tens of thousands of ranks may end one by one, so what the head needs at each turn is kept up to
+    date and not counted again.
 
     Attributes:
-        members: By place.
+        members: The members that take part, by place.
         world_size: The number of workers.
-        places_up: The places whose workers have all been started.
-        ends: In the order of their arrival; `add` is their one writer.
-        failures: Those that end the attempt.
-        early_ranks: The ranks that ended with 0 while others ran on.
+        places_up: The places whose workers have all started.
+        ends: The ends in order of arrival; only `add` writes it.
+        failures: Those ends that end the attempt.
+        early_ranks: The ranks that ended successfully, while others may still run.
         store: Address and port of torch's store.
         early_said: How many early ends have been reported.
-        ended_after_stop: A worker ended after a stop had been asked for.
+        ended_after_stop: A worker ended after a stop was requested.
     """
 
     number: int
@@ -109,10 +113,10 @@ class Attempt:
     ended_after_stop: bool = False
     ends_told: EndsTold = field(default_factory=EndsTold)
     _ended: set[int] = field(default_factory=set)
-    _told: set[int] = field(default_factory=set)  # the ranks whose agents have said how they ended
+    _told: set[int] = field(default_factory=set)  # ranks whose agents have reported their end
     _unreaped: dict[int, Member] = field(default_factory=dict)
     _num_well: int = 0
-    _num_echoes: int = 0  # as many of the failures, from the first one on, are echoes
+    _num_echoes: int = 0  # how many of the failures, from the first on, are known echoes
 
     def __post_init__(self) -> None:
         self.world_size = sum(ranks.num_workers for ranks in self.ranks.values())
@@ -125,34 +129,37 @@ class Attempt:
 
     @property
     def has_ended(self) -> bool:
-        """Say whether the end of every rank is known."""
+        """Return whether the end of every rank is known."""
         return self.num_ended >= self.world_size
 
     @property
     def num_ended(self) -> int:
-        """Return of how many ranks the end is known."""
+        """Return the number of ranks whose end is known."""
         return len(self._ended)
 
     @property
     def is_done(self) -> bool:
-        """Say whether all workers have ended with 0, unasked."""
+        """Return whether all workers have ended successfully and unasked."""
         well = self._num_well == len(self.ends)
         return self.has_ended and well and not self.ended_after_stop
 
     @property
     def has_only_echoes(self) -> bool:
-        """Say whether it fails, and all that was heard so far are echoes of another rank's death."""
+        """Return whether there are failures, but so far only echoes of another rank's death."""
         failures = self.failures
         while self._num_echoes < len(failures) and failures[self._num_echoes].looks_like_echo:
             self._num_echoes += 1
         return 0 < self._num_echoes == len(failures)
 
     def reap(self, place: int) -> None:
-        """Note that no worker of a place is left."""
+        """Record that no worker of a place is left."""
         self._unreaped.pop(place, None)
 
     def first_unreaped(self) -> Member | None:
-        """Return an agent that has not said yet that none of its workers is left, if there is one; lost ones are past."""
+        """Return a member that has yet to report its workers gone; None if there is none.
+
+        Lost members don't count.
+        """
         while self._unreaped:
             place = next(iter(self._unreaped))
             if self._unreaped[place].lost_why is None:
@@ -161,7 +168,7 @@ class Attempt:
         return None
 
     def tells_early_ends(self, now: float) -> bool:
-        """Say whether more ranks have ended early than were told, and notes it; ranks may end one by one."""
+        """Return whether to report early ends now: some are new, and the last report is old."""
         count = len(self.early_ranks)
         if count <= self.early_said or now < self.early_again_at:
             return False
@@ -169,14 +176,14 @@ class Attempt:
         return True
 
     def member_of(self, rank: int) -> Member | None:
-        """Return the agent of a rank; None when there is no such rank."""
+        """Return the member that runs a rank; None if there is no such rank."""
         for place, ranks in self.ranks.items():
             if 0 <= rank - ranks.first_rank < ranks.num_workers:
                 return self.members[place]
         return None
 
     def rank_nodes(self, names: dict[int, str]) -> dict[int, str]:
-        """Return the node of every rank, from the nodes' names by place."""
+        """Return the node name of each rank; `names` are by place."""
         return {
             ranks.first_rank + index: names[place]
             for place, ranks in self.ranks.items()
@@ -190,10 +197,10 @@ class Attempt:
         interface_of: Callable[[Member], str | None],
         name_of: Callable[[Member], str],
     ) -> Iterator[tuple[Member, StartAttempt]]:
-        """Yield what each agent is told to start.
+        """Yield each agent's order to start its workers.
 
         Args:
-            budget: The restarts that are spent, and how many there are.
+            budget: The number of restarts spent, and the maximum.
             stdin_rank: The rank that reads the terminal; None: no rank does.
             interface_of: Returns the interface that a node's workers use.
             name_of: Returns a node's name.
@@ -225,7 +232,7 @@ class Attempt:
     def told(
         self, why: str, name_of: Callable[[Member], str], spares: tuple[str, ...] | None
     ) -> events.AttemptStartedEvent:
-        """Return the event on the start; `why` says what it follows."""
+        """Return the event on the attempt's start; `why` says what it follows."""
         nodes = tuple(
             AttemptNode(node=name_of(m), host=m.hello.host, ranks=_name_span(self.ranks[place]))
             for place, m in sorted(self.members.items())[:MAX_LISTED]
@@ -241,7 +248,7 @@ class Attempt:
         )
 
     def take(self, end: WorkerEnd, now: float) -> bool:
-        """Note the end of a worker; say whether it is news, not told again after a broken connection."""
+        """Record a worker's end; return whether it is new, not repeated after a lost connection."""
         if end.rank in self._told:
             return False
         self.add(end)
@@ -252,7 +259,7 @@ class Attempt:
         return True
 
     def add(self, end: WorkerEnd) -> None:
-        """Note an end, of whatever kind."""
+        """Record an end of any kind."""
         self.ends.append(end)
         self._ended.add(end.rank)
         self._num_well += end.kind is EndKind.SUCCESS and not end.asked
@@ -264,7 +271,7 @@ class Attempt:
             self.failures.append(end)
 
     def take_loss(self, member: Member, name: str, why: str, now: float) -> None:
-        """Note that a node, or what the attempt needs of it, is lost."""
+        """Record that a node, or something that the attempt needs from it, is lost."""
         ranks = self.ranks.get(-1 if member.place is None else member.place)
         self.add(
             WorkerEnd(
@@ -282,35 +289,35 @@ class Attempt:
 
 
 def _name_span(ranks: NodeRanks) -> str:
-    """Return the ranks of a node in short: `0`, `0,1`, `0-7`."""
+    """Return the ranks of a node in short form: `0`, `0,1`, `0-7`."""
     last = ranks.first_rank + ranks.num_workers - 1
     if ranks.num_workers > 2:
         return f"{ranks.first_rank}-{last}"
     return compress_ranks([ranks.first_rank, last] if last > ranks.first_rank else [last])
 
 
-# What follows a failed attempt: again, or the end. Pure values, no clock, no I/O.
+# What follows a failed attempt: another one, or the end of the run. No clock, no I/O.
 
 
 class Next(enum.Enum):
-    """What to do after an attempt."""
+    """What follows an attempt."""
 
     AGAIN = "again"
     FAIL_SPENT = "spent"
     FAIL_SAME_BUG = "same_bug"
     FAIL_FINAL = "final"  # another attempt would end in the same way
-    FAIL_DEAD_END = "dead_end"  # a node computes wrongly, and the run can't go on without it
+    FAIL_DEAD_END = "dead_end"  # a node computes wrongly, and the run can't continue without it
 
 
 @dataclass(slots=True)
 class RestartBook:
-    """Keeps the count of restarts, the last failure, and how far the training had come.
+    """Keeps the number of restarts, the last failure, and how far training has come.
 
     Attributes:
-        last_attempt: The attempt that ended so.
-        same_as: The attempt before that had ended as the last one did; None when none had.
-        furthest: The last step that any attempt has done; None while no script has said one.
-        is_over: A failure was not followed by another attempt, so none will be.
+        last_attempt: The attempt that ended with the failure `last`.
+        same_as: The attempt before, if it ended in the same way as the last one; otherwise None.
+        furthest: The last step that any attempt has done; None while no script has reported one.
+        is_over: No attempt followed a failure, so none will.
     """
 
     max_restarts: int
@@ -324,7 +331,7 @@ class RestartBook:
 
     @property
     def is_spent(self) -> bool:
-        """Say whether no attempt follows another failure."""
+        """Return whether another failure would end the run."""
         return self.is_over or self.spent >= self.max_restarts
 
     def after_failure(
@@ -335,13 +342,13 @@ class RestartBook:
         dead_end: str | None = None,
         after_early_end: bool = False,
     ) -> Next:
-        """Judge a failure; spends a restart when the answer is `AGAIN`.
+        """Decide what follows a failure; spend a restart if that is `AGAIN`.
 
         Args:
             cause: The failure that explains the others.
-            step: The last step that a rank of this attempt has done; None where the script doesn't say.
+            step: The last step that a rank of this attempt has reported; None without any.
             dead_end: Why no attempt can follow, whatever the budget.
-            after_early_end: Other ranks had ended with 0 before.
+            after_early_end: Other ranks had ended successfully before.
         """
         recurs = self._recurs(mark(cause, after_early_end=after_early_end), cause.attempt, step)
         answer = Next.FAIL_DEAD_END if dead_end else self._judge(cause, recurs=recurs)
@@ -350,9 +357,10 @@ class RestartBook:
         return answer
 
     def take(self, end: WorkerEnd, *, wants_to_resume: bool) -> WorkerEnd:
-        """Return an end as this policy reads it: where failures are counted, code 75 is one like any other.
+        """Return an end as the restart policy sees it.
 
-        A worker that said before why it stops, to be resumed, did not fail.
+        If the policy only counts failures, exit code 75 is a failure like any other, unless the
+        worker said before why it stops to be resumed.
         """
         counts = self.policy is RestartPolicy.COUNT and not wants_to_resume and not end.asked
         if counts and end.kind is EndKind.PREEMPTED:
@@ -370,11 +378,11 @@ class RestartBook:
         return Next.AGAIN
 
     def after_preemption(self, end: WorkerEnd, step: int | None = None) -> Next:
-        """Judge an unasked exit with code 75: again for free, unless it does nothing else."""
+        """Decide what follows a preemption: retry for free, unless it recurs without progress."""
         return Next.FAIL_SAME_BUG if self._recurs(mark(end), end.attempt, step) else Next.AGAIN
 
     def _recurs(self, found: Mark | None, attempt: int, step: int | None) -> bool:
-        """Say whether this is the last failure once more, with no step between; remembers it."""
+        """Record a failure; return whether it repeats the last one with no new step in between."""
         moved = step is not None and (self.furthest is None or step > self.furthest)
         same = found is not None and found == self.last and not moved
         self.same_as = self.last_attempt if same else None
@@ -393,7 +401,7 @@ class TryAgain:
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """The run ends so."""
+    """The run ends."""
 
     state: RunState
     exit_code: int
@@ -411,14 +419,14 @@ def after_failure(
     *,
     dead_end: str | None = None,
 ) -> tuple[AttemptFailedEvent, TryAgain | EndRun]:
-    """Return the event on a failed attempt, and what follows; spends a restart if that is another attempt.
+    """Return the event on a failed attempt, and what follows; another attempt spends a restart.
 
     Args:
         attempt: The attempt that has ended.
-        cause: Its first failure that no other explains.
-        book: The run's.
-        plan: The run's.
-        log_path: Returns where the output of a rank of an attempt is.
+        cause: Its first failure that no other failure explains.
+        book: The run's restart book.
+        plan: The run's plan.
+        log_path: Returns the path of a rank's log, by attempt and rank.
         dead_end: Why no attempt can follow, whatever the budget.
     """
     early = bool(attempt.early_ranks)
@@ -468,10 +476,10 @@ def after_preemption(
 
     Args:
         attempt: The attempt that has ended.
-        end: Of that worker.
-        book: The run's.
-        again: What starts the run again.
-        last_stop: Why the training library has stopped to be resumed later; empty if it has not said so.
+        end: That worker's end.
+        book: The run's restart book.
+        again: The command that starts the run again.
+        last_stop: Why the training library stopped, to be resumed later; empty if unknown.
     """
     state, code = RunState.PREEMPTED, contract.EX_TEMPFAIL
     if last_stop:

@@ -1,7 +1,7 @@
-"""What every head is: one task that owns all state, takes everything from one inbox, and records what happens.
+"""The base of every head: one task owns all state, handles one inbox, and records events.
 
-Connections only fill the inbox, so its order is the order of events (`docs/design.md`, rule 3). `TrainingHead` and
-`GroupHead` say what follows, by their policies.
+Connections only fill the inbox, so its order is the order of events (`docs/design.md`, rule 3). The
+policies of `TrainingHead` and `GroupHead` decide what follows.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _MAX_UNSENT_OUTPUT_BYTES = 1 << 20
 
 
 class HeadAgent(Protocol):
-    """An agent as its head sees it: `heard_at` is the time of its last word."""
+    """An agent as its head sees it; `heard_at` is the time of its last message."""
 
     heard_at: float
 
@@ -40,26 +40,26 @@ AgentT = TypeVar("AgentT", bound=HeadAgent)
 
 
 class Outlet:
-    """The way to an owner who wants every line: in order, over one connection after the other; it never waits.
+    """Sends every line to an owner, in order, over successive connections. Sending never blocks.
 
     Args:
-        backlog: Holds what the owner has not taken.
+        backlog: Holds what has not been sent yet.
     """
 
     def __init__(self, backlog: Backlog) -> None:
         self.channel: Channel | None = None
         self._backlog = backlog
-        self._rest = b""  # of a frame that the backlog has in part
+        self._rest = b""  # the first part of a line that was read from the backlog
         self._ready: deque[bytes] = deque()
         self._catching_up: asyncio.Task[None] | None = None
 
     def attach(self, channel: Channel | None) -> None:
-        """Send over this connection from now on; None: keep what comes."""
+        """Send over this connection from now on; None: keep new messages in the backlog."""
         self.channel = channel
         self._catch_up_soon()
 
     def send(self, message: messages.Message) -> None:
-        """Send behind all that was sent before."""
+        """Send a message after all earlier ones."""
         channel, is_behind = self.channel, self._has_more or self._catching_up is not None
         if channel is None or is_behind or channel.unsent_bytes > _MAX_UNSENT_OUTPUT_BYTES:
             payload = messages.encode(message)
@@ -92,22 +92,22 @@ class Outlet:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             size, _, payload = line.partition(b" ")
-            if size.isdigit() and int(size) == len(payload):  # else the disk was full in its middle
+            if size.isdigit() and int(size) == len(payload):  # else the disk got full in its middle
                 self._ready.append(payload)
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Return numbers that change while the owner takes something."""
+        """Return numbers that change while the owner reads."""
         unsent = self.channel.unsent_bytes if self.channel is not None else 0
         return self._backlog.position, len(self._ready), unsent
 
 
 @dataclass(slots=True)
 class HeadClient:
-    """Who watches or commands, over its own connection; `left_out` lines were not sent to it.
+    """A client that watches or commands, over its own connection; it missed `left_out` lines.
 
     Attributes:
-        outlet: Its own way, on which nothing is left out.
+        outlet: An outlet that leaves out nothing.
     """
 
     channel: Channel
@@ -116,7 +116,7 @@ class HeadClient:
     outlet: Outlet | None = None
 
     def send(self, message: messages.Message) -> None:
-        """Send, in the order of the calls."""
+        """Send a message, in the order of the calls."""
         if self.outlet is not None:
             self.outlet.send(message)
         else:
@@ -125,7 +125,7 @@ class HeadClient:
 
 @dataclass(frozen=True, slots=True)
 class Called(Generic[AgentT]):
-    """An agent calls; `joined` gets what became of it."""
+    """An agent calls; `joined` receives the joined agent, or None if it was refused."""
 
     hello: messages.Message
     channel: Channel
@@ -134,7 +134,7 @@ class Called(Generic[AgentT]):
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[AgentT]):
-    """An agent says something."""
+    """An agent has sent a message."""
 
     agent: AgentT
     message: messages.Message
@@ -151,21 +151,21 @@ class Gone(Generic[AgentT]):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client asks for something; None is the end of its connection."""
+    """A client has sent a request; None is the end of its connection."""
 
     client: HeadClient
     message: messages.Message | None
 
 
 class Timers:
-    """What has to be done later, by the clock that never stops."""
+    """Actions to run later, by the monotonic clock."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
 
     def later(self, after_s: float, action: Callable[[], None]) -> None:
-        """Do something after so many seconds; at once when there are none."""
+        """Run an action after so many seconds; at once if there are none."""
         if after_s <= 0:
             action()
         else:
@@ -173,7 +173,7 @@ class Timers:
             heapq.heappush(self._waiting, entry)
 
     def next_s(self, most_s: float) -> float:
-        """Return for how long nothing is due, at most."""
+        """Return for how long nothing is due, at most `most_s`."""
         due = self._waiting[0][0] - time.monotonic() if self._waiting else most_s
         return max(0.0, min(due, most_s))
 
@@ -184,33 +184,33 @@ class Timers:
 
 
 class Head(ABC, Generic[AgentT]):
-    """The skeleton of a head.
+    """The base class of heads.
 
     Args:
         disk: Writes the record.
-        record: Its path.
+        record: The path of the record.
     """
 
     def __init__(self, disk: DiskWriter, record: str) -> None:
         self.disk = disk
-        self.clock = OwnClock()  # a pause of the whole machine ends no lease, and no limit
+        self.clock = OwnClock()  # a pause of the whole machine ends no lease and no limit
         self.inbox: asyncio.Queue[Called[AgentT] | Said[AgentT] | Gone[AgentT] | Asked] = (
             asyncio.Queue()
         )
         self.own_ids = (proc.boot_id(), proc.network_id())
         self._record = record
-        self._clients: list[HeadClient] = []  # who watches
+        self._clients: list[HeadClient] = []  # those that watch
 
-    # What differs.
+    # What subclasses define.
 
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """Say whether nothing more has to be decided."""
+        """Return whether nothing is left to decide."""
 
     @abstractmethod
     def patience_s(self) -> float:
-        """Return when something is due even if no message comes."""
+        """Return in how many seconds something is due even if no message comes."""
 
     @abstractmethod
     def advance(self) -> None:
@@ -218,22 +218,22 @@ class Head(ABC, Generic[AgentT]):
 
     @abstractmethod
     def take_call(self, hello: messages.Message, channel: Channel) -> AgentT | None:
-        """Take an agent in, or tell it why not."""
+        """Admit an agent, or refuse it with a reason."""
 
     @abstractmethod
     def take_word(self, agent: AgentT, message: messages.Message) -> None:
-        """Take what an agent says."""
+        """Handle an agent's message."""
 
     @abstractmethod
     def take_loss(self, agent: AgentT, channel: Channel, why: str) -> None:
-        """Take the end of an agent's connection."""
+        """Handle the end of an agent's connection."""
 
     @abstractmethod
     def take_request(self, client: HeadClient, message: messages.Message) -> None:
-        """Take what a client asks for."""
+        """Handle a client's request."""
 
     def client_gone(self, client: HeadClient) -> None:
-        """Take the end of a client's connection."""
+        """Handle the end of a client's connection."""
         self._clients = [one for one in self._clients if one is not client]
 
     # Connections.
@@ -243,7 +243,7 @@ class Head(ABC, Generic[AgentT]):
         if channel.role is Role.AGENT:
             await self._serve_agent(channel)
         elif channel.role is Role.CLIENT and not channel.is_open:
-            await self._serve_client(channel)  # clients run commands: the public key is not enough
+            await self._serve_client(channel)  # they run commands: the public key isn't enough
 
     async def _serve_agent(self, channel: Channel) -> None:
         try:
@@ -288,7 +288,7 @@ class Head(ABC, Generic[AgentT]):
     # The one loop.
 
     async def run(self) -> None:
-        """Take what comes and do what is due, until it is over."""
+        """Handle what comes and do what is due, until the run is over."""
         while not self.is_over:
             await self.take_next(self.patience_s())
             turn_ends_at = time.monotonic() + _TURN_S
@@ -296,10 +296,10 @@ class Head(ABC, Generic[AgentT]):
                 self._take(self.inbox.get_nowait())
             self.advance()
             if not self.inbox.empty():
-                await asyncio.sleep(0)  # however much has come: pings are answered meanwhile
+                await asyncio.sleep(0)  # however full the inbox is, let pings be answered
 
     async def take_next(self, within_s: float) -> bool:
-        """Take the next thing that comes within this time; say whether there was one."""
+        """Handle the next item of the inbox, if it comes in time; return whether one came."""
         try:
             async with asyncio.timeout(max(within_s, 0.0)):
                 event = await self.inbox.get()
@@ -322,7 +322,7 @@ class Head(ABC, Generic[AgentT]):
                 self.take_request(client, message)
 
     async def tell_the_rest(self, outlet: Outlet) -> None:
-        """Wait until the owner has heard of the end, and so of all before it, and has gone; it may stand still."""
+        """Wait until the owner has read everything and disconnected, or has stalled for 30 s."""
         seen, seen_at = outlet.progress, time.monotonic()
         while outlet.channel is not None and time.monotonic() - seen_at < _OWNER_STANDS_STILL_S:
             if seen != outlet.progress:
@@ -332,7 +332,7 @@ class Head(ABC, Generic[AgentT]):
     # What goes out.
 
     def event(self, event: RecordEvent) -> messages.Event:
-        """Write one event to the record and to everyone who watches."""
+        """Write an event to the record and send it to all watching clients."""
         now, name, fields = utc_now(), event.name, fields_of(event)
         self.disk.append(self._record, event_line(now, name, fields).encode())
         message = messages.Event(name=name, time=now, fields=fields)
@@ -341,7 +341,7 @@ class Head(ABC, Generic[AgentT]):
         return message
 
     def watch(self, client: HeadClient, *, owner: bool) -> None:
-        """Let a client hear what happens from now on."""
+        """Send a client all events from now on."""
         client.owner = owner
         if client not in self._clients:
             self._clients.append(client)

@@ -1,10 +1,11 @@
 """The membership: which agents are connected, which place each holds, which are missing and why.
 
-Values and rules only; the head communicates. A member that is gone remains in the membership until it
-is certain that none of its workers lives: by proof, or because its lease has ended.
+Values and rules only; the head communicates. A member that is gone stays listed until none of its
+workers can be alive: that is proved, or the member's lease has ended.
 
-An engine starts an agent at a place, and there it starts its replacement, too. In a run with spare nodes a spare one takes the
-place of a lost one, so what is started again is spare from then on: the place of its start and the place of its ranks differ.
+An engine starts an agent at a place, and its replacement at the same place. In a run with spare
+nodes, a spare takes the place of a lost node, and the node that is started again becomes a spare.
+So the place of an agent's start and the place of its ranks may differ.
 """
 
 import errno
@@ -28,7 +29,8 @@ from torchmuster.core.net.channel import Channel
 from torchmuster.core.net.messages import Hello, SpawnerReady
 from torchmuster.errors import HeadLostError
 
-# A head's right to start attempts, where another node may have taken its place: one term each (`docs/succession.md`).
+# A head's right to start an attempt, where another node may have taken its place: each attempt
+# claims a term (`docs/succession.md`).
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -41,17 +43,17 @@ def claim_attempt(
     restarts_spent: int,
     say: Callable[[str], None],
 ) -> None:
-    """Claim the term of an attempt that is about to start.
+    """Claim a term for an attempt that is about to start.
 
     Args:
-        office: Whose newest term it becomes.
-        attempt: Its number.
-        members: The places of all agents that are connected.
-        restarts_spent: Until now.
-        say: Tells the user.
+        office: Its newest term is updated.
+        attempt: The number of the attempt.
+        members: The places of all connected agents.
+        restarts_spent: The restarts spent so far.
+        say: Shows the user a sentence.
 
     Raises:
-        HeadLostError: Another node is the head, or nobody can know whether it is.
+        HeadLostError: Another node is the head, or this node can't know whether it still is.
     """
     claim = Term(
         number=office.term + 1,
@@ -81,7 +83,10 @@ def claim_attempt(
 
 
 def is_deposed(office: Office) -> bool:
-    """Say whether another node has become the head; where that can't be seen, it shows at the next attempt."""
+    """Return whether another node has become the head.
+
+    If that can't be read now, the next attempt's claim shows it.
+    """
     try:
         newest = office.claims.newest()
     except OSError:
@@ -90,14 +95,15 @@ def is_deposed(office: Office) -> bool:
 
 
 def deposed(office: Office) -> HeadLostError:
-    """Return the error of a head whose place another one has taken."""
+    """Return the error of a head that another one has replaced."""
     where = office.claims.head_node()
     return HeadLostError(f"{where} has become the head of this run, so this one ends")
 
 
 def _is_newest(office: Office) -> bool:
     try:
-        # Without the file that a look makes first, which has no space: what we see may be old, but never too new.
+        # A fresh look first makes a file, for which there is no space. Without it, the answer may
+        # be old, but never too new.
         newest = office.claims.newest(fresh=False)
     except OSError:
         return False
@@ -105,12 +111,12 @@ def _is_newest(office: Office) -> bool:
 
 
 MAX_LISTED = 256  # nodes in one event
-_MOST_LOSSES = 2  # of a node that gets a place while another one is there
+_MOST_LOSSES = 2  # a machine with this many gets a place last
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One agent that called."""
+    """An agent that has joined."""
 
     hello: Hello
     channel: Channel | None
@@ -122,35 +128,35 @@ class Member:
     worker_pids: tuple[int, ...] = ()
     running_attempt: int | None = None
     lost_why: str | None = None
-    num_interrupts: int = 0  # of its terminal; Ctrl-C reaches some twice
+    num_interrupts: int = 0  # Ctrl-C on its terminal; some agents get it twice
     interrupted_at: float = 0.0
-    is_left_out: bool = False  # it has computed wrongly: it stays, without ranks
+    is_left_out: bool = False  # it computed wrongly: it stays connected, without ranks
 
     @property
     def is_present(self) -> bool:
-        """Say whether the agent is connected."""
+        """Return whether the agent is connected."""
         return self.channel is not None and self.lost_why is None
 
     @property
     def started_at(self) -> int | None:
-        """Return the place at which its engine has started it, and starts it again."""
+        """Return the place at which its engine started it, and would start it again."""
         return self.place if self.hello.place is None else self.hello.place
 
     @property
     def machine(self) -> str:
-        """Return the machine that it is on, whichever place it holds there."""
+        """Return the machine that it runs on, independent of its place."""
         return self.hello.machine or self.hello.host
 
 
 @dataclass(slots=True)
 class Membership:
-    """All members of a run."""
+    """The members of a run, connected or lost, and the places they hold."""
 
     plan: RunPlan
     clock: Callable[[], float] = time.monotonic
     own_boot_id: str = field(default_factory=proc.boot_id)
     own_network_id: str = field(default_factory=proc.network_id)
-    jobs: tuple[str, ...] = ()  # of the head
+    jobs: tuple[str, ...] = ()  # the head's scheduler jobs
     left_out_before: frozenset[str] = frozenset()  # machines
     is_running: Callable[[int], bool] = proc.is_running
     state_of: Callable[[int, tuple[str, str], tuple[str, str]], str | None] = proc.state_beside
@@ -168,27 +174,27 @@ class Membership:
         return [m for m in found if not m.is_left_out]
 
     def name(self, member: Member) -> str:
-        """Return what a member's node is called, with the machine under it: `r-1 (n2)` is the pod r-1 on n2."""
+        """Return the name of a member's node with its machine: `r-1 (n2)` is the pod r-1 on n2."""
         return name_on(self.name_alone(member), member.hello.machine)
 
     def name_alone(self, member: Member) -> str:
-        """Return that without the machine, which may be another one the next time."""
+        """Return the name of a member's node without its machine, which may change."""
         place = member.started_at
         if place is not None and place < len(self.plan.node_names):
             return self.plan.node_names[place]
         return member.hello.host
 
     def at_place(self, place: int) -> Member | None:
-        """Return who holds a place now."""
+        """Return the member that holds a place now."""
         holder = self._holders.get(place)
         return holder if holder is not None and holder.lost_why is None else None
 
     def by_incarnation(self, incarnation: str) -> Member | None:
-        """Return the member with this random name, gone or not."""
+        """Return the member with this incarnation id, lost or not."""
         return self._by_incarnation.get(incarnation)
 
     def why_not(self, hello: Hello, version: str) -> str | None:
-        """Return the sentence that refuses an agent; None when it may join."""
+        """Return why an agent is refused, as a sentence; None if it may join."""
         if hello.version != version:
             return f"it has torchmuster {hello.version}, the head has {version}"
         other = other_job(hello.jobs, self.jobs)
@@ -215,14 +221,17 @@ class Membership:
         return None
 
     def _holder_of_start(self, place: int) -> Member | None:
-        """Return the agent that was started at a place, or holds it, and is not lost."""
+        """Return the member that was started at a place and is not lost.
+
+        Without spare nodes, that is the member that holds the place.
+        """
         if not self.plan.spares:
             return self.at_place(place)
         started = self._started.get(place)
         return started if started is not None and started.lost_why is None else None
 
     def admit(self, hello: Hello, channel: Channel) -> Member:
-        """Take an agent in."""
+        """Add an agent to the membership."""
         member = Member(
             hello=hello,
             channel=channel,
@@ -243,7 +252,7 @@ class Membership:
         return member
 
     def _place_of(self, hello: Hello) -> int | None:
-        """Return the place that an agent names, else the free one that has its host's name."""
+        """Return the place that an agent names, else the free place that has its host's name."""
         if hello.place is not None:
             is_spare = hello.place >= self.plan.max_nodes
             is_taken = self.plan.spares and self.at_place(hello.place) is not None
@@ -255,7 +264,7 @@ class Membership:
         return None
 
     def forget(self, member: Member) -> None:
-        """Strike a member off at once: it has called anew."""
+        """Remove a member at once."""
         self.members.remove(member)
         del self._by_incarnation[member.hello.incarnation]
         self._lost.pop(member.hello.incarnation, None)
@@ -266,7 +275,10 @@ class Membership:
             del self._holders[member.place]
 
     def prefer_holders(self) -> None:
-        """Let spare nodes that hold snapshots of an earlier head's attempts have the places of nodes that hold none."""
+        """Free places of nodes without snapshots for spare nodes that hold some.
+
+        The snapshots come from attempts under an earlier head.
+        """
         here = [m for m in self.present() if not m.hello.wants_place_0]
         holders = [m for m in here if m.place is None and m.hello.holds_memory]
         others = [m for m in here if m.place is not None and not m.hello.holds_memory]
@@ -278,8 +290,9 @@ class Membership:
     def number_places(self) -> list[Member]:
         """Give the free places to members without one, and return these members.
 
-        Head first, then in natural order of host names; of spare nodes those that hold snapshots and have torch loaded come
-        first, those that were lost twice in this run last.
+        Place 0 is the head's. Without spare nodes, the order is that of host names. With them,
+        nodes that hold snapshots come first, then those with torch loaded; those lost twice in this
+        run come last.
         """
         taken = [m.place for m in self.members if m.place is not None and m.lost_why is None]
         reserved = [] if any(m.place == 0 for m in self.members) else [0]
@@ -299,19 +312,22 @@ class Membership:
         return (self.is_worn(member), holds_none, member.ready is None, member.started_at or 0)
 
     def is_worn(self, member: Member) -> bool:
-        """Say whether a node was lost so often in this run that another one is preferred."""
+        """Return whether a machine was lost so often in this run that another one is preferred."""
         return self._losses.get(member.machine, 0) >= _MOST_LOSSES
 
     @property
     def worn_machines(self) -> dict[str, int]:
-        """Return the machines that were lost repeatedly, and how often."""
+        """Return how often each machine was lost, for those that were lost repeatedly."""
         return {name: count for name, count in self._losses.items() if count >= _MOST_LOSSES}
 
     def leave_out(self, member: Member) -> None:
-        """Give a node no ranks again in this run, nor an agent that is started at its place on its machine."""
+        """Give no ranks to a node again in this run.
+
+        The same holds for any agent that starts at its place on its machine.
+        """
         key = (member.hello.place, member.machine)
         self._left_out.add(key)
-        for one in self.members:  # its agent may have called anew since
+        for one in self.members:  # its agent may have connected again since
             if (one.hello.place, one.machine) == key:
                 one.is_left_out = True
                 if one.place is not None and self._holders.get(one.place) is one:
@@ -320,21 +336,21 @@ class Membership:
 
     @property
     def may_leave_out(self) -> bool:
-        """Say whether any node may be here without ranks: of thousands, each call would count all."""
+        """Return whether any node may be left out; counting thousands at each call is slow."""
         return bool(self._left_out or self.left_out_before)
 
     def left_out(self) -> list[Member]:
-        """Return the nodes that are here and get no ranks."""
+        """Return the connected nodes that get no ranks."""
         if not self.may_leave_out:
             return []
         return [m for m in self.members if m.is_present and m.is_left_out]
 
     def spares(self) -> list[Member]:
-        """Return the nodes that wait for another's loss."""
+        """Return the spare nodes, which wait for the loss of another node."""
         return [m for m in self.present() if m.place is None] if self.plan.spares else []
 
     def missing_places(self) -> list[int]:
-        """Return the places at which no agent is, for a run of fixed size."""
+        """Return the places that lack a usable agent."""
         starts = [
             m.started_at
             for m in self.members
@@ -346,12 +362,12 @@ class Membership:
         return free[len(self_numbered) :] if self_numbered else free
 
     def lose(self, member: Member, why: str, *, by_itself: bool = True) -> None:
-        """Strike a member off; it stays listed while its workers may live.
+        """Mark a member as lost; it stays listed while its workers may be alive.
 
         Args:
-            member: Who is gone.
+            member: The member that is gone.
             why: How that is known.
-            by_itself: Nobody asked it to leave.
+            by_itself: It was not asked to leave.
         """
         if by_itself and self.plan.spares:
             self._losses[member.machine] = self._losses.get(member.machine, 0) + 1
@@ -360,19 +376,19 @@ class Membership:
         self._lost[member.hello.incarnation] = member
 
     def silent(self) -> list[Member]:
-        """Return the members that have been silent for too long."""
+        """Return the connected members that have been silent for too long."""
         now = self.clock()
         late = [m for m in self.members if m.is_present and now - m.heard_at > SILENT_S]
         return [m for m in late if is_given_up(now - m.heard_at, SILENT_S, self._state_of(m))]
 
     def _state_of(self, member: Member) -> str | None:
-        """Return the state of an agent of this machine, whose silence no network explains."""
+        """Return the process state of an agent on this machine: no network explains its silence."""
         hello = member.hello
         own = (self.own_boot_id, self.own_network_id)
         return self.state_of(hello.pid, (hello.boot_id, hello.network_id), own)
 
     def dangerous(self) -> list[Member]:
-        """Return lost members whose workers may still live; forget the others."""
+        """Return the lost members whose workers may be alive; remove the others."""
         for member in list(self._lost.values()):
             if not self._may_have_workers(member):
                 self.forget(member)
@@ -386,7 +402,7 @@ class Membership:
         return not self._is_proved_dead(member)
 
     def _is_proved_dead(self, member: Member) -> bool:
-        """Say whether, on this very machine, the agent's workers are seen to be gone."""
+        """Return whether the agent is on this machine and its processes are seen to be gone."""
         if not self.own_boot_id or member.hello.boot_id != self.own_boot_id:
             return False
         pids = {member.hello.pid, *member.worker_pids}
@@ -400,7 +416,7 @@ def _host_key(member: Member) -> tuple[tuple[int, int, str], ...]:
 
 
 def other_job(jobs: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
-    """Return the two ids if one scheduler gave two different ones, else None."""
+    """Return the two job ids if one scheduler gave different ones, else None."""
     known = dict(text.partition("=")[::2] for text in jobs)
     for name, job in (text.partition("=")[::2] for text in others):
         if known.get(name, job) != job:
@@ -408,14 +424,16 @@ def other_job(jobs: Sequence[str], others: Sequence[str]) -> tuple[str, str] | N
     return None
 
 
-# What was asked to end: the run, or nodes of an elastic run, such as a spot machine that is called back. Rules only.
+# Requests to end: the whole run, or single nodes of an elastic run, such as a spot machine that is
+# reclaimed. Rules only.
 #
-# A node's SIGTERM stops the run where the run needs that node; where a range leaves enough others, or another node will come in
-# its place, only that node goes: its workers get the signal and their grace, then the attempt ends, no restart is spent, and the
-# next one continues without it, or when its replacement is there.
+# A node's SIGTERM stops the run if the run needs that node. If enough others are left, or another
+# node will take its place, only that node leaves: its workers get the signal and their grace, then
+# the attempt ends and spends no restart. The next one continues without the node, or waits for its
+# replacement.
 
 
-_BETTER_WORD_S = 1.0  # from an agent's signal to the word of an owner who knows more
+_BETTER_WORD_S = 1.0  # from an agent's signal to the message of an owner that knows more
 
 
 @dataclass(slots=True)
@@ -423,9 +441,9 @@ class StopRequest:
     """A stop of the whole run.
 
     Attributes:
-        asked_at: When it was asked for.
-        sent: The workers have been sent the signal.
-        killed: Their grace is over.
+        asked_at: When it was requested.
+        sent: The signal has been sent to the workers.
+        killed: The workers' grace is over.
     """
 
     signum: int
@@ -436,12 +454,15 @@ class StopRequest:
     killed: bool = False
 
     def is_settled(self, now: float) -> bool:
-        """Say whether nobody will say better any more who asked: with a lost node an agent's signal comes before its owner's word."""
+        """Return whether the cause is final.
+
+        If a node was lost, an agent's signal arrives before the owner's better message.
+        """
         is_unsure = self.cause is StopCause.NODE_LOST and now < self.kill_at
         return not is_unsure or now >= self.asked_at + _BETTER_WORD_S
 
     def told(self, grace_s: float, *, by_torchrun: bool) -> StoppingEvent:
-        """Return the event that says who stops the run, and how; `muster torchrun` counts one Ctrl-C more."""
+        """Return the event on who stops the run; `muster torchrun` counts one more Ctrl-C."""
         name, who = contract.signal_name(self.signum), self.cause.value
         text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace_s:.0f} s"
         if self.signum == signal.SIGINT:
@@ -449,21 +470,21 @@ class StopRequest:
         return StoppingEvent(signal=name, who=who, text=text)
 
     def is_known_better(self, cause: StopCause) -> bool:
-        """Take a second word on who asked for this stop; say whether it was news."""
+        """Record another cause of the stop; return whether it is a better one."""
         before, self.cause = self.cause, better_cause(self.cause, cause)
         return self.cause is not before
 
 
 @dataclass(slots=True)
 class Leavers:
-    """Who leaves."""
+    """The nodes that are leaving the run."""
 
     plan: RunPlan
     members: list[Member] = field(default_factory=list)
     _kill_at: float = float("inf")
 
     def may_leave(self, member: Member, signum: int, present: Sequence[Member]) -> bool:
-        """Say whether the run can go on without this node and those that leave already."""
+        """Return whether the run can continue without this node and those already leaving."""
         if signum != signal.SIGTERM or member.hello.wants_place_0:
             return False
         if self.plan.nodes_return:
@@ -474,12 +495,12 @@ class Leavers:
         return len(rest) >= max(self.plan.min_nodes, 1)
 
     def add(self, member: Member, now: float) -> None:
-        """Note that a node leaves."""
+        """Record that a node is leaving."""
         self.members.append(member)
         self._kill_at = min(self._kill_at, now + self.plan.limits.grace_s)
 
     def is_time(self, now: float, ends: Sequence[WorkerEnd], names: Sequence[str]) -> bool:
-        """Say whether the attempt ends now; workers that leave with code 75 take the others with them."""
+        """Return whether to end the attempt now: the grace is over, or a leaving worker failed."""
         if not self.members:
             return False
         kinds = (EndKind.SUCCESS, EndKind.PREEMPTED)
@@ -487,6 +508,6 @@ class Leavers:
         return has_ended or now >= self._kill_at
 
     def take_all(self) -> list[Member]:
-        """Return who leaves, and forget them."""
+        """Return and clear the nodes that are leaving."""
         members, self.members, self._kill_at = self.members, [], float("inf")
         return members

@@ -1,6 +1,6 @@
-"""Which nodes take part in a training run: who joins, is refused, is lost, or leaves. Decisions only, no I/O.
+"""Decides which nodes take part in a training run: they join, are refused, are lost or leave.
 
-The base of `TrainingPolicy`, which says what follows for the attempt that runs.
+It does no I/O. `TrainingPolicy` builds on it and decides what follows for the running attempt.
 """
 
 import math
@@ -19,22 +19,23 @@ from torchmuster.core.model.verdict import AGAIN_AFTER_S, Report, Result, StopCa
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel
 
-# The wait for the nodes of an attempt: when enough have joined, which are missing and why. Rules only.
+# The wait for the nodes of an attempt: when enough have joined, which are missing and why. Rules
+# only.
 
 
-_MAX_NAMED = 8  # in a sentence
+_MAX_NAMED = 8  # in one sentence
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Which nodes an attempt waits for.
+    """The wait for the nodes of an attempt.
 
     Attributes:
         since: When the wait began.
-        enough_since: Since when the least number of nodes has been here; None while it is not.
-        asked_for: The places of lost nodes, whose replacements have been asked for.
-        start_failures: Why each place's last start brought no agent.
-        gone: The places whose node is out of the job, by the scheduler's word: nobody can come.
+        enough_since: Since when the minimum number of nodes has been present; None while it is not.
+        asked_for: The places of lost nodes for which replacements have been requested.
+        start_failures: By place, why its last start brought no agent.
+        gone: The places whose node the job has lost, as the scheduler says: no agent can come.
     """
 
     plan: RunPlan
@@ -46,11 +47,11 @@ class Gathering:
     gone: set[int] = field(default_factory=set)
 
     def begin(self, now: float) -> None:
-        """Wait from now on."""
+        """Start a wait."""
         self.since, self.enough_since = now, None
 
     def end(self) -> None:
-        """Wait no longer: an attempt starts, and only spare nodes may still come."""
+        """End the wait: an attempt starts, and only spare nodes may still come."""
         self.gone.intersection_update(self.members.missing_places())
         if self.plan.spares:
             self.asked_for.intersection_update(self.members.missing_places())
@@ -65,7 +66,7 @@ class Gathering:
         )
 
     def start_failed(self, place: int, why: str, *, is_gone: bool) -> None:
-        """Note why no agent could be started at a place; of a node that is gone the first reason stays beside it."""
+        """Record why no agent could start at a place; if the node is gone, add to the reason."""
         if place in self.gone:
             return
         first = self.start_failures.get(place)
@@ -76,12 +77,15 @@ class Gathering:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether fewer nodes can come than the run needs."""
+        """Return whether the nodes that are present or can still come are too few for the run."""
         may_come = set(self.members.missing_places()) - self.gone
         return len(self.members.present()) + len(may_come) < self.plan.min_nodes
 
     def left_s(self, now: float) -> float:
-        """Return for how long nodes may still join: no longer when too few can, or those that are here and get no ranks are too many."""
+        """Return for how long nodes may still join; 0 if there can't be enough.
+
+        Too few may be able to come, or too many that are here may get no ranks.
+        """
         if self.gone and self.is_in_vain:
             return 0.0
         all_here = self.members.left_out() and not self.members.missing_places()
@@ -90,12 +94,12 @@ class Gathering:
         return self.since + self.plan.limits.join_timeout_s - now
 
     def is_complete(self, here: Sequence[Member], now: float, *, shrinking: bool) -> bool:
-        """Say whether an attempt may start with these members.
+        """Return whether an attempt may start with these members.
 
         Args:
-            here: Who is present.
+            here: The members that are present.
             now: The time.
-            shrinking: An attempt has run before: nobody is given time to come.
+            shrinking: An attempt has run before: give other nodes no time to come.
         """
         if len(here) >= self.plan.max_nodes:
             return self._has_its_own(here, now, shrinking=shrinking)
@@ -107,11 +111,11 @@ class Gathering:
         if self.enough_since is None:
             self.enough_since = now
         limits = self.plan.limits
-        is_late = now - self.since >= limits.join_timeout_s  # a longer last call ends too
+        is_late = now - self.since >= limits.join_timeout_s  # this also ends a longer last call
         return shrinking or is_late or now - self.enough_since >= limits.last_call_s
 
     def _has_its_own(self, here: Sequence[Member], now: float, *, shrinking: bool) -> bool:
-        """Say whether the nodes that were to get the ranks are here, or have had their time: else spare ones get them."""
+        """Return whether the planned nodes are here or had their time: spares replace the rest."""
         if not self.plan.spares:
             return True
         if not any(member.hello.wants_place_0 for member in here):
@@ -125,10 +129,10 @@ class Gathering:
         return now - self.enough_since >= self.plan.limits.last_call_s
 
     def lacks(self, *, is_last: bool = False) -> list[int]:
-        """Return the places for which agents have to be started before the next attempt.
+        """Return the places at which agents must be started before the next attempt.
 
         Args:
-            is_last: No attempt can follow the next one, so nobody would need spare nodes.
+            is_last: No attempt can follow the next one, so spare nodes would be useless.
         """
         missing = self.members.missing_places()
         is_enough = len(self.members.present()) >= self.plan.min_nodes
@@ -139,7 +143,7 @@ class Gathering:
         return [place for place in missing if place not in self.asked_for]
 
     def missing(self, place: int) -> MissingNode:
-        """Return the node of a place, and why it is missing."""
+        """Return the name of a place's node, and why it is missing."""
         why = "no agent has connected"
         if place in self.asked_for:
             why = "lost; a replacement has not connected"
@@ -148,8 +152,8 @@ class Gathering:
         return MissingNode(node=self.plan.node_name(place), why=why)
 
     def wait(self, num_here: int, now: float, hint: str) -> WaitingEvent | None:
-        """Return the event that names the nodes that are missing; None where something is left of the last attempt only."""
-        wanted = self.plan.min_nodes  # of a fixed number that is all of them
+        """Return the event on the missing nodes; None if only the last attempt is in the way."""
+        wanted = self.plan.min_nodes  # all of them, if the number is fixed
         places = self.members.missing_places()[: wanted - num_here]
         if not places:
             return None
@@ -163,7 +167,7 @@ class Gathering:
         )
 
     def report(self, num_here: int) -> Report:
-        """Return the report on a run whose nodes did not come within the limit."""
+        """Return the report on a run whose nodes did not join in time."""
         limit_s = self.plan.limits.join_timeout_s
         if num_here >= self.plan.min_nodes:
             busy = [m for m in self.members.members if m.running_attempt is not None]
@@ -194,7 +198,7 @@ class Gathering:
         )
 
 
-# What the policy of a training run asks its head to do.
+# The actions that a policy requests of its head.
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +218,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class AskForNodes:
-    """Ask for agents at these places; `again` where the last ones have not come."""
+    """Request agents at these places; `again`: those requested before have not come."""
 
     places: tuple[int, ...]
     again: bool = False
@@ -222,7 +226,7 @@ class AskForNodes:
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """Open the store of the next attempt at this address, and go on with `store_is_open`."""
+    """Open the store of the next attempt at this address, then call `store_is_open`."""
 
     attempt: Attempt
     address: str
@@ -230,7 +234,7 @@ class OpenStore:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """A node has been lost: close what is left of its connection."""
+    """Close what is left of the connection of a lost node."""
 
     member: Member
     channel: Channel
@@ -242,24 +246,29 @@ TrainingAction = Record | Send | AskForNodes | OpenStore | CutOff
 
 LOOK_EVERY_S = 1.0
 _MAX_REFUSALS = 1024
-_EXPECT_S = 6.0  # leases of the same head end within its pings, and calls take a while
+_EXPECT_S = 6.0  # agents that lost the same head call within a few pings of each other
 
 
 @dataclass(frozen=True, slots=True)
 class ChecksEnd:
-    """How the checks end the run: a report of what makes it impossible, or None when only they were asked for."""
+    """The end of the run by the checks.
+
+    `report` says what makes the run impossible; None if only the checks were requested.
+    """
 
     exit_code: int
     report: Report | None
 
 
 class StartChecks:
-    """What is checked before an attempt: nothing here. The launcher plugs in its survey, as `start_checks`.
+    """The checks before an attempt; the base class has none.
+
+    The launcher plugs in its network survey as `start_checks`.
 
     Args:
-        policy: Whose members they are.
-        own_address: The head's, as far as it knows it.
-        own_network_id: Of the head's machine.
+        policy: The policy whose members are checked.
+        own_address: The head's address, as far as it knows it.
+        own_network_id: The network id of the head's machine.
 
     Attributes:
         end: How the checks end the run; None while they don't.
@@ -275,29 +284,29 @@ class StartChecks:
         return None
 
     def greet(self, member: Member) -> None:
-        """Take note of an agent that has joined."""
+        """Handle an agent that has joined."""
 
     def take(self, member: Member, message: messages.Message) -> None:
-        """Take what an agent has measured or found."""
+        """Handle what an agent has measured or found."""
 
     def settle(self, here: Sequence[Member]) -> bool:
-        """Say whether an attempt may start with these members; once it can't, `end` says why."""
+        """Return whether an attempt may start with these members; if it can't, `end` says why."""
         del here
         return True
 
     def interface_of(self, member: Member) -> str | None:
-        """Return the interface that a node's workers use; None where none was chosen."""
+        """Return the interface that a node's workers use; None if none was chosen."""
         del member
         return None
 
     def master_address(self, here: Sequence[Member]) -> str:
-        """Return the address of the head that most other nodes have reached; its own when there are none."""
+        """Return the head's address that most other nodes reached; its own if there are none."""
         proved = [
             member.channel.own_address
             for member in here
             if member.channel is not None and not member.hello.wants_place_0
         ]
-        # The head's own agent may have called over loopback, which proves nothing to the others.
+        # The head's own agent may have called over loopback, which proves nothing for the others.
         outside = [address for address in proved if not address.startswith("127.")]
         proved = outside or proved
         return max(sorted(set(proved)), key=proved.count) if proved else self._own_address
@@ -307,13 +316,13 @@ class NodePolicy:
     """The nodes of one training run.
 
     Args:
-        options: The head's.
+        options: The head's options.
         members: The run's agents.
-        now: The time; every method takes it.
-        checks: Makes the checks before an attempt, from what they need of this policy.
+        now: The current time.
+        checks: Makes the checks before an attempt for this policy.
 
     Attributes:
-        result: How the run has ended, once it has; the times in it are the head's to fill in.
+        result: The result of the run, once it has ended; the head fills in its times.
     """
 
     def __init__(
@@ -336,18 +345,19 @@ class NodePolicy:
         self._gathering = Gathering(self.plan, members, now)
         self._leavers = Leavers(self.plan)
         self._stop: StopRequest | None = None
-        self._lost: dict[str, str] = {}  # nodes that are missing now, and why
-        self._left_out: dict[int, str] = {}  # nodes, by the rank that computed wrongly there
+        self._lost: dict[str, str] = {}  # nodes that are missing now -> why
+        self._left_out: dict[int, str] = {}  # rank that computed wrongly -> its node
         self._refusals: dict[str, float] = {}
         self._look_at = 0.0
-        # Of a node that was lost for its silence: the time since then is lost too.
+        # When a node that was lost for its silence was last heard: the time since then is lost,
+        # too.
         self._heard_last = math.inf
         self._no_store_said = False
         self._why_next = options.why
         self._checks = checks(self)
 
     def _begin_ending(self) -> None:
-        """End the attempt that runs."""
+        """End the running attempt."""
         raise NotImplementedError
 
     def stop(
@@ -364,18 +374,18 @@ class NodePolicy:
 
     @property
     def running(self) -> Attempt | None:
-        """Return the attempt that runs."""
+        """Return the running attempt; None if there is none."""
         return self.attempt if self.phase is AttemptPhase.RUNNING else None
 
     @property
     def asked_for(self) -> tuple[int, ...]:
-        """Return the places for which agents have been asked for."""
+        """Return the places for which agents have been requested."""
         return tuple(sorted(self._gathering.asked_for))
 
-    # What goes out.
+    # Actions.
 
     def take_actions(self) -> list[TrainingAction]:
-        """Return what has to be done, in this order."""
+        """Return and clear the actions, in order."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -397,10 +407,10 @@ class NodePolicy:
     def called(
         self, now: float, hello: messages.Hello, channel: Channel, version: str
     ) -> Member | None:
-        """Take an agent in, or send it away: None."""
+        """Admit an agent and return its member, or refuse it and return None."""
         self.now = now
         known = self.members.by_incarnation(hello.incarnation)
-        if known is not None:  # it calls again; what it was is settled by what it says now
+        if known is not None:  # it calls again, and its new message replaces what was known of it
             if known.lost_why is None and known.channel is not None:
                 self.gone(now, known, known.channel, "its agent connected a second time")
             self.members.forget(known)
@@ -416,7 +426,7 @@ class NodePolicy:
         return member
 
     def _number_places(self) -> None:
-        """Give the free places to nodes without one; write which spare node has taken another's place."""
+        """Give free places to nodes without one; record which spare node takes another's place."""
         if self._is_first and self.plan.spares:
             self.members.prefer_holders()
         for member in self.members.number_places():
@@ -425,14 +435,14 @@ class NodePolicy:
                 self.tell(events.SpareTakenEvent(node=name, place=member.place, before=before))
 
     def _to_check(self, here: Sequence[Member]) -> list[Member]:
-        """Return the nodes that are looked at before an attempt: spare ones before the first, later those that take part."""
+        """Return the nodes to check before an attempt: spare ones only before the first."""
         if not self.plan.spares:
             return list(here)
         self._number_places()
         return [member for member in here if self._is_first or member.place is not None]
 
     def _is_free(self, here: Sequence[Member], dangerous: Sequence[Member]) -> bool:
-        """Say whether nothing is left of an earlier attempt, and whom a lost head had is here or has had its time."""
+        """Return whether nothing of an earlier attempt is left and no agent is still expected."""
         late = self._options.expected - {member.started_at for member in here}
         if late and self.now - self._gathering.since < _EXPECT_S and self._is_first:
             return False
@@ -440,11 +450,11 @@ class NodePolicy:
 
     @property
     def _is_first(self) -> bool:
-        """Say whether this head has started no attempt yet."""
+        """Return whether this head has started no attempt yet."""
         return self.next_attempt == self._options.first_attempt
 
     def _num_workers(self, place: int, member: Member) -> int:
-        """Return how many workers a node has: a spare one as many as the node that it replaces."""
+        """Return a node's number of workers; a spare node has as many as the node it replaces."""
         if self.plan.spares and place != member.started_at:
             return self.plan.num_workers(place)
         return member.hello.num_workers
@@ -453,12 +463,15 @@ class NodePolicy:
         return self.plan.spares > 0 and member.place is None
 
     def _told_spares(self) -> tuple[str, ...] | None:
-        """Return what the event on an attempt's start says of spare nodes."""
+        """Return the spare nodes for the event on an attempt's start; None in a run without any."""
         names = tuple(self.members.name(member) for member in self.members.spares())
         return names[:MAX_LISTED] if self.plan.spares else None
 
     def _leave_out(self, attempt: Attempt, cause: WorkerEnd) -> str | None:
-        """Give the node no ranks again that has computed wrongly, if that was the cause; return why the run can't go on, if so."""
+        """If the cause is a node that computed wrongly, give it no ranks again.
+
+        Return why the run can't continue, None if it can.
+        """
         member = attempt.member_of(cause.rank)
         if member is None or cause.error is None or not cause.error.blames_node:
             return None
@@ -469,13 +482,13 @@ class NodePolicy:
         self.members.leave_out(member)
         self._left_out[cause.rank] = name
         self.tell(events.NodeLeftOutEvent(node=name, rank=cause.rank, machine=member.machine))
-        has_head = member.hello.wants_place_0  # nobody else can be its first node
+        has_head = member.hello.wants_place_0  # no other node can be the run's first
         if has_head or len(self.members.present()) < self.plan.min_nodes:
             return f"{name} gets no ranks again, and the run can't go on without it: start it on other nodes"
         return None
 
     def _notes_on_losses(self) -> list[str]:
-        """Return, and write, which machines were lost repeatedly or left out."""
+        """Record and return notes on the machines that were lost repeatedly or left out."""
         notes = [
             f"{name} was lost {count} times: look at it before you use it again (`muster doctor`)"
             for name, count in self.members.worn_machines.items()
@@ -522,7 +535,7 @@ class NodePolicy:
 
     def _turn_away(self, hello: messages.Hello, channel: Channel, why_not: str) -> None:
         if self._options.spread is not None and self._options.spread.is_ours(hello.host):
-            # The job's script was slower than the head to start this host; nothing is wrong.
+            # The job's script was slower than the head to start this agent; nothing is wrong.
             text = f"the head has started an agent for {hello.host} already: this one is not needed"
             self._actions.append(Send(channel, messages.Goodbye(exit_code=0, sentence=text)))
             return
@@ -531,15 +544,15 @@ class NodePolicy:
         self.note_refusal(self.now, hello.host, why_not)
 
     def note_refusal(self, now: float, host: str, why: str) -> None:
-        """Write that an agent was refused, once a minute for the same reason."""
+        """Record that an agent was refused, at most once a minute for the same reason."""
         if len(self._refusals) < _MAX_REFUSALS and now - self._refusals.get(why, -60.0) >= 60.0:
             self._refusals[why] = now
             self.tell(events.AgentRefusedEvent(host=host, why=why))
 
     def gone(self, now: float, member: Member, channel: Channel, why: str) -> None:
-        """Take the loss of an agent's connection."""
+        """Handle the loss of an agent's connection."""
         self.now = now
-        if member.channel is not channel:  # it has called again since
+        if member.channel is not channel:  # it has reconnected since
             return
         self._actions.append(CutOff(member, channel, why))
         self.members.lose(member, why)
@@ -547,7 +560,7 @@ class NodePolicy:
             return
         name = self.members.name(member)
         is_spare = self._is_spare(member) or member.is_left_out
-        if not is_spare:  # nobody misses one
+        if not is_spare:  # the run doesn't need it
             self._lost[self.members.name_alone(member)] = why
         self.tell((events.SpareLostEvent if is_spare else events.NodeLostEvent)(node=name, why=why))
         attempt = self.running or self._ending_by_echoes
@@ -558,16 +571,19 @@ class NodePolicy:
             self._ask_for([place])
 
     def _is_missed(self, member: Member) -> bool:
-        """Say whether somebody has to come for a lost node, also for a spare one: not if no attempt can follow the next."""
+        """Return whether a lost node, even a spare, needs a replacement.
+
+        It needs none if no attempt can follow the next one.
+        """
         if member.is_left_out or self.plan.is_elastic or not self._may_go_on:
             return False
         return not self.book.is_spent or len(self.members.present()) < self.plan.min_nodes
 
     @property
     def _ending_by_echoes(self) -> Attempt | None:
-        """Return the attempt that ends because of echoes only: what was their cause may be heard later than they.
+        """Return the attempt that ends because of echoes only: their cause may be reported later.
 
-        The workers of a node that stands still are killed there before its lease ends, and the others notice that first.
+        The workers of a stalled node are killed there before its lease ends, which others notice.
         """
         attempt = self.attempt
         if attempt is None or self.phase is not AttemptPhase.ENDING or self._stop is not None:
@@ -576,7 +592,7 @@ class NodePolicy:
 
     @property
     def _may_go_on(self) -> bool:
-        """Say whether an attempt may follow the loss of a node; before an attempt, a loss spends nothing."""
+        """Return whether an attempt may follow a node's loss; between attempts, a loss is free."""
         gathering = self.phase is AttemptPhase.GATHERING
         return self._stop is None and (gathering or not self.book.is_spent)
 
@@ -591,7 +607,7 @@ class NodePolicy:
                 self._heard_last = member.heard_at
                 self.gone(self.now, member, member.channel, why)
 
-    # What they say of themselves.
+    # What agents report about themselves.
 
     def _take_ready(self, member: Member, ready: messages.SpawnerReady) -> None:
         again, member.ready = member.ready is not None, ready
@@ -617,8 +633,8 @@ class NodePolicy:
             return
         if self._lets_go(member, signum):
             return
-        # Schedulers send SIGTERM to every agent, some twice. Of an agent on a terminal (`muster torchrun`) the second
-        # Ctrl-C lets workers save, as torchrun does, and the third does not.
+        # Schedulers send SIGTERM to every agent, some twice. On an agent's terminal (`muster
+        # torchrun`), a second Ctrl-C still lets workers save, as torchrun does; a third does not.
         is_new = not member.num_interrupts or self.now - member.interrupted_at >= AGAIN_AFTER_S
         if signum == signal.SIGINT and is_new:
             member.num_interrupts, member.interrupted_at = member.num_interrupts + 1, self.now
@@ -629,7 +645,7 @@ class NodePolicy:
         self.stop(self.now, signum, cause_of_stop(signum), at_once=member.num_interrupts > 2)
 
     def _lets_go(self, member: Member, signum: int) -> bool:
-        """Say whether only this node ends, and begin with it."""
+        """Return whether the signal concerns only this node; if so, let the node leave."""
         if member in self._leavers.members:
             return True
         is_late = self.phase in (AttemptPhase.ENDING, AttemptPhase.OVER)
@@ -641,7 +657,7 @@ class NodePolicy:
         if self._is_spare(member):
             self._release_spare(member, f"was asked to end ({word})")
             return True
-        # Whether another comes the cluster alone knows: its Job may be going.
+        # Only the cluster knows whether another one comes: it may be deleting the Job.
         returns = self.plan.nodes_return
         goes_on = "waits for another in its place" if returns else "continues without it"
         text = f"{name} was asked to end ({word}): the job {goes_on}"
@@ -654,7 +670,7 @@ class NodePolicy:
         return True
 
     def _release_spare(self, member: Member, why: str) -> None:
-        """Let a node go that has no ranks."""
+        """Dismiss a node that has no ranks."""
         name = self.members.name(member)
         text = f"the spare {name} {why}"
         self.tell(events.NoticeEvent(node=name, text=text))
@@ -663,7 +679,7 @@ class NodePolicy:
         self.members.lose(member, "it has left", by_itself=False)
 
     def _dismiss_leavers(self) -> list[str]:
-        """Let those go who leave; return their names."""
+        """Dismiss the nodes that are leaving; return their names."""
         names = []
         for member in self._leavers.take_all():
             names.append(self.members.name(member))

@@ -1,4 +1,4 @@
-"""What the head of a training run is told when it is started."""
+"""The options with which the head of a training run starts."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 
 
 class Spread(Protocol):
-    """Who starts agents on other hosts for the head of `muster torchrun`: `launcher/jobs/spread.py`."""
+    """Starts agents on other hosts for the head of `muster torchrun`: `launcher/jobs/spread.py`."""
 
     def begin(self, event: "Callable[[RecordEvent], object]") -> None:
-        """Begin; `event` notes what is done."""
+        """Start; call `event` to record what is done."""
 
     def need(self, places: Sequence[int]) -> None:
-        """Take places that lack an agent."""
+        """Start agents at places that lack one."""
 
     def hear(self, event: "RecordEvent") -> None:
-        """Take every event of the run."""
+        """Handle an event; called for every event of the run."""
 
     def is_ours(self, host: str) -> bool:
-        """Say whether an agent for this host was started here: a second one is not needed."""
+        """Return whether it has started an agent for this host, which needs no second one."""
 
     async def close(self) -> None:
-        """End what is left of what was started."""
+        """End everything it has started that is still left."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Office:
-    """What a head has to show for each attempt, where another node may take its place.
+    """A head's claim to the run, renewed for each attempt, where another node may take its place.
 
     Attributes:
-        term: Its newest.
-        place: That of its agent.
+        term: Its newest term.
+        place: The place of its agent.
         node: Its machine, as the engine calls it.
     """
 
@@ -49,27 +49,28 @@ class Office:
     node: str
 
 
-# How long a head stays for its owner: workers of a session may be done before that, on a busy machine, has called.
+# How long a head that is done waits for its owner: on a busy machine, a session's workers may
+# finish before the owner has called.
 OWNER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingHeadOptions:
-    """What the head of a training run is told when it is started.
+    """The options with which the head of a training run starts.
 
     Attributes:
-        first_attempt: Not 0 when the head was lost and the engine started the run again.
+        first_attempt: Not 0 if the head was lost and the engine started the run again.
         why: What its first attempt follows.
-        hint: What to add while nodes are missing.
-        jobs: The schedulers' jobs of the head, where agents of other jobs have to be refused.
-        relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
-        samples_bytes: How large the record of samples is already.
-        spread: Starts the agents of other hosts, where no engine does.
-        office: Where another node may take the head's place.
-        left_out: Machines that have computed wrongly under a head before this one.
-        expected: The places of agents that a head before this one had, and that are waited for.
-        began_at: Of the run, by the wall clock, where this head is not its first; 0: with this head.
-        has_owner: A process has started it that will call, maybe later than the run ends.
+        hint: What to add to a message while nodes are missing.
+        jobs: The head's scheduler jobs, if agents of other jobs must be refused.
+        relay_port: The head's own port, which forwards connections to torch's store; 0: it doesn't.
+        samples_bytes: The current size of the record of samples.
+        spread: Starts the agents on other hosts, where no engine does.
+        office: Set if another node may take the head's place.
+        left_out: Machines that computed wrongly under an earlier head.
+        expected: The places of an earlier head's agents, for which this head waits.
+        began_at: When the run began, by the wall clock; 0: with this head, which is its first.
+        has_owner: A process has started this head and will call it, maybe after the run has ended.
     """
 
     plan: RunPlan

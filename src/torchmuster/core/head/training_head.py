@@ -1,4 +1,4 @@
-"""The head of a training run: hears its agents and clients, lets `TrainingPolicy` decide, carries out what follows."""
+"""The head of a training run: hears agents and clients; `TrainingPolicy` decides what it does."""
 
 import time
 from collections import deque
@@ -52,13 +52,13 @@ _WHY_REFUSED = {
 
 
 class TrainingHead(Head[Member]):
-    """Conducts one training run.
+    """The head of one training run.
 
     Args:
-        options: What it was told at its start.
+        options: The options with which it starts.
         disk: Writes the record.
-        open_store: Binds the port of an attempt's store on an address and returns the port.
-        on_event: Shows every event, where the head has a terminal.
+        open_store: Binds a port for the store of an attempt on an address, and returns the port.
+        on_event: Shows every event, if the head has a terminal.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TrainingHead(Head[Member]):
         self.parts: dict[str, HeadPart] = {
             name: make(self) for name, make in (made | others).items()
         }
-        self.has_open_door = False  # who has no common key may come in with the public one
+        self.has_open_door = False  # agents without the common key may use the public one
 
     def _checks(self, policy: NodePolicy) -> StartChecks:
         make = plugs.find("start_checks", "survey") or StartChecks
@@ -102,10 +102,10 @@ class TrainingHead(Head[Member]):
             return None
         return Outlet(Backlog(lambda: self.options.run_dir.untold, self.disk))
 
-    # What others in this process ask.
+    # For the rest of this process.
 
     def store_address(self) -> tuple[str, int] | None:
-        """Return where the store of the attempt that runs listens."""
+        """Return where the running attempt's store listens; None if there is none."""
         attempt = self.policy.running
         if attempt is None or not attempt.store:
             return None
@@ -113,7 +113,7 @@ class TrainingHead(Head[Member]):
         return host, int(port)
 
     def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
-        """Note a caller that failed the handshake; garbage is not worth a line."""
+        """Record a caller that failed the handshake; garbage is not worth a line."""
         if error.reason is Reason.WRONG_SECRET and self.has_open_door:
             return  # it calls again with the public key
         if error.reason in _WHY_REFUSED:
@@ -123,7 +123,7 @@ class TrainingHead(Head[Member]):
     # The record.
 
     def event(self, event: RecordEvent) -> messages.Event:
-        """Write one event to the record and to everyone who watches; an owner who comes later hears it, too."""
+        """Write an event to the record and send it to all clients, or later to an owner."""
         message = super().event(event)
         if self.options.spread is not None:
             self.options.spread.hear(event)
@@ -135,7 +135,7 @@ class TrainingHead(Head[Member]):
         return message
 
     def _keep_for_owner(self, message: messages.Event | messages.Output) -> None:
-        """Keep what an owner has not heard: workers that were forked may be quicker than it."""
+        """Keep a message for an owner that has yet to call: forked workers may be quicker."""
         if self._outlet is None:
             if not self._owner_came:
                 self._unheard.append(message)
@@ -143,7 +143,7 @@ class TrainingHead(Head[Member]):
             self._outlet.send(message)
 
     def notice(self, text: str) -> None:
-        """Say a sentence about the whole run."""
+        """Record a sentence about the whole run."""
         office = self.options.office
         node = office.node if office is not None else self.plan.node_name(0)
         self.event(NoticeEvent(node=node, text=text))
@@ -161,11 +161,11 @@ class TrainingHead(Head[Member]):
 
     @property
     def is_over(self) -> bool:
-        """Say whether the run has its result."""
+        """Return whether the run has its result."""
         return self.policy.result is not None
 
     def patience_s(self) -> float:
-        """Return when the policy has something to do."""
+        """Return in how many seconds the policy has something to do."""
         now = self.clock()
         return self.policy.due(now) - now
 
@@ -178,7 +178,7 @@ class TrainingHead(Head[Member]):
         self._carry_out()
 
     def _carry_out(self) -> None:
-        """Do what the policy asks for; it may ask for more on the way."""
+        """Carry out the policy's actions, also those that are added meanwhile."""
         actions = deque(self.policy.take_actions())
         while actions:
             self._do(actions.popleft())
@@ -200,7 +200,7 @@ class TrainingHead(Head[Member]):
                 self._cut_off(member, channel, why)
 
     def _claim(self, attempt: int) -> None:
-        """Show that this is the head still, before its agents are told anything."""
+        """Claim the attempt's term before any agent gets an order: the head may have changed."""
         office = self.options.office
         if office is None:
             return
@@ -221,10 +221,10 @@ class TrainingHead(Head[Member]):
         for part in self.parts.values():
             part.lose(member, why)
 
-    # What agents say.
+    # From agents.
 
     def take_call(self, hello: messages.Message, channel: Channel) -> Member | None:
-        """Take an agent in, or tell it why not."""
+        """Admit an agent, or refuse it with a reason."""
         if not isinstance(hello, messages.Hello):
             return None
         member = self.policy.called(self.clock(), hello, channel, torchmuster.__version__)
@@ -232,7 +232,7 @@ class TrainingHead(Head[Member]):
         return member
 
     def take_word(self, agent: Member, message: messages.Message) -> None:
-        """Take what an agent says: what the policy has nothing to do with is passed on."""
+        """Handle an agent's message: show output, else pass it to the parts or the policy."""
         match message:
             case messages.Output():
                 self.show(message)
@@ -250,17 +250,17 @@ class TrainingHead(Head[Member]):
                 self._carry_out()
 
     def take_loss(self, agent: Member, channel: Channel, why: str) -> None:
-        """Take the end of an agent's connection: it may have gone to another head."""
+        """Handle the end of an agent's connection: the agent may have gone to another head."""
         office = self.options.office
         if office is not None and is_deposed(office):
             raise deposed(office)
         self.policy.gone(self.clock(), agent, channel, why)
         self._carry_out()
 
-    # What clients ask for.
+    # From clients.
 
     def client_gone(self, client: HeadClient) -> None:
-        """Take the end of a client's connection."""
+        """Handle the end of a client's connection."""
         super().client_gone(client)
         if client.outlet is not None and client.outlet.channel is client.channel:
             client.outlet.attach(None)
@@ -269,7 +269,7 @@ class TrainingHead(Head[Member]):
         self._carry_out()
 
     def take_request(self, client: HeadClient, message: messages.Message) -> None:
-        """Take what a client asks for."""
+        """Handle a client's request."""
         match message:
             case messages.Watch(owner=owner):
                 self._watch(client, owner=owner)
@@ -303,19 +303,19 @@ class TrainingHead(Head[Member]):
                 one.outlet = self._outlet if one is client else None
             self._outlet.attach(client.channel)
         self._owner_came = True
-        while self._unheard:  # what was said before anyone listened
+        while self._unheard:  # from before an owner listened
             client.channel.send_nowait(self._unheard.popleft())
         places = self.policy.asked_for
         if places:
             client.channel.send_nowait(messages.NeedNodes(places=places))
 
     def rank_nodes(self, attempt: Attempt) -> dict[int, str]:
-        """Return the node of each rank of an attempt."""
+        """Return the node name of each rank of an attempt."""
         name = self.policy.members.name
         return attempt.rank_nodes({place: name(m) for place, m in attempt.members.items()})
 
     def send_to_nodes(self, message: messages.Message) -> set[int]:
-        """Send to all agents of the attempt; return their places."""
+        """Send a message to all agents of the attempt; return their places."""
         attempt = self.policy.attempt
         members = attempt.present if attempt is not None else []
         for member in members:
@@ -323,7 +323,7 @@ class TrainingHead(Head[Member]):
         return {member.place for member in members if member.place is not None}
 
     def write_file(self, path: str, text: str) -> None:
-        """Write a file of the run directory, by the writer thread."""
+        """Write a file of the run directory, in the writer thread."""
         self.disk.append(path, text.encode(errors="replace"))  # it makes the folder
         self.disk.close_file(path)
 
@@ -352,11 +352,11 @@ class TrainingHead(Head[Member]):
 
     @property
     def is_telling(self) -> bool:
-        """Say whether the owner of a run that is over may still have to hear something."""
+        """Return whether the run is over but its owner may have messages to read."""
         return self.is_over and self._outlet is not None
 
     def _stays_s(self) -> float:
-        """Return how long after the end of the run there may be somebody to serve: nodes, or an owner that comes late."""
+        """Return how long to serve after the run's end: for nodes, or an owner that comes late."""
         if self.options.has_owner and not self._owner_came:
             return OWNER_S
         is_expected = self.policy.members.present() or self.policy.more_may_come
@@ -364,36 +364,36 @@ class TrainingHead(Head[Member]):
 
 
 class HeadPart:
-    """A part of the head of a training run, made with it; this one does nothing.
+    """A part of the head of a training run, made with it; the base class does nothing.
 
-    Rooms plug theirs in as `head_parts`, other packages too (docs/plugging-in.md). What `take_word`, `take_request`, `hear`
-    or `advance` of one raises ends the head.
+    Rooms and other packages plug theirs in as `head_parts` (docs/plugging-in.md). An error in a
+    part's     `take_word`, `take_request`, `hear` or `advance` ends the head.
     """
 
     def __init__(self, head: TrainingHead) -> None:
         self.head = head
 
     async def serve(self) -> None:
-        """Work as long as the head conducts its run; cancelled at its end."""
+        """Work while the head conducts its run; cancelled at its end."""
 
     def hear(self, event: RecordEvent) -> None:
-        """Take an event that has just been written."""
+        """Handle an event that has just been written."""
 
     def take_word(self, member: Member, message: messages.Message) -> bool:
-        """Take what an agent says; say whether it was for this part."""
+        """Handle an agent's message; return whether it was for this part."""
         del member, message
         return False
 
     def take_request(self, client: HeadClient, message: messages.Message) -> bool:
-        """Take what a client asks for; say whether it was for this part."""
+        """Handle a client's request; return whether it was for this part."""
         del client, message
         return False
 
     def client_gone(self, client: HeadClient) -> None:
-        """Take the end of a client's connection."""
+        """Handle the end of a client's connection."""
 
     def lose(self, member: Member, why: str) -> None:
-        """Take that a node was lost."""
+        """Handle the loss of a node."""
 
     def advance(self, now: float) -> None:
-        """Do what is due; called whenever something has come, and at least each second while workers run."""
+        """Do what is due; called after messages, and at least once a second while workers run."""

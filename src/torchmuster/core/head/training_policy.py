@@ -1,11 +1,12 @@
-"""What happens to a training run when nodes join or are lost, workers end, or a stop is asked for: decisions only, no I/O.
+"""Decides what a training run does when nodes join or are lost, workers end or a stop comes.
 
-The head calls a method for what it hears, `advance` when something may be due, and carries out the actions that it
-then takes. Ends count in the order of their arrival (`docs/design.md`, rule 3).
+It does no I/O. The head calls a method for each message, and `advance` when something may be due.
+Then it takes the resulting actions and carries them out. Ends count in order of arrival
+(`docs/design.md`, rule 3).
 
-    GATHERING --all here--> RUNNING --failure, loss, growth, stop--> ENDING --all reaped--> GATHERING
-                               |                                        |
-                               +--all ended well--> OVER <--no more-----+
+  GATHERING --all here--> RUNNING --failure, loss, growth, stop--> ENDING --all reaped--> GATHERING
+                             |                                        |
+                             +--all ended well--> OVER <--no more-----+
 """
 
 import math
@@ -47,7 +48,7 @@ from torchmuster.core.model.verdict import (
 from torchmuster.core.net import messages
 
 SAY_EVERY_S = 5.0
-_LAST_SAY_EVERY_S = 60.0  # of a wait that stays the same
+_LAST_SAY_EVERY_S = 60.0  # while the wait stays the same
 FIRST_SAY_S = 4.0
 EARLY_END_SAY_S = 3.0
 PROOF_EVERY_S = 0.02
@@ -56,19 +57,20 @@ HEAD_IS_SILENT = "the head there does not answer any more"
 
 
 class Debuggers(set[int]):
-    """The ranks of one attempt that sit in a debugger, or wait for one."""
+    """The ranks of one attempt that are in a debugger or wait for one."""
 
     _is_failure_seen = False
 
     def clear(self) -> None:
-        """Begin with the next attempt."""
+        """Clear the set for the next attempt."""
         super().clear()
         self._is_failure_seen = False
 
     def take(self, told: messages.Debugger) -> bool:
-        """Note what a rank says of itself; say whether the user's client has to know it, to bring a debugger.
+        """Record a rank's state; return whether the client has to know it, to attach a debugger.
 
-        Of ranks that have failed, only the first of an attempt is looked at: the others fail because of it, or wait until they are ended.
+        Of an attempt's failed ranks, only the first counts: the others fail because of it, or wait
+        until they are killed.
         """
         if not told.active:
             self.discard(told.rank)
@@ -83,9 +85,9 @@ class Debuggers(set[int]):
 
 @dataclass(slots=True)
 class _Known:
-    """What agents and clients have said beside the ends of workers."""
+    """What agents and clients have reported, other than the ends of workers."""
 
-    last_stop: str = ""  # why the training library stops, to be resumed
+    last_stop: str = ""  # why the training library stops to be resumed
     trained_step: int | None = None
     saved_step: int | None = None
     is_time_up: bool = False
@@ -94,7 +96,7 @@ class _Known:
 
 
 class TrainingPolicy(NodePolicy):
-    """The decisions of one training run; see `NodePolicy` for what it is made of."""
+    """The decisions of one training run; `NodePolicy` documents the arguments."""
 
     def __init__(
         self,
@@ -104,20 +106,20 @@ class TrainingPolicy(NodePolicy):
         checks: Callable[[NodePolicy], StartChecks],
     ) -> None:
         super().__init__(options, members, now, checks)
-        self.lost_s = 0.0  # between a failure and the workers of the next attempt
+        self.lost_s = 0.0  # time between failures and the next attempts' workers
         self._known = _Known()
-        self._was_led = False  # by a head that was lost, in this very job
+        self._was_led = False  # by a head that was lost, in this job
         self._say_at = now + FIRST_SAY_S
         self._told_wait: tuple[object, ...] = ()
         self._tell_wait_at, self._wait_pause_s = 0.0, SAY_EVERY_S
         self._failed_at: float | None = None
-        self._ending_grace_s = 0.0  # of the survivors of a failure
+        self._ending_grace_s = 0.0  # for the survivors of a failure
 
-    # What the head asks.
+    # For the head.
 
     @property
     def is_held(self) -> bool:
-        """Say whether a rank that stands still is no hang now: a debugger, a stop, a preemption."""
+        """Return whether missing progress is no hang now: in a debugger, a stop or a preemption."""
         preempted = self.attempt is not None and self.attempt.preempted_at is not None
         return bool(self._known.debugging) or self._stop is not None or preempted
 
@@ -133,10 +135,10 @@ class TrainingPolicy(NodePolicy):
         checks = self._checks.due
         return due if checks is None else min(due, checks)
 
-    # What agents say.
+    # From agents.
 
     def said(self, now: float, member: Member, message: messages.Message) -> None:
-        """Take what an agent says."""
+        """Handle an agent's message."""
         self.now, attempt = now, self.attempt
         match message:
             case messages.SpawnerReady():
@@ -209,26 +211,26 @@ class TrainingPolicy(NodePolicy):
             self.tell(event)
 
     def hung(self, now: float, end: WorkerEnd) -> None:
-        """Take a rank that the watch has found to stand still for good."""
+        """Record the end of a rank that the watch has found to hang."""
         self.now = now
         if self.attempt is not None:
             self.attempt.add(end)
 
-    # What clients say.
+    # From clients.
 
     def start_failed(self, place: int, why: str, *, is_gone: bool = False) -> None:
-        """Note why no agent could be started at a place; `is_gone`: its node is out of the job."""
+        """Record why no agent could start at a place; `is_gone`: the job has lost its node."""
         self._gathering.start_failed(place, why, is_gone=is_gone)
 
     def head_was_lost(self, place: int, node: str, *, is_gone: bool) -> None:
-        """Note the node of the head before this one; `is_gone`: the scheduler says that its machine is lost."""
+        """Record the previous head's node as lost; `is_gone`: the scheduler says so, too."""
         self._lost[node], self._was_led = HEAD_IS_SILENT, True
         if is_gone:
             why = "the scheduler says that it is lost"
             self._gathering.start_failed(place, why, is_gone=True)
 
     def forward(self, signum: int, last: str) -> None:
-        """Pass a signal on to the workers that catch it; `last` says why the run stops soon."""
+        """Forward a signal to the workers that catch it; `last` says why the run stops soon."""
         self._known.last_stop = last or self._known.last_stop
         self._send_all(messages.SignalWorkers(signum=signum, if_caught=True))
 
@@ -241,7 +243,7 @@ class TrainingPolicy(NodePolicy):
         at_once: bool = False,
         time_is_up: bool = False,
     ) -> None:
-        """Stop the run: the signal to all workers, SIGKILL when their grace is over, or at once."""
+        """Stop the run: send all workers the signal, and SIGKILL after their grace or at once."""
         self.now = now
         self._known.is_time_up |= time_is_up
         cause = better_cause(cause, cause_of_stop(signum, node_is_lost=bool(self._lost)))
@@ -251,7 +253,7 @@ class TrainingPolicy(NodePolicy):
             by_torchrun = self.plan.engine == "torchrun"
             self.tell(self._stop.told(grace_s, by_torchrun=by_torchrun))
             return
-        if self._stop.is_known_better(cause):  # an agent was first, and only saw a signal
+        if self._stop.is_known_better(cause):  # an agent, which only saw a signal, was first
             who = self._stop.cause.value
             self.tell(events.StoppingEvent(who=who, text=f"{who} asked for this stop"))
         if at_once:
@@ -286,7 +288,7 @@ class TrainingPolicy(NodePolicy):
         left_s = self._gathering.left_s(self.now)
         too_few = len(self.members.members) < self.plan.min_nodes
         if too_few and self.now < self._say_at and left_s > 0:
-            return  # thousands are calling: not all of them are counted for each call
+            return  # thousands may be calling: don't count them all at each call
         here, dangerous = self.members.present(), self.members.dangerous()
         is_free, shrinking = self._is_free(here, dangerous), not self._is_first
         if is_free and self._gathering.is_complete(here, self.now, shrinking=shrinking):
@@ -308,7 +310,10 @@ class TrainingPolicy(NodePolicy):
             self._actions.append(AskForNodes(tuple(self.members.missing_places()), again=True))
 
     def _is_news(self, waits: events.WaitingEvent) -> bool:
-        """Say whether a wait is told now: another one at once, the same one ever less often, at last once a minute."""
+        """Return whether to report a wait now: a new one at once, the same one ever less often.
+
+        In the end, that is once a minute.
+        """
         fact: tuple[object, ...] = (waits.missing, waits.num_missing, waits.wanted, waits.hint)
         if fact != self._told_wait:
             self._told_wait, self._wait_pause_s = fact, SAY_EVERY_S
@@ -342,7 +347,7 @@ class TrainingPolicy(NodePolicy):
         self._gathering.end()
         if too_old(number, self.attempt.world_size) == 1:
             self.tell(events.NoticeEvent(text=words_on_limit(self.attempt.world_size)))
-        # The end of an earlier attempt is not this one's.
+        # These are from an earlier attempt.
         self._known.trained_step = self._known.saved_step = None
         if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:
             self.tell(events.ShrunkEvent(num_nodes=len(members), wanted=self.plan.max_nodes))
@@ -352,7 +357,7 @@ class TrainingPolicy(NodePolicy):
         self._actions.append(OpenStore(self.attempt, address))
 
     def store_is_open(self, attempt: Attempt, address: str, port: int) -> None:
-        """Start the workers of an attempt, whose store listens now."""
+        """Start the workers of an attempt whose store is now listening."""
         attempt.store = f"{address}:{port}"
         budget = (self.book.spent, self.plan.limits.max_restarts)
         interface_of, name_of = self._checks.interface_of, self.members.name
@@ -372,16 +377,16 @@ class TrainingPolicy(NodePolicy):
             self._begin_ending()
         elif failures and not self._is_held_by_debugger(failures):
             self._failed_at = min(self.now, self._heard_last)
-            # What hangs uses no signal, and the doors of a session end with their runs.
+            # A hung rank ignores the signal, and a session's servers end with their runs.
             in_vain = self.plan.is_session or any(end.kind is EndKind.HANG for end in failures)
             self._begin_ending(0.0 if in_vain else self.plan.limits.grace_s)
         elif attempt.has_ended or (preempted and self.now - preempted > PREEMPTION_GRACE_S):
-            self._begin_ending()  # others did not follow one that was preempted
+            self._begin_ending()  # the others did not follow the preempted one
         elif early and self.now - early > EARLY_END_SAY_S:
             self._say_early_end(attempt)
 
     def _is_held_by_debugger(self, failures: Sequence[WorkerEnd]) -> bool:
-        """Say whether someone sits in a debugger that a restart would end."""
+        """Return whether a rank is in a debugger session that a restart would end."""
         if not self._known.debugging or self._stop is not None:
             return False
         if not self._known.held_failure_said:
@@ -401,7 +406,7 @@ class TrainingPolicy(NodePolicy):
 
     def _advance_stop(self, stop: StopRequest, attempt: Attempt) -> None:
         if not stop.sent and attempt.workers_up_at is None:
-            # A signal would not reach workers that are being started, and nothing is trained yet.
+            # A signal would not reach workers that are just starting, and nothing is trained yet.
             stop.kill_at = self.now
         elif not stop.sent:
             stop.sent = True
@@ -425,7 +430,7 @@ class TrainingPolicy(NodePolicy):
         )
 
     def _advance_ending(self, attempt: Attempt) -> None:
-        if self._ending_grace_s and self._stop is not None:  # nobody waits for them any more
+        if self._ending_grace_s and self._stop is not None:  # no attempt will follow
             self._ending_grace_s = 0.0
             self._send_all(messages.KillAttempt(attempt=attempt.number))
         unreaped = attempt.first_unreaped()
@@ -449,7 +454,7 @@ class TrainingPolicy(NodePolicy):
         self._conclude(attempt)
 
     def _conclude(self, attempt: Attempt) -> None:
-        """Go on after an attempt of which nothing is left."""
+        """Decide what follows an attempt of which nothing is left."""
         self._known.held_failure_said = False
         self._known.debugging.clear()
         for event in attempt.ends_told.rest():
@@ -502,7 +507,10 @@ class TrainingPolicy(NodePolicy):
     # The end of the run.
 
     def _end_without_nodes(self, num_here: int) -> EndRun:
-        """End a run that lacks nodes: one that has trained, and has lost them since, can go on where there are enough."""
+        """Return the end of a run that lacks nodes.
+
+        If it has trained and then lost them, it is preempted, to continue on other nodes.
+        """
         report = self._gathering.report(num_here)
         has_trained = self._was_led or self.next_attempt > self._options.first_attempt
         if not self._lost or not has_trained or num_here >= self.plan.min_nodes:
@@ -516,7 +524,7 @@ class TrainingPolicy(NodePolicy):
     def _end_by_stop(self, stop: StopRequest) -> EndRun:
         ends = self.attempt.ends if self.attempt is not None else []
         if self.plan.is_session and ends and all(e.kind is EndKind.SUCCESS for e in ends):
-            return EndRun(RunState.SUCCEEDED, 0)  # a session has no other way to end well
+            return EndRun(RunState.SUCCEEDED, 0)  # a session can't end successfully otherwise
         saved = any(end.exit_code == contract.EX_TEMPFAIL for end in ends)
         state, code, report = end_by_stop(
             stop.cause,
@@ -528,7 +536,7 @@ class TrainingPolicy(NodePolicy):
         return EndRun(state, code, report)
 
     def finish(self, end: EndRun) -> None:
-        """End the run, unless it has ended."""
+        """End the run, unless it has ended already."""
         if self.result is not None:
             return
         self.phase = AttemptPhase.OVER
@@ -551,7 +559,7 @@ class TrainingPolicy(NodePolicy):
 
     @property
     def more_may_come(self) -> bool:
-        """Say whether nodes that have not called yet would wait in vain for a head that has gone."""
+        """Return whether nodes may still call, which would wait in vain if the head were gone."""
         before_all = self.next_attempt == self._options.first_attempt
         missing = len(self.members.members) < self.plan.num_places
         failed = self.result is not None and self.result.state is RunState.FAILED

@@ -1,4 +1,7 @@
-"""Addresses of this machine: which interface has one, from connections that worked and never guessed; ports that listen."""
+"""The secret of a run, and this machine's interfaces, addresses and listening ports.
+
+A node's interface follows from an address over which a connection worked: it is never guessed.
+"""
 
 import fcntl
 import os
@@ -20,15 +23,15 @@ SECRET_BYTES = 32
 
 
 def new_secret() -> bytes:
-    """Return fresh random bytes."""
+    """Return a new random secret."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def write_secret(path: str, secret: bytes) -> None:
-    """Write a secret to a new file that only its owner can read; it appears complete.
+    """Write a secret to a new file that only its user can read; the file appears complete.
 
     Raises:
-        FileExistsError: Another process has made it first.
+        FileExistsError: Another process created it first.
     """
     temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}"
     _write_new(temporary, secret)
@@ -83,10 +86,7 @@ def read_secret(path: str) -> bytes:
     return secret
 
 
-# Connects to several addresses of one node in parallel, slightly staggered: the first valid answer wins.
-
-
-# This node's interfaces with their addresses, as the kernel lists them; no loopback.
+# This node's interfaces with their addresses, as the kernel lists them, without loopback.
 
 
 # linux/rtnetlink.h, linux/netlink.h, linux/if_addr.h, linux/sockios.h, linux/if.h
@@ -103,9 +103,9 @@ _TIMEOUT_S = 2.0
 def own_interfaces() -> "tuple[Interface, ...]":
     """Return each interface with its first IPv4 and its first global IPv6 address, at most 32.
 
-    The first address of a family is the one that Gloo and NCCL use for an interface's name.
+    Gloo and NCCL use the first address of a family for an interface's name.
     """
-    from torchmuster.core.model.network import Interface  # an agent starts its spawner before
+    from torchmuster.core.model.network import Interface  # late: an agent starts its spawner first
 
     found: dict[tuple[str, int], Interface] = {}
     try:
@@ -127,7 +127,7 @@ def own_interfaces() -> "tuple[Interface, ...]":
 
 
 def link_names() -> tuple[str, ...]:
-    """Return the names of all interfaces, with an address or without."""
+    """Return the names of all interfaces, with or without an address."""
     try:
         return tuple(name for _, name in socket.if_nameindex())[:256]
     except OSError:
@@ -162,7 +162,7 @@ def _read_row(body: bytes) -> Iterator[tuple[str, int, str, int]]:
             break
         attributes[kind] = body[offset + 4 : offset + size]
         offset += (size + 3) & ~3
-    # On a point-to-point link IFA_ADDRESS is the other side.
+    # On a point-to-point link, IFA_ADDRESS is the other side.
     packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
     if packed is None or not _is_wanted(family, flags, scope):
         return
@@ -207,7 +207,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 lets the kernel choose.
 
     Raises:
-        OSError: The address is not one of this machine, or the port is taken.
+        OSError: The address is not one of this machine's, or the port is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -223,7 +223,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has `address`; None when there is none here."""
+    """Return the name of the interface that has `address`; None if this machine has none."""
     if ":" in address:
         return _interface_of_ipv6(address)
     if address.startswith("127."):
@@ -232,13 +232,13 @@ def interface_of(address: str) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """Return the IPv4 addresses of this machine that other machines may reach, without loopback."""
+    """Return this machine's IPv4 addresses, without loopback."""
     found = (address for _, address in _ipv4_addresses() if not address.startswith("127."))
     return list(dict.fromkeys(found))
 
 
 def own_endpoints(port: int) -> tuple[str, ...]:
-    """Return where a port of all addresses of this machine is called, as `address:port`; on loopback where it has no other."""
+    """Return `address:port` for each of this machine's addresses; loopback if there is no other."""
     return tuple(f"{address}:{port}" for address in own_addresses() or ["127.0.0.1"])
 
 
@@ -276,7 +276,7 @@ def is_own_address(host: str) -> bool:
     """Return whether `host` is an address of this machine, i.e. one that we can bind."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # no such name, or no name at all
+    except (OSError, UnicodeError):  # no such name, or not a name
         return False
     for family, kind, protocol, _, sockaddr in found:
         with socket.socket(family, kind, protocol) as probe:

@@ -1,10 +1,10 @@
-"""Frames on an authenticated connection: length, JSON, MAC; each counted, each bounded.
+"""Frames on an authenticated connection: length, JSON and MAC, counted and bounded in size.
 
     4 bytes   length of the payload, at most MAX_FRAME_BYTES
     n bytes   payload
-    16 bytes  HMAC-SHA256 over counter, length and payload, cut
+    16 bytes  HMAC-SHA256 over counter, length and payload, truncated
 
-A frame whose MAC is wrong never reaches the parser; the connection is closed.
+A frame with a wrong MAC never reaches the parser, and the connection is closed.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Channel:
 
     @property
     def own_address(self) -> str:
-        """Return the address of this side, which the other side has reached."""
+        """Return the local address, which the other side has reached."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     @property
@@ -67,7 +67,7 @@ class Channel:
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """Return the number of bytes that the other machine has not acknowledged, sent or waiting."""
+        """Return how many bytes, sent or queued, the other machine has not acknowledged."""
         connection = self._writer.get_extra_info("socket")
         try:
             raw = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
@@ -76,7 +76,7 @@ class Channel:
         return self.unsent_bytes + int(struct.unpack("i", raw)[0])
 
     def send_nowait(self, message: Message) -> None:
-        """Queue a message. If a peer reads nothing for too long, the connection is closed."""
+        """Queue a message; close the connection if the peer reads too slowly."""
         if self._writer.is_closing():
             return
         payload = messages.encode(message)
@@ -99,7 +99,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
 
     async def send_bytes(self, data: bytes) -> None:
-        """Send one frame that is no message, and wait until there is room for another.
+        """Send one frame that is not a message, and wait until there is room for another.
 
         Raises:
             OSError: The connection has ended.
@@ -134,7 +134,7 @@ class Channel:
         self._writer.write(_LENGTH.pack(len(payload)) + payload + tag)
 
     async def send_raw(self, size_bytes: int) -> None:
-        """Write padding bytes without frames, when the other side expects them."""
+        """Write padding bytes without frames; the other side must expect them."""
         chunk = bytes(min(size_bytes, _RAW_CHUNK_BYTES))
         left = size_bytes
         while left > 0 and not self._writer.is_closing():
@@ -143,9 +143,9 @@ class Channel:
             await self._writer.drain()
 
     def drop_raw(self, size_bytes: int) -> "asyncio.Future[None]":
-        """Read and drop this many bytes; frames follow. Cancelled when the connection ends.
+        """Discard this many bytes, after which frames follow; cancelled when the connection ends.
 
-        Must be called before the other side sends these bytes.
+        Call this before the other side sends these bytes.
         """
         transport = self._writer.transport
         sink = _Sink(transport, size_bytes, asyncio.get_running_loop().create_future())
@@ -219,7 +219,7 @@ async def connect(
     """Return a channel to the head.
 
     Raises:
-        OSError: No process listens there, or it can't be reached in time.
+        OSError: No process listens there, or none can be reached in time.
         HandshakeError: The listener is not our head.
     """
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -235,7 +235,8 @@ async def connect(
     return Channel(reader, writer, session)
 
 
-# Connects to several addresses of one node in parallel, slightly staggered: the first valid answer wins.
+# Connect to several addresses of one node in parallel, slightly staggered: the first valid answer
+# wins.
 
 
 STAGGER_S = 0.15
@@ -244,7 +245,7 @@ Address = tuple[str, int]
 
 
 class RaceError(Exception):
-    """No address answered; `failures` has one error for each address, in the order of their ends."""
+    """No address answered; `failures` has one error per address, in the order they failed."""
 
     def __init__(self, failures: list[tuple[Address, Exception]]) -> None:
         super().__init__("no address answered")
@@ -254,7 +255,8 @@ class RaceError(Exception):
 def worst_failure(lost: RaceError, known: Address | None) -> tuple[Address, Exception]:
     """Return the most informative failure.
 
-    That is the one of the address that has answered before, else of a muster that refused us, else the first.
+    That is the failure of the address that answered before, else of a muster that refused us, else
+    the first one.
     """
     for address, error in lost.failures:
         if address == known:
@@ -273,10 +275,10 @@ async def race(
     stagger_s: float = STAGGER_S,
     decisive: Address | None = None,
 ) -> tuple[Channel, Address]:
-    """Return the first channel and its address; all other attempts are closed.
+    """Return the first channel and its address; close all others.
 
-    Each address is called `stagger_s` after the one before it, at once when all calls so far have failed. When
-    `decisive` is refused, the others are not waited for.
+    Each address is called `stagger_s` after the previous one, or at once if all calls so far have
+    failed. If `decisive` refuses the connection, don't wait for the others.
 
     Raises:
         RaceError: All calls have failed.
@@ -309,7 +311,7 @@ def _sort_out(
     calls: dict["asyncio.Task[Channel]", Address],
     failures: list[tuple[Address, Exception]],
 ) -> tuple[Channel, Address] | None:
-    """Remove ended attempts from `calls`: return the winner, close a second one."""
+    """Remove finished calls from `calls`; return the winner and close a second one."""
     won: tuple[Channel, Address] | None = None
     for task in [task for task in calls if task in done]:
         address = calls.pop(task)
@@ -330,5 +332,5 @@ async def _give_up(calls: dict["asyncio.Task[Channel]", Address]) -> None:
     for task in calls:
         task.cancel()
     for ended in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(ended, Channel):  # it had won in the same moment
+        if isinstance(ended, Channel):  # it succeeded at the same moment
             ended.abort()

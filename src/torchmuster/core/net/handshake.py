@@ -5,10 +5,11 @@
     client -> server   MAC                                               32 bytes
     server -> client   reason  MAC                                       33 bytes
 
-Every MAC is HMAC-SHA256 under the run's secret over a label and all bytes sent so far, so neither side
-can be replayed, and each proves that it knows the secret. The session keys, one for each direction,
-come from both nonces. `key` is 0 for the run's secret and 1 for the public key, which
-proves nothing and is taken only where nodes have no secret in common (`muster torchrun`). A side that fails gets one reason byte and the connection is closed.
+Every MAC is HMAC-SHA256 with the run's secret over a label and all bytes sent so far. So neither
+side can be replayed, and each proves that it knows the secret. The two session keys, one for each
+direction, are derived from both nonces. `key` is 0 for the run's secret and 1 for the public key,
+which proves nothing and is accepted only where nodes have no common secret (`muster torchrun`). A
+caller that fails gets a reason byte if it speaks this protocol, and the connection is closed.
 """
 
 import asyncio
@@ -17,9 +18,6 @@ import hmac
 import os
 import struct
 from dataclasses import dataclass
-
-# The secret of a run: 32 random bytes in a 0600 file. Never in argv, environment or logs.
-
 
 MAGIC = b"MUSTERCH"
 VERSION = 1
@@ -33,8 +31,8 @@ class Role(enum.IntEnum):
 
     AGENT = 1
     CLIENT = 2
-    PROBE = 3  # an agent that calls another's probe of the network
-    SESSION = 4  # a caller of a pod that wants a command run there
+    PROBE = 3  # an agent that calls another agent's network probe
+    SESSION = 4  # a caller that wants a command run in a pod
 
 
 class Reason(enum.IntEnum):
@@ -65,7 +63,7 @@ class HandshakeError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionKeys:
-    """The two keys of one connection."""
+    """The two keys of one connection; `is_open`: derived from the public key."""
 
     role: Role
     send_key: bytes
@@ -96,7 +94,7 @@ async def call(
         raise HandshakeError(Reason.OTHER_VERSION)
     transcript = hello + answer[: _HELLO.size]
     if not hmac.compare_digest(_mac(secret, b"server", transcript), answer[_HELLO.size :]):
-        writer.write(bytes(MAC_BYTES))  # proves nothing: the other side can say who was refused
+        writer.write(bytes(MAC_BYTES))  # proves nothing, but lets the other side name us
         raise HandshakeError(Reason.WRONG_SECRET)
     writer.write(_mac(secret, b"client", transcript))
     last = await _read(reader, 1 + MAC_BYTES)
@@ -113,7 +111,7 @@ async def call(
 
 
 def greeting() -> bytes:
-    """Return the first bytes of a caller that only wants to know whether muster listens."""
+    """Return what a caller sends first if it only wants to know whether muster listens."""
     return _HELLO.pack(MAGIC, VERSION, Role.AGENT, 0, os.urandom(NONCE_BYTES))
 
 
@@ -123,9 +121,10 @@ async def answer(
     secrets: tuple[bytes, bytes | None],
     first: bytes = b"",
 ) -> SessionKeys:
-    """Run the handshake of the called side; `secrets` are the run's own and, if allowed, the public one.
+    """Run the handshake of the called side.
 
-    `first` are the bytes of the caller that were read already.
+    `secrets` are the run's secret and, if allowed, the public key. `first` holds the caller's bytes
+    that were read already.
 
     Raises:
         HandshakeError: The caller is not muster, has another version or another secret.
@@ -163,10 +162,10 @@ def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
 
 
 async def read_first(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
-    """Return the first bytes of a caller.
+    """Return a caller's first bytes.
 
     Raises:
-        HandshakeError: It sent fewer bytes and closed the connection.
+        HandshakeError: The caller sent fewer bytes and closed the connection.
     """
     return await _read(reader, num_bytes)
 

@@ -1,8 +1,10 @@
 """Calls between the processes of one user on one machine, over a Unix socket.
 
-The kernel says which process called (`SO_PEERCRED`) before anything is read. A frame is four bytes of length and one
-of the messages below; frames are bounded, and every wait has a limit. One call a connection: a question, then
-answers until one side closes.
+The kernel names the calling process (`SO_PEERCRED`) before anything is read. A frame is four bytes
+of length and one of the messages below; frames are bounded, and every wait has a limit. A
+connection is one call: a question, then answers until one side closes.
+
+The job's interpreter imports this module too, so the import has to be quick.
 """
 
 import contextlib
@@ -24,9 +26,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-# Messages between the processes of one node over a Unix socket (`core/net/ipc.py`).
-#
-# Imported in the job's interpreter too, so it has to be quick.
+# The messages.
 
 
 class WorkerReport(TypedMessage):
@@ -49,14 +49,14 @@ class WorkerFailed(WorkerReport):
 
 
 class WorkerEndedWell(WorkerReport):
-    """The script has ended; `largest_group` is None where the size of its world can't be told."""
+    """The script has ended; `largest_group` is None if the size of its world is unknown."""
 
     largest_group: int | None
     code: RanCode | None = None
 
 
 class ValueKept(WorkerReport):
-    """The function has returned, and its value is in its file; `model.failure.ValueNote` documents the fields."""
+    """The function's value is now in its file; `model.failure.ValueNote` documents the fields."""
 
     size_bytes: int
     sha256: str
@@ -64,11 +64,11 @@ class ValueKept(WorkerReport):
 
 
 class DebuggerHeld(WorkerReport):
-    """A debugger holds this worker, or lets it go.
+    """A debugger has stopped this worker, or released it.
 
     Attributes:
-        waits: The tool that the worker waits for somebody to bring: `debugpy` or `pdb`.
-        folder: Where the worker's program runs, as an editor has to know.
+        waits: The tool that the worker waits for the user to attach: `debugpy` or `pdb`.
+        folder: The worker's working directory, which an editor has to know.
     """
 
     active: bool
@@ -90,7 +90,7 @@ class TrainingOver(WorkerReport):
 
 
 class AskMemory(WorkerReport):
-    """It wants memory of this node that outlives the workers; `node.memory.HeldMemory` documents the fields."""
+    """The worker wants memory that outlives the workers; see `node.heartbeats.HeldMemory`."""
 
     names: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class TaskRequest(TypedMessage):
 
 
 class AskBarrier(TaskRequest):
-    """It has reached a barrier; `net.messages.BarrierCall` documents the fields."""
+    """The process has reached a barrier; `net.messages.BarrierCall` documents the fields."""
 
     name: str = "default"
     count: int | None = None
@@ -114,18 +114,18 @@ class AgentAnswer(TypedMessage):
 
 
 class CallTaken(AgentAnswer):
-    """The agent has the report."""
+    """The agent has received the report."""
 
 
 class MemoryHeld(AgentAnswer):
-    """What the agent holds: each name's descriptor in the agent's process."""
+    """All memory that the agent holds: by name, its descriptor in the agent's process."""
 
     pid: int
     descriptors: dict[str, int]
 
 
 class CallFailed(AgentAnswer):
-    """The parts of an error."""
+    """The call failed; the fields are the parts of an error."""
 
     what: str
     where: str | None = None
@@ -135,19 +135,19 @@ class CallFailed(AgentAnswer):
 
 
 class BarrierWaits(AgentAnswer):
-    """The barrier is not full; names the missing callers."""
+    """Not all callers have reached the barrier; names the missing ones."""
 
     what: str
     left_s: float
 
 
 class BarrierReleased(AgentAnswer):
-    """The barrier is full."""
+    """All callers have reached the barrier."""
 
 
 MAX_FRAME_BYTES = 256 << 10
 MAX_CALLS = 256
-SILENCE_S = 7.0  # who speaks every 5 s is silent when a little more has passed
+SILENCE_S = 7.0  # a little more than the 5 s after which the other side sends again
 _REQUEST_TIMEOUT_S = 5.0
 _SEND_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 5
@@ -165,14 +165,14 @@ M = TypeVar("M", bound=TypedMessage)
 
 
 def caller_of(connection: socket.socket) -> int | None:
-    """Return the process at the other end; None when it is of another user."""
+    """Return the pid at the other end; None if it belongs to another user."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return int(pid) if uid == os.getuid() else None
 
 
 def root_of(pid: int, roots: set[int]) -> int | None:
-    """Return the root that started a process, by sessions, groups and ancestors; None for a foreign process."""
+    """Return which root started a process, by session, group and ancestors; None if foreign."""
     for _ in range(_MAX_ANCESTORS):
         if pid in roots:
             return pid
@@ -187,7 +187,7 @@ def root_of(pid: int, roots: set[int]) -> int | None:
 
 
 def pack(message: TypedMessage) -> bytes:
-    """Return a frame.
+    """Return a message's frame.
 
     Raises:
         UsageError: The message is too long.
@@ -209,7 +209,7 @@ def connect(address: str) -> socket.socket:
     """
     call = socket.socket(socket.AF_UNIX)
     try:
-        # Blocking with a limit of the kernel's: one of Python's fails at once when the queue is full.
+        # Block with a limit of the kernel: with Python's, it fails at once when the queue is full.
         limit = struct.pack("@ll", _CONNECT_TIMEOUT_S, 0)
         call.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         call.connect(address)
@@ -231,7 +231,7 @@ def receive(
         call: The connection.
         vocabulary: The base class of expected messages.
         deadline_s: When to give up, by the monotonic clock.
-        on_silence: Called with the remaining time when nothing was received for 7 s; needs a deadline.
+        on_silence: Called with the remaining time if 7 s pass without data; needs a deadline.
 
     Raises:
         EOFError: The other side has closed.
@@ -270,25 +270,31 @@ def _exactly(
 
 
 def tell(address: str, message: TypedMessage) -> None:
-    """Send a message to the agent and wait until it was received; without an agent, do nothing. Never raises in a worker."""
+    """Send a message to the agent and wait until it has arrived; do nothing without an agent.
+
+    A failed connection raises no error: it must not fail a worker.
+
+    Raises:
+        UsageError: The message is too long.
+    """
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as agent:
         agent.settimeout(_TELL_TIMEOUT_S)
         agent.connect(address)
         agent.sendall(pack(message))
-        agent.recv(1)  # the agent has it before it hears of our end
+        agent.recv(1)  # the agent has the message before it notices our end
 
 
 # The called side: an agent, in its event loop.
 
 
 class IpcCall(Generic[M]):
-    """One process that called.
+    """A call by one process.
 
     Attributes:
-        pid: The process.
-        root: The agent's own process that started it.
+        pid: The calling process.
+        root: The process, started by the agent, that it descends from.
         request: The first message.
         closed: Set when the caller has closed the connection, also by being killed.
     """
@@ -306,21 +312,21 @@ class IpcCall(Generic[M]):
         self._writer = writer
 
     async def reply(self, answer: TypedMessage) -> None:
-        """Send an answer; if the caller is gone or does not read for 5 s, the call is closed."""
+        """Send an answer; close the call if the caller is gone or does not read for 5 s."""
         if not self.closed.is_set():
             await _send(self._writer, pack(answer))
 
 
 class IpcServer(Generic[M]):
-    """Listens for the processes that an agent has started, and for their descendants.
+    """Serves calls of the processes that an agent has started, and of their descendants.
 
     Args:
         path: The socket, in a folder that only this user can enter and that is removed at the end.
         roots: Returns the processes that the agent has started.
         vocabulary: The base class of messages that callers may send.
         handler: Handles a call; the connection is closed when it returns.
-        unknown_s: How long a caller may be unknown: the agent may not have been told of its start yet.
-        on_odd: Called once with the reason when one of our callers sends an invalid message.
+        unknown_s: How long a caller may be unknown: the agent may not know yet that it was started.
+        on_odd: Called once, with the reason, when one of our callers sends an invalid message.
     """
 
     def __init__(
@@ -343,7 +349,7 @@ class IpcServer(Generic[M]):
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def open(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         import asyncio
 
         self._server = await asyncio.start_unix_server(self._serve, self._path, backlog=MAX_CALLS)
@@ -367,9 +373,9 @@ class IpcServer(Generic[M]):
         except MusterError as error:
             await _send(writer, pack(failure(error)))
         except (OSError, EOFError):
-            return  # a process may die in mid-sentence
+            return  # the caller may die at any moment
         except asyncio.CancelledError:
-            return  # the agent ends; asyncio would print the traceback of a cancelled call
+            return  # the agent exits; asyncio would print the traceback of a cancelled call
         finally:
             self._writers.discard(writer)
             await _hang_up(writer)
@@ -428,12 +434,12 @@ class IpcServer(Generic[M]):
 
 
 def failure(error: MusterError) -> CallFailed:
-    """Return the answer that makes the process raise this error."""
+    """Return the answer that makes the caller raise this error."""
     return CallFailed(what=error.what, where=error.where, why=error.why, fix=error.fix)
 
 
 async def _watch(reader: "asyncio.StreamReader", closed: "asyncio.Event") -> None:
-    """Set `closed` when the caller closes the connection; ignore other bytes from it."""
+    """Set `closed` when the caller closes the connection; ignore all other bytes."""
     with contextlib.suppress(OSError):
         while await reader.read(4096):
             pass
@@ -447,12 +453,12 @@ async def _send(writer: "asyncio.StreamWriter", data: bytes) -> None:
         async with asyncio.timeout(_SEND_TIMEOUT_S):
             writer.write(data)
             await writer.drain()
-    except OSError:  # it has gone, or takes nothing: a TimeoutError is one of these
+    except OSError:  # the caller is gone or reads nothing: TimeoutError is an OSError
         writer.transport.abort()
 
 
 async def _hang_up(writer: "asyncio.StreamWriter") -> None:
-    """Close, after at most a second for sending the rest."""
+    """Close the connection after sending the rest, for at most a second."""
     import asyncio
 
     with contextlib.suppress(OSError):

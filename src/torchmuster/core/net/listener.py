@@ -1,12 +1,15 @@
 """The listening side: limits the number of unauthenticated connections, and their time.
 
-A caller waits until it has sent its first bytes, which an honest one does at once. `MAX_SILENT` callers may wait; one
-more replaces the oldest silent caller of the address that has the most, so that a flood of silent connections blocks no
-other address. A caller that has sent bytes gets one of `MAX_STRANGERS` slots for the handshake, the address with the
-fewest callers first. When all slots are taken, the oldest caller of the address with the most is closed once it has had a
-fair time; until then new callers wait, finally in the kernel's queue. So a crowd of honest agents is served in order, and
-a flood of garbage can't block them. Connections that use torch's store protocol are forwarded if that is enabled
-(`StoreRelay`).
+A caller is silent until it has sent its first bytes, which an honest one does at once. Up to
+`MAX_SILENT` callers may be silent. One more replaces the oldest silent caller of the address that
+has the most, so a flood of silent connections blocks no other address.
+
+A caller that has sent bytes gets one of `MAX_STRANGERS` slots for the handshake, the address with
+the fewest callers first. When all slots are taken, the oldest caller of the address with the most
+is closed once it has had a fair time. Until then new callers wait, finally in the kernel's queue.
+So many honest agents are served in order, and a flood of garbage can't block them.
+
+If enabled, connections that use torch's store protocol are forwarded (`StoreRelay`).
 """
 
 import asyncio
@@ -22,14 +25,15 @@ from torchmuster.core.net import handshake
 from torchmuster.core.net.channel import HANDSHAKE_TIMEOUT_S, Channel
 from torchmuster.core.net.handshake import HandshakeError
 
-# Forwards connections of torch's store clients at the head's port to the store of the running attempt.
+# Forward torch's store clients from the head's port to the store of the running attempt.
 #
-# A script may name the port of its `muster torchrun` line itself (`init_method="tcp://HEAD:29500"`, `--dist-url`): under
-# torchrun a store listens there, here the head does, and each attempt's store has a port of its own.
+# A script may name the port of its `muster torchrun` line itself (`init_method="tcp://HEAD:29500"`,
+# `--dist-url`). Under torchrun a store listens there; here the head does, and each attempt's store
+# has its own port.
 
 
-# The first word of every client of a TCPStore. Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp,
-# `QueryType::VALIDATE` (0) and `validationMagicNumber`, in the byte order of the machine.
+# The first bytes of every TCPStore client. Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp,
+# `QueryType::VALIDATE` (0) and `validationMagicNumber`, in the machine's byte order.
 STORE_CALL = struct.pack("=BI", 0, 0x3C85F7CE)
 MOST_RELAYED = 4096
 _CONNECT_WITHIN_S = 5.0
@@ -39,17 +43,17 @@ Where = Callable[[], tuple[str, int] | None]
 
 
 def most_relayed() -> int:
-    """Return the maximum number of forwarded connections; each takes two of the process's descriptors."""
+    """Return the maximum number of forwarded connections; each needs two descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_RELAYED if soft == resource.RLIM_INFINITY else min(MOST_RELAYED, soft // 4)
 
 
 class StoreRelay:
-    """Forwards a limited number of connections, each with limited buffers.
+    """Forwards a limited number of store connections, each with limited buffers.
 
     Args:
         where: Returns the address of the running attempt's store; None while there is none.
-        on_full: Called with a sentence when a caller is refused.
+        on_full: Called with a sentence when the first caller is refused.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class StoreRelay:
         self._is_full_said = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one connection until either side closes it; its first bytes were read already."""
+        """Forward one connection until either side closes it; its first bytes are read already."""
         address = self._where()
         if address is None:
             return
@@ -111,21 +115,22 @@ class StoreRelay:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the end; read only as fast as the other side does."""
+    """Copy until the end, reading only as fast as the other side does."""
     with contextlib.suppress(OSError):
         while piece := await reader.read(_PIECE_BYTES):
             writer.write(piece)
             await writer.drain()
 
 
-# Decides which of many callers is closed and which is served next, so that one address can't block others. Pure.
+# Decide which of many callers to close and which to serve next, so that one address can't block
+# others. No I/O.
 
 
 T = TypeVar("T", bound=Hashable)
 
 
 class Seats(Generic[T]):
-    """Callers in order of arrival, by address."""
+    """The callers of each address, in order of arrival."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, OrderedDict[T, float]] = {}
@@ -138,12 +143,12 @@ class Seats(Generic[T]):
         return iter(list(self._addresses))
 
     def take(self, caller: T, address: str, now: float) -> None:
-        """Give a seat to a caller."""
+        """Add a caller."""
         self._addresses[caller] = address
         self._by_address.setdefault(address, OrderedDict())[caller] = now
 
     def leave(self, caller: T) -> str | None:
-        """Free the seat of a caller; return its address, None if it has no seat."""
+        """Remove a caller; return its address, or None if it was not here."""
         address = self._addresses.pop(caller, None)
         if address is None:
             return None
@@ -154,11 +159,14 @@ class Seats(Generic[T]):
         return address
 
     def oldest_of_the_crowd(self) -> tuple[T, float]:
-        """Return the caller to close first, and the time of its arrival: the oldest of the address with the most seats."""
+        """Return the caller to close first, and when it arrived.
+
+        That is the oldest caller of the address with the most.
+        """
         return next(iter(max(self._by_address.values(), key=len).items()))
 
     def next_in_turn(self) -> T:
-        """Return the caller to serve next: the oldest of the address with the fewest seats."""
+        """Return the caller to serve next: the oldest of the address with the fewest callers."""
         address = min(self._by_address, key=lambda name: len(self._by_address[name]))
         return next(iter(self._by_address[address]))
 
@@ -175,7 +183,7 @@ Refusal = Callable[[str, HandshakeError], None]
 
 
 class Listener:
-    """Accepts connections and hands the authenticated ones to `handler`."""
+    """Accepts connections and passes the authenticated ones to `handler`."""
 
     def __init__(
         self,
@@ -191,7 +199,7 @@ class Listener:
         self._refusal = refusal
         self._relay = relay
         self._silent: Seats[socket.socket] = Seats()
-        self._waiting: Seats[socket.socket] = Seats()  # they have spoken
+        self._waiting: Seats[socket.socket] = Seats()  # they have sent their first bytes
         self._strangers: Seats[asyncio.Task[None]] = Seats()
         self._limits: dict[socket.socket, asyncio.TimerHandle] = {}
         self._look: asyncio.TimerHandle | None = None
@@ -210,7 +218,7 @@ class Listener:
         return len(self._silent) + len(self._waiting) + len(self._strangers)
 
     async def serve(self) -> None:
-        """Accept until cancelled; then close every connection."""
+        """Accept connections until cancelled; then close them all."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._listening, self._accept)
         try:
@@ -228,13 +236,13 @@ class Listener:
             self._unopened.clear()
 
     def accept_no_more(self) -> None:
-        """Take no more callers; the connections that stand go on."""
+        """Stop accepting callers; existing connections continue."""
         asyncio.get_running_loop().remove_reader(self._listening)
         self._is_over = True
         self._listening.close()
 
     def _accept(self) -> None:
-        """Accept a few callers at a time, so that a flood does not block the ones that are connected."""
+        """Accept a few callers at a time, so that a flood doesn't block those already connected."""
         for _ in range(_ACCEPTS_IN_A_ROW):
             if len(self._waiting) >= _MAX_WAITING:
                 self._pause()
@@ -243,13 +251,13 @@ class Listener:
                 connection, peer = self._listening.accept()
             except BlockingIOError:
                 return
-            except OSError:  # out of descriptors, or the caller has gone already
+            except OSError:  # out of descriptors, or the caller is gone already
                 self._pause()
                 return
             self._take(connection, str(peer[0]))
 
     def _pause(self) -> None:
-        """Let callers wait in the kernel's queue for a moment."""
+        """Leave callers in the kernel's queue for a moment."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listening)
         loop.call_later(_PAUSE_S, self._go_on)
@@ -258,18 +266,18 @@ class Listener:
         if not self._is_over:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
-    # Before the first word.
+    # Before the first bytes.
 
     def _take(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(False)
-        # A few bytes are no word; the end of the connection wakes us all the same.
+        # Fewer bytes don't wake us; the end of the connection does all the same.
         least = len(handshake.MAGIC if self._relay is None else STORE_CALL)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
         if not self._judge(connection, address):
             self._seat(connection, address)
 
     def _judge(self, connection: socket.socket, address: str) -> bool:
-        """Check the first bytes of a caller, if there are any; reject other protocols here."""
+        """Check a caller's first bytes and reject other protocols; return False if too few came."""
         try:
             word = connection.recv(len(handshake.MAGIC), socket.MSG_PEEK)
         except BlockingIOError:
@@ -305,7 +313,7 @@ class Listener:
             connection.setsockopt(*option, len(handshake.MAGIC))
             self._seat(connection, address)
         else:
-            connection.close()  # it has ended in the midst of a word
+            connection.close()  # it ended in the middle of its first bytes
 
     def _leave_silent(self, connection: socket.socket) -> str | None:
         address = self._silent.leave(connection)
@@ -322,7 +330,7 @@ class Listener:
     # The handshake.
 
     def _admit(self) -> None:
-        """Give slots to waiting callers; check again when a fair time has passed."""
+        """Give free slots to waiting callers."""
         loop = asyncio.get_running_loop()
         while len(self._waiting):
             if len(self._strangers) >= MAX_STRANGERS and not self._free_a_seat():
@@ -336,7 +344,7 @@ class Listener:
             task.add_done_callback(self._forget)
 
     def _free_a_seat(self) -> bool:
-        """Close the caller that has had its fair time; otherwise check again when it has."""
+        """Close the caller that has had its fair time; if none has, check again when one has."""
         loop = asyncio.get_running_loop()
         oldest, since = self._strangers.oldest_of_the_crowd()
         patience_s = since + _FAIR_TIME_S - loop.time()

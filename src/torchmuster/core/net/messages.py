@@ -15,8 +15,6 @@ from torchmuster.core.model.message import TypedMessage
 from torchmuster.core.model.ranks import NodeRanks
 from torchmuster.core.model.verdict import StopCause
 
-# The base class of all messages of the channel.
-
 
 class Message(TypedMessage):
     """Base class of messages between agents, heads, owners and clients of a run."""
@@ -30,25 +28,25 @@ class Message(TypedMessage):
         return cls.words.get(name)
 
 
-# A training run: messages of its agents, its owner and its clients with its head.
+# A training run: its agents, owner and clients talk to its head.
 
 
 # Agent to head.
 
 
 class Hello(Message):
-    """An agent introduces itself, or comes back.
+    """An agent introduces itself, the first time or after it lost its connection.
 
     Attributes:
-        incarnation: Random, one for the life of the agent process.
-        place: The place that it was started for; None when the head chooses one.
-        boot_id: Names kernel and process namespace: on the head's own, pids can be checked.
+        incarnation: A random id of this agent process.
+        place: The place for which it was started; None if the head chooses one.
+        boot_id: Identifies kernel and process namespace: on the head's own, pids can be checked.
         attempt: The attempt whose workers it still runs; None without workers.
-        network_id: Names kernel and network namespace: agents with the same one share all interfaces.
-        jobs: `VARIABLE=ID` of the schedulers' jobs that it is in, where the run has no name of its own.
-        machine: What its host runs on, where that has a name of its own: of a pod the cluster's node.
-        role: Of its workers: torchrun's `--role`.
-        holds_memory: Workers of an earlier attempt have left snapshots in its memory.
+        network_id: Identifies kernel and network namespace: agents with one id share interfaces.
+        jobs: The scheduler jobs that it belongs to, as `VARIABLE=ID`, if the run has no name.
+        machine: What its host runs on, if that has its own name: for a pod, the cluster's node.
+        role: The role of its workers: torchrun's `--role`.
+        holds_memory: The agent's memory holds snapshots of an earlier attempt's workers.
     """
 
     incarnation: str
@@ -69,7 +67,7 @@ class Hello(Message):
 
 
 class Ping(Message):
-    """A sign of life; the echo of this number extends the sender's lease."""
+    """A sign of life; the pong with this number extends the sender's lease."""
 
     number: int
 
@@ -81,11 +79,11 @@ class SpawnerReady(Message):
     torch: str | None
     forks: bool
     why: str | None = None
-    imports_why: str = ""  # each worker makes the script's first imports itself
+    imports_why: str = ""  # why each worker makes the script's first imports itself
 
 
 class SpawnerRefused(Message):
-    """This node can't run the job at all; `what`, `where` and `hint` replace the default message."""
+    """This node can't run the job at all; `what`, `where`, `hint` replace the default message."""
 
     why: str
     what: str | None = None
@@ -115,7 +113,7 @@ class StoreLost(Message):
 
 
 class AllReaped(Message):
-    """No process of this attempt is left on this node, except those that continue after a good end."""
+    """No process of this attempt is left here, except those that may outlive a success."""
 
     attempt: int
     left: tuple[LeftProcess, ...] = ()
@@ -141,7 +139,7 @@ class CheckAnswer(Message, is_word=False):
 
 
 class Notice(Message):
-    """A sentence for the user: a fall-back, a loss of logs."""
+    """A sentence for the user, such as a fallback or lost logs."""
 
     text: str
     level: str = "note"
@@ -149,7 +147,7 @@ class Notice(Message):
 
 
 class Debugger(Message):
-    """A worker entered or left the debugger; `net.ipc_messages.DebuggerHeld` documents the fields."""
+    """A worker entered or left the debugger; `net.ipc.DebuggerHeld` documents the fields."""
 
     rank: int
     active: bool
@@ -185,7 +183,8 @@ class AnyWelcome(Message, is_word=False):
     """A head accepts an agent.
 
     Attributes:
-        head_pid: With the two ids, as in `Hello`: an agent on the same machine can see whether the head still runs.
+        head_pid: With the two ids (see `Hello`), lets an agent on the same machine check whether
+            the head still runs.
     """
 
     head_pid: int = 0
@@ -208,7 +207,7 @@ class Refused(Message):
 
 
 class Pong(Message):
-    """The echo of a ping."""
+    """The answer to a ping, with its number."""
 
     number: int
 
@@ -226,7 +225,7 @@ class StartAttempt(Message):
     max_restarts: int
     node: str
     stdin_rank: int | None = None
-    interface: str | None = None  # this node's own in the network that was chosen
+    interface: str | None = None  # this node's interface in the chosen network
     tasks_per_node: str = ""  # the workers of every node, in Slurm's notation: 2(x2),1
 
 
@@ -234,8 +233,8 @@ class KillAttempt(Message):
     """SIGKILL every process of the attempt and report when all are gone.
 
     Attributes:
-        grace_s: A rank of a plain script that can use a SIGTERM has so long from it.
-        ended_well: All workers have ended with 0: processes with a session of their own continue.
+        grace_s: How long a rank whose script handles SIGTERM may live on after that signal.
+        ended_well: All workers have exited with 0: processes in their own sessions continue.
     """
 
     attempt: int
@@ -288,19 +287,22 @@ class Stop(Message):
     signum: int
     at_once: bool = False
     cause: StopCause = StopCause.USER
-    who: str = ""  # in words of its own, where the cause does not say it all
+    who: str = ""  # who asked, where `cause` does not say it all
     time_is_up: bool = False  # what was saved can be resumed in another job
 
 
 class Forward(Message):
-    """Send SIGUSR1 or SIGUSR2 to the workers that catch it; `last` is the reason why no attempt follows."""
+    """Send SIGUSR1 or SIGUSR2 to the workers that catch it; `last`: why no attempt follows."""
 
     signum: int
     last: str = ""
 
 
 class JobEnds(Message):
-    """From the owner: when the time of its job ends, in seconds since 1970; for those who ask how long it has still."""
+    """From the owner: when its job's time is up, in seconds since 1970.
+
+    Scripts and clients can ask how much time is left.
+    """
 
     ends_at: float
 
@@ -314,10 +316,10 @@ class Event(Message):
 
 
 class StartFailed(Message):
-    """From the engine: the command that starts a place's agent has ended, for a node that never connects.
+    """From the engine: the command to start a place's agent has ended without one.
 
     Attributes:
-        is_gone: The scheduler says that the node is out of the job: none can come at this place.
+        is_gone: The scheduler says that the job has lost this node: no agent can come at its place.
     """
 
     place: int
@@ -326,10 +328,10 @@ class StartFailed(Message):
 
 
 class NeedNodes(Message):
-    """A request to the engine to fill these places, if it can.
+    """Asks the engine to start agents at these places, if it can.
 
     Attributes:
-        again: A repeated request; an agent that runs there may only be slow, so no second one is started.
+        again: The request is repeated. An agent there may only be slow: don't start a second one.
     """
 
     places: tuple[int, ...]
@@ -340,9 +342,9 @@ encode = _message.encode
 
 
 def decode(payload: bytes) -> Message:
-    """Return the message in a payload whose MAC was right.
+    """Return the message in an authenticated payload.
 
     Raises:
-        codec.CodecError: It is not one of ours.
+        codec.CodecError: It is not a message of muster.
     """
     return _message.decode(payload, Message)

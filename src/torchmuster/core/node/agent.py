@@ -1,6 +1,7 @@
 """The agent of one node: keeps a spawner, obeys the head, and never lets workers outlive it.
 
-Without its lease (`head_link`) the workers are killed: a node that nobody hears can't train beside its successors.
+When its lease ends (`head_link`), it kills the workers: a node that the head can't hear must not
+train alongside its successors.
 """
 
 import asyncio
@@ -43,7 +44,8 @@ from torchmuster.core.node.workers import NodeAttempt, WorkerSettings, root_caus
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError, found_bug
 
-# Keeps the attempts of a node: starts each when the node is ready for it, follows its processes, reports its end.
+# The attempts of a node: start each one when the node is ready for it, follow its processes, report
+# its end.
 
 
 _LOOK_EVERY_S = 0.25
@@ -53,33 +55,33 @@ class AttemptUser(Protocol):
     """What a keeper needs of its agent."""
 
     def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
-        """Return what the workers of an attempt get; None while the node is not set up for them."""
+        """Return the settings of an attempt's workers; None while the node is not set up."""
 
     def tell(self, text: str) -> None:
-        """Say a sentence to the user."""
+        """Show the user a sentence."""
 
     def send(self, message: messages.Message) -> None:
         """Send to the head, if it is connected."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside all else."""
+        """Run something concurrently."""
 
     def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
-        """Return which of these (rank, pid) are seen to wait for other ranks."""
+        """Return the ranks among these (rank, pid) that are seen to wait for other ranks."""
 
 
 class AttemptKeeper:
-    """The attempts of one agent, one after the other.
+    """The successive attempts of one agent.
 
     Args:
-        spawners: They start the workers.
-        showing: Where the workers' output is shown.
+        spawners: Starts the workers.
+        showing: Shows the workers' output.
         disk: Writes their logs.
         user: The agent.
-        take_store: Returns the listening socket of an attempt's store; on the head's node only.
+        take_store: Returns the listening socket of an attempt's store; only on the head's node.
 
     Attributes:
-        last: The newest attempt that was started here.
+        last: The newest attempt that started here.
     """
 
     def __init__(
@@ -91,14 +93,14 @@ class AttemptKeeper:
         take_store: Callable[[int], Any] | None = None,
     ) -> None:
         self.last: NodeAttempt | None = None
-        self._order: messages.StartAttempt | None = None  # waits for the node
-        self._settling: int | None = None  # the attempt of which nothing but output is left
+        self._order: messages.StartAttempt | None = None  # waits until the node is ready
+        self._settling: int | None = None  # the attempt of which only output is left
         self._spawners, self._showing = spawners, showing
         self._disk, self._user = disk, user
         self._take_store = take_store
 
     def living(self) -> NodeAttempt | None:
-        """Return the attempt of which something may be left on this node."""
+        """Return the attempt that may still have processes on this node."""
         attempt = self.last
         return attempt if attempt is not None and not attempt.reaped else None
 
@@ -110,7 +112,7 @@ class AttemptKeeper:
         self.start_if_ready()
 
     def start_if_ready(self) -> None:
-        """Start the attempt that waits, unless the spawner or the setup is missing or the last one is not gone."""
+        """Start the waiting attempt if spawner and setup are ready and the last attempt is gone."""
         order, spawner = self._order, self._spawners.link
         if order is None or spawner is None or self._spawners.ready is None:
             return
@@ -143,7 +145,7 @@ class AttemptKeeper:
     # Its processes.
 
     def take_child(self, event: orders.ChildStarted | orders.ChildEnded) -> None:
-        """Take that a worker or the store has started or ended."""
+        """Handle the start or the end of a worker or of the store."""
         attempt = self.last
         if attempt is None:
             return
@@ -173,11 +175,11 @@ class AttemptKeeper:
     # The end.
 
     def take_kill(self, order: messages.KillAttempt) -> None:
-        """Kill the workers of an attempt; of one that is not here nothing is left."""
+        """Kill the workers of an attempt; report at once that an attempt not here has none left."""
         self._order = None
         living = self.living()
         if order.attempt == self._settling:
-            return  # it is told in a moment
+            return  # `finish` will report it in a moment
         if living is None or living.attempt != order.attempt:
             self._user.send(messages.AllReaped(attempt=order.attempt))
         elif order.grace_s and not living.asked:
@@ -191,7 +193,10 @@ class AttemptKeeper:
             self.kill()
 
     def kill(self, *, ended_well: bool = False) -> None:
-        """Kill the workers that live; an attempt that waits is that of a head that is gone, or of one that takes it back."""
+        """Kill all running workers, and drop a waiting order.
+
+        The order comes from a head that is gone, or that now withdraws it.
+        """
         self._order = None
         attempt = self.living()
         if attempt is not None:
@@ -199,14 +204,17 @@ class AttemptKeeper:
             self._spawners.kill_children(lambda: attempt.reaped, ended_well=ended_well)
 
     async def lose(self, why: str, *, was_killed: bool) -> None:
-        """Take that all workers have died with their spawner, which the kernel may have killed for its memory."""
+        """Report that all workers have died with their spawner.
+
+        If the spawner was killed, memory may be the reason.
+        """
         if (living := self.living()) is not None:
             evidence = await living.memory_evidence() if was_killed else None
             living.note_lost(why, evidence)
             await self.finish()
 
     async def finish(self, left: tuple[LeftProcess, ...] = ()) -> None:
-        """Take that all processes of the living attempt are gone, except those that may stay; start what waits."""
+        """Finish the attempt, whose processes are gone but for `left`; start a waiting one."""
         attempt = self.living()
         if attempt is None:
             return
@@ -226,16 +234,18 @@ async def let_save(
     grace_s: float,
     waits: Callable[[int, list[tuple[int, int]]], set[int]],
 ) -> None:
-    """End the ranks of this node that survive a failure, those that can use it with SIGTERM first; return when all may be killed.
+    """End this node's survivors of a failure; return when all of them may be killed.
 
-    A rank that waits in a collective runs no handler until its peers answer, and one of them is gone. So only a rank with a
-    handler of its own gets the signal, while its stack shows it outside of collectives; it is looked at again and again, and
-    ended when it enters one. A rank of `torchmuster.train` saves what it needs in time: it is ended at once.
+    Only a rank whose script handles SIGTERM gets that signal, and only while its stack is outside
+    of collectives. A rank that waits in a collective runs no handler until its peers answer, and
+    one of them is gone. So each rank is checked repeatedly, and killed once it enters a collective.
+    A rank of `torchmuster.train` saves what it needs in time, so it is killed at once.
 
     Args:
-        attempt: Theirs.
-        grace_s: From SIGTERM to the end.
-        waits: Returns which of (rank, pid) wait for others; who can't answer is taken for one that works.
+        attempt: The attempt of these ranks.
+        grace_s: The time from SIGTERM to the end.
+        waits: Returns the ranks among (rank, pid) that wait for others; one whose state is unknown
+            counts as working.
     """
     attempt.asked = True
     saving = [(rank, pid) for rank, pid in attempt.running if _can_save(attempt, rank, pid)]
@@ -260,12 +270,12 @@ def _can_save(attempt: NodeAttempt, rank: int, pid: int) -> bool:
     return not has_library and proc.catches_signal(pid, signal.SIGTERM)
 
 
-_UNKNOWN_S = 1.0  # a worker may call before its spawner has come to say that it has started
+_UNKNOWN_S = 1.0  # a worker may call before its spawner has reported its start
 _MAX_UNSAID = 64
 
 
 class Agent:
-    """One agent process; `take_store` returns the listening socket of an attempt's store, on the head only."""
+    """One agent process; on the head, `take_store` returns the listening socket of a store."""
 
     def __init__(
         self,
@@ -308,16 +318,16 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def make_link(self) -> HeadLink:
-        """Return the agent's connection to its head, which does not stand yet."""
+        """Return the agent's link to its head, not connected yet."""
         return HeadLink(self.options.head, self.voice.say)
 
-    # Life.
+    # Its life.
 
     async def run(self) -> int:
         """Serve until the run is over; return the exit code.
 
         Raises:
-            MusterError: The run ended for this agent: refused, or its head is gone.
+            MusterError: The run is over for this agent: it was refused, or its head is gone.
         """
         proc.become_subreaper()
         loop = asyncio.get_running_loop()
@@ -375,7 +385,7 @@ class Agent:
 
     @property
     def error_text(self) -> str | None:
-        """The last attempt's first failure on this node, as torchrun writes it."""
+        """Return the last attempt's first failure on this node, as torchrun writes it."""
         attempt = self.attempts.last
         return root_cause(attempt.ends, attempt.error_texts) if attempt is not None else None
 
@@ -385,12 +395,12 @@ class Agent:
         self._ended.set()
 
     def leave(self, code: int) -> None:
-        """End the agent with the run's exit code, unless the head's goodbye came before."""
+        """End the agent with this exit code, unless the head has said goodbye before."""
         self._goodbye = self._goodbye or messages.Goodbye(exit_code=code)
         self._ended.set()
 
     async def _end_all_processes(self) -> None:
-        """End the spawner, then kill until nothing is left below us."""
+        """End the spawner, then kill descendants until none is left."""
         await self.spawners.end()
         while proc.end_children():
             await asyncio.sleep(REAP_EVERY_S)
@@ -398,7 +408,7 @@ class Agent:
             await living.finish()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside all else, until the agent ends."""
+        """Run something concurrently, until the agent ends."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._finish_task)
@@ -414,7 +424,7 @@ class Agent:
         while True:
             channel = await self.link.call()
             why = await self.link.converse(channel, self._hello(), self._obey)
-            if self._is_taken_away:  # an attempt that it joined now would be lost in a moment
+            if self._is_taken_away:  # an attempt that it joined now would soon be lost
                 self.fail(MusterError(OVERUSED))
                 return
             if self._goodbye is None and self.welcome is not None:
@@ -443,17 +453,17 @@ class Agent:
     def become_head(
         self, address: tuple[str, int], told: tuple[tuple[str, int], ...], term: int
     ) -> None:
-        """Take that the run's head is in this process now; other agents were told where."""
+        """Switch to the run's new head, in this process; `told` is where others find it."""
         self.options = replace(self.options, is_head=True)
         self.link.turn_to((address,), told, term)
 
     @property
     def is_idle(self) -> bool:
-        """Say whether nothing of an attempt is left on this node."""
+        """Return whether no attempt has processes left on this node."""
         return self.attempts.living() is None
 
     async def _watch_lease(self) -> None:
-        """Keep the spawner's lease alive while ours is; kill the workers when ours has ended."""
+        """Keep the spawner's lease alive; kill the workers when our own lease has ended."""
         while True:
             await asyncio.sleep(PING_EVERY_S / 2)
             self.spawners.look()
@@ -476,10 +486,10 @@ class Agent:
         """Send to the head, if it is connected."""
         self.link.send(message)
 
-    # Orders of the head.
+    # The head's orders.
 
     async def _obey(self, message: messages.Message) -> bool:
-        """Do what the head orders; its goodbye ends the agent, and the conversation with it."""
+        """Carry out the head's order; a goodbye ends the agent and so the conversation."""
         match message:
             case messages.Welcome():
                 self._take_welcome(message)
@@ -509,7 +519,7 @@ class Agent:
         return True
 
     def _resize(self, columns: int, rows: int) -> None:
-        """Take the size of the terminal that shows ranks: for those that run, and for later ones."""
+        """Apply a new terminal size to the running ranks, and to later ones."""
         if self._terminal is not None:
             self._terminal = replace(self._terminal, columns=columns, rows=rows)
             if (living := self.attempts.living()) is not None:
@@ -528,7 +538,7 @@ class Agent:
         for text in self._unsaid:
             self.send(messages.Notice(text=text))
         self._unsaid.clear()
-        # An agent that calls again was given up for lost: its workers belong to an attempt that has
+        # An agent that reconnects was given up as lost: its workers belong to an attempt that has
         # ended everywhere else.
         self.attempts.kill()
 
@@ -536,12 +546,12 @@ class Agent:
 
     @property
     def is_ending(self) -> bool:
-        """Say whether the agent ends."""
+        """Return whether the agent is ending."""
         return self._ended.is_set()
 
     @property
     def setup_pids(self) -> frozenset[int]:
-        """Return the processes of the node's set-up."""
+        """Return the processes of the node's setup."""
         return self._work.pids if self._work is not None else frozenset()
 
     async def _set_up(self, work: NodeWork) -> None:
@@ -553,7 +563,7 @@ class Agent:
             self.attempts.start_if_ready()
 
     def tell(self, text: str) -> None:
-        """Say a sentence to the user: now, or as soon as the head is there."""
+        """Show the user a sentence, as soon as the head is connected."""
         text = f"{self.options.host}: {text}"
         if self.welcome is not None and self.link.channel is not None:
             self.send(messages.Notice(text=text))
@@ -561,7 +571,7 @@ class Agent:
             self._unsaid.append(text)
 
     def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
-        """Take the job's interpreter and variables, and start the spawner unless one runs.
+        """Set the job's interpreter and variables, and start the spawner unless one runs.
 
         Raises:
             MusterError: No interpreter can be executed on this node.
@@ -569,7 +579,7 @@ class Agent:
         self.spawners.start_with(program, environment)
 
     def take_event(self, event: orders.SpawnerEvent) -> None:
-        """Take what the spawner says."""
+        """Handle an event from the spawner."""
         match event:
             case orders.TorchFound():
                 for part in self.parts:
@@ -590,7 +600,7 @@ class Agent:
                 self.spawn(self._finish_attempt(event.left))
 
     async def take_spawner_loss(self, why: str, *, was_killed: bool) -> None:
-        """Take that all workers have died with their spawner."""
+        """Handle the death of the spawner, with which all workers have died."""
         for part in self.parts:
             part.end_attempt()
         await self.attempts.lose(why, was_killed=was_killed)
@@ -601,11 +611,11 @@ class Agent:
         await self.attempts.finish(left)
 
     def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
-        """Return which of these (rank, pid) are seen to wait for other ranks; called in a thread."""
+        """Return the ranks among these (rank, pid) that wait for other ranks; runs in a thread."""
         return set().union(*(part.waiting(attempt, workers) for part in self.parts))
 
     def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
-        """Return what the workers of an attempt get; None while the node is not set up for them."""
+        """Return the settings of an attempt's workers; None while the node is not set up."""
         if self.welcome is None or (self._work is not None and not self._work.is_done):
             return None
         return worker_settings(
@@ -620,7 +630,7 @@ class Agent:
             terminal=self._terminal,
         )
 
-    # What workers and the system say.
+    # Workers' reports, and signals.
 
     def _worker_pids(self) -> set[int]:
         attempt = self.attempts.last
@@ -648,7 +658,7 @@ class Agent:
         )
 
     def _read_stdin(self, fd: int) -> None:
-        """Give what is typed here to the first rank of this node."""
+        """Send what is typed here to the first rank of this node."""
         if os.tcgetpgrp(fd) != os.getpgrp():
             return  # in the background: reading would stop us
         data = os.read(fd, 4096)
@@ -664,7 +674,7 @@ class Agent:
                 living.signal(signum, if_caught=True)
             return
         if self._ended.is_set():
-            return  # the end of a job signals all of its processes
+            return  # at its end, a job signals all of its processes
         if self.link.channel is None:
             when = "before it had joined" if self.welcome is None else "while it called its head"
             self.fail(MusterError(f"this agent received {signum.name} {when}"))
@@ -678,32 +688,32 @@ def _as_muster_error(error: BaseException | None) -> MusterError:
 
 
 class AgentPart:
-    """A part of an agent: what a node does beside its workers. Made with the agent; this one does nothing.
+    """A part of an agent: what a node does besides running workers. The base class does nothing.
 
-    Rooms plug theirs in as `agent_parts` (docs/plugging-in.md).
+    Each agent makes its own parts. Rooms plug theirs in as `agent_parts` (docs/plugging-in.md).
     """
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
 
     async def serve(self) -> None:
-        """Work as long as the agent lives; cancelled at its end."""
+        """Work while the agent lives; cancelled at its end."""
 
     def take(self, message: messages.Message) -> bool:
-        """Take what the head sends; say whether it was for this part."""
+        """Handle a message from the head; return whether it was for this part."""
         del message
         return False
 
     def take_torch(self, found: Mapping[str, Any]) -> None:
-        """Take what the spawner says of the torch that it imports; nothing of it once it is ready."""
+        """Handle facts about the torch that the spawner will import; empty once it is ready."""
 
     def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
-        """Return which of these (rank, pid) are seen to wait for other ranks; called in a thread."""
+        """Return the ranks among these (rank, pid) that wait for other ranks; runs in a thread."""
         del attempt, workers
         return set()
 
     def end_attempt(self) -> None:
-        """End what belongs to the workers of the attempt that has ended."""
+        """End what belongs to the workers of the attempt, which has ended."""
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release all resources."""

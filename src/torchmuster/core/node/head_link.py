@@ -1,7 +1,7 @@
-"""The connection of an agent to its head: calls it, greets it, pings it, and holds the lease that comes with it.
+"""The connection of an agent to its head, and the lease that comes with it.
 
-The lease: an echo of an own ping prolongs it, counted from the moment that the ping was sent. So a link that is cut in
-either direction ends it (`docs/design.md`, rule 13).
+The answer to a ping extends the lease, counted from the moment the ping was sent. So the lease ends
+if the link is cut in either direction (`docs/design.md`, rule 13).
 """
 
 import asyncio
@@ -39,24 +39,24 @@ from torchmuster.errors import HeadLostError, JoinTimeoutError, MusterError
 SAY_EVERY_S = 5.0
 _RETRY_S = 0.1
 _HEAD_GONE_S = 2.0
-_HEAD_RETURNS_S = 20.0  # where a run's owner may put another one in its place
+_HEAD_RETURNS_S = 20.0  # if the run's owner may start another one in its place
 _MOST_FILE_BYTES = 64 << 10
 _LOOK_EVERY_S = 2.0
 _SECRET_FILE = "`--rdzv_conf secret_file=FILE`"
 
 
 class AgentRefusedError(MusterError):
-    """The head does not want this agent."""
+    """The head refuses this agent."""
 
     exit_code = 8
 
 
 class HeadLink:
-    """One agent's connection to its head; it may end, and stand again.
+    """One agent's connection to its head, which may be lost and made again.
 
     Args:
         place: Where the head is.
-        say: Tells the user of this node.
+        say: Shows a sentence to the user at this node.
 
     Attributes:
         channel: The connection; None while there is none.
@@ -71,25 +71,28 @@ class HeadLink:
         self._known: tuple[str, int] | None = None  # the address that has answered
         self._moved_to = place.addresses
         self._claims = Claims(place.heirs) if place.heirs is not None else None
-        self._term = -1  # of the head that is called, as far as it was announced
+        self._term = -1  # the term of the head that is called, if announced
         self._gone_since: float | None = None
         self._race: asyncio.Future[tuple[Channel, tuple[str, int]]] | None = None
-        # The run's owner may put another head in a lost one's place; an empty list says that it won't.
+        # The run's owner may replace a lost head; an empty list in the file says that it won't.
         self._comes_back = place.file is not None
         self._look_at = 0.0
         self._head: tuple[int, str, str] | None = None  # its process, kernel and network
         self._called_at = self.clock()
-        self._stuck_bytes, self._stuck_at = 0, 0.0  # of the connection that ended with the lease
+        self._stuck_bytes, self._stuck_at = (
+            0,
+            0.0,
+        )  # of the connection that was silent
 
     # Calling.
 
     async def call(self) -> Channel:
-        """Return a connection to the head, however often it has to be called.
+        """Return a connection to the head; call repeatedly until it answers.
 
         Raises:
-            AgentRefusedError: It has another key, or another version.
-            HeadLostError: It had welcomed this agent, and nothing listens there any more.
-            JoinTimeoutError: It can't be reached within the limit.
+            AgentRefusedError: The head has another key or another version.
+            HeadLostError: The head had welcomed this agent, and nothing listens there any more.
+            JoinTimeoutError: The head can't be reached within the limit.
         """
         started = time.monotonic()
         self._gone_since = None
@@ -106,7 +109,7 @@ class HeadLink:
             except RaceError as lost:
                 (host, port), error = worst_failure(lost, self._known)
             else:
-                # The address that has answered goes first from now on.
+                # From now on, try the address that answered first.
                 rest = (one for one in self._addresses if one != self._known)
                 self._addresses = (self._known, *rest)
                 self._gone_since = None
@@ -125,21 +128,22 @@ class HeadLink:
             await asyncio.sleep(_RETRY_S if now - started < 5 else 4 * _RETRY_S)
 
     def look_for_successor(self) -> None:
-        """Obey the head that stands in for a lost one, where the owner of the run says so: the old one has lost this agent.
+        """Switch to the head that replaces a lost one, if the run's owner has announced it.
 
-        Who calls and was not welcomed yet calls both: its head may have fallen first, or this may be an address of the past.
+        An agent that was not welcomed yet calls both: its head may already be lost, or the
+        announcement may be old.
         """
         is_new, is_connected = self._head is None, self.channel is not None
         if self._place.file is None or (is_new and is_connected):
             return
         if (is_new or is_connected) and self.clock() < self._look_at:
-            return  # it may be on a network's disk, and nobody waits
+            return  # the file may be on a network file system, and there is no hurry
         self._look_at = self.clock() + _LOOK_EVERY_S
         try:
             with open(self._place.file) as file:
                 told = json.loads(file.read(_MOST_FILE_BYTES))
         except (OSError, ValueError):
-            told = None  # there is none
+            told = None  # no successor is announced
         self._comes_back = told != []
         if self._claims is not None and told != []:
             told = self._told_by_term(self._claims)
@@ -152,7 +156,7 @@ class HeadLink:
             self.turn_to((*first, *addresses), addresses)
 
     def _told_by_term(self, claims: Claims) -> Any:
-        """Return where the head of the newest term is; None if that is no newer one than ours."""
+        """Return where the head of the newest term is; None if that term is not newer than ours."""
         try:
             found = claims.announced(fresh=self.channel is None)
         except OSError:
@@ -164,7 +168,7 @@ class HeadLink:
 
     @property
     def gone_s(self) -> float:
-        """Return for how long the head's machine has refused calls: nothing listens there any more."""
+        """Return for how long the head's machine has refused calls: nothing listens there."""
         return time.monotonic() - self._gone_since if self._gone_since is not None else 0.0
 
     def turn_to(
@@ -173,10 +177,13 @@ class HeadLink:
         told: tuple[tuple[str, int], ...],
         term: int = -1,
     ) -> None:
-        """Call the head there, whatever call or connection stands; `told` is where others find it, from this term on."""
+        """Drop any call or connection and call the head at these addresses.
+
+        `told` is where other agents find that head, from this term on.
+        """
         self._addresses, self._known, self._moved_to = addresses, None, told
         self._term, self._gone_since = max(self._term, term), None
-        self._stuck_bytes = 0  # on the way to another machine
+        self._stuck_bytes = 0  # they were for another machine
         if self.channel is not None:
             self.channel.abort()
         calls, self._race = self._race, None
@@ -184,7 +191,7 @@ class HeadLink:
             calls.cancel()
 
     async def _connect(self, host: str, port: int) -> Channel:
-        """Call the head with our key, else with the public one where that is allowed."""
+        """Call the head with our key, else with the public one if that is allowed."""
         place = self._place
         try:
             return await connect(host, port, Role.AGENT, place.secret)
@@ -222,15 +229,15 @@ class HeadLink:
         hello: messages.Message,
         take: Callable[[messages.Message], Awaitable[bool]],
     ) -> str | None:
-        """Greet the head and take what it says.
+        """Greet the head and handle its messages.
 
         Args:
-            channel: The connection, not used yet.
+            channel: The connection, still unused.
             hello: The first message.
-            take: Takes a message; says whether the conversation goes on.
+            take: Handles a message; returns whether to continue.
 
         Returns:
-            Why the connection has ended; None when `take` has ended it.
+            Why the connection has ended; None if `take` has ended the conversation.
         """
         self.channel, self._called_at = channel, self.clock()
         channel.send_nowait(hello)
@@ -261,7 +268,7 @@ class HeadLink:
             await asyncio.sleep(PING_EVERY_S)
 
     def send(self, message: messages.Message) -> None:
-        """Send, if the connection stands."""
+        """Send a message, if connected."""
         if self.channel is not None:
             self.channel.send_nowait(message)
 
@@ -275,7 +282,10 @@ class HeadLink:
     # The lease.
 
     def silent_s(self) -> float | None:
-        """Return for how long the head has been silent, once that ends the lease; ask once a second."""
+        """Return for how long the head has been silent if that ends the lease, else None.
+
+        Call this once a second.
+        """
         age_s = self.lease.age_s()
         state = self._head_state() if age_s > LEASE_S else None
         return age_s if is_given_up(age_s, LEASE_S, state) else None
@@ -287,7 +297,10 @@ class HeadLink:
         return proc.state_here(pid, (boot_id, network_id))
 
     def end_silent(self) -> None:
-        """End a connection that has been silent for a lease: who stands still closes nothing, and calling has a limit."""
+        """Close a connection that is older than a lease, when the lease has ended.
+
+        A stalled head closes nothing, and calling it again has a time limit.
+        """
         if self.channel is not None and self.clock() - self._called_at > LEASE_S:
             self._stuck_bytes, self._stuck_at = self.channel.unacknowledged_bytes, self.clock()
             self.channel.abort()
@@ -307,7 +320,7 @@ def _judge_handshake(error: HandshakeError, host: str, port: int) -> None:
 def _describe_failure(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    if isinstance(error, socket.gaierror):  # its numbers are not those of `strerror`
+    if isinstance(error, socket.gaierror):  # its error numbers are not those of `strerror`
         return "its name is not known here"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)

@@ -1,8 +1,8 @@
 """What workers leave for the agent of their node: heartbeats, and memory that outlives them.
 
-The memory is files without a name in any folder, held by the agent. A worker writes into them by mapping them, so nothing
-passes through the agent. They are there for the workers of the next attempt, and the kernel frees them with the agent, however
-that ends: a file in /dev/shm would stay behind.
+The memory is anonymous files held by the agent. Workers map them, so no data passes through the
+agent. The workers of the next attempt find them there. The kernel frees them when the agent ends in
+any way, while a file in /dev/shm would remain.
 """
 
 import os
@@ -17,24 +17,24 @@ _NAME = re.compile(r"[a-z0-9.-]{1,64}")
 
 
 class HeldMemory:
-    """The files that an agent holds, by name; empty ones take no memory."""
+    """The memory files that an agent holds, by name; empty ones take no memory."""
 
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
 
     def close(self) -> None:
-        """Give all of it back."""
+        """Release all memory."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
 
     @property
     def is_used(self) -> bool:
-        """Say whether anything is held."""
+        """Return whether anything is held."""
         return bool(self._descriptors)
 
     def answer(self, ask: AskMemory) -> AgentAnswer:
-        """Drop what `ask.drop` names, make what `ask.names` names and is not there, and tell all that is held."""
+        """Drop the files in `ask.drop`, create those missing in `ask.names`; return all held."""
         for name in ask.drop:
             if name in self._descriptors:
                 os.close(self._descriptors.pop(name))
@@ -52,15 +52,15 @@ class HeldMemory:
 
 
 def last_step(folder: str, attempt: int, rank: int) -> int | None:
-    """Return the last step that a rank has done, also after its end; None where it did not say."""
+    """Return the last step that a rank has done, also after its end; None if it reported none."""
     beat = read_beat(folder, attempt, rank)
     return beat.step if beat is not None and beat.steps_here else None
 
 
 def read_beat(folder: str, attempt: int, rank: int) -> HeartbeatRecord | None:
-    """Return the last heartbeat of a rank; None where it has made none."""
+    """Return the last heartbeat of a rank; None if there is none."""
     path = heartbeat.heartbeat_path(folder, attempt, rank)
-    for _ in range(3):  # it may be half written
+    for _ in range(3):  # it may be half-written
         try:
             with open(path, "rb") as file:
                 page = file.read(heartbeat.PAGE_BYTES)

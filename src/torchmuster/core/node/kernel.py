@@ -1,11 +1,12 @@
-"""What the kernel says on a node: which GPUs there are, and why a process was killed."""
+"""What the kernel reports on a node: the GPUs, and why a process was killed."""
 
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-# Reads files of the kernel, and its log: unreadable ones are empty, and reading the log never blocks.
+# Read the kernel's files and its log. An unreadable file counts as empty, and reading the log never
+# blocks.
 
 
 _MAX_BYTES = 1 << 16
@@ -44,7 +45,7 @@ def log_records(root: str = "/") -> Iterator[bytes]:
         for _ in range(_MAX_RECORDS):
             try:
                 record = os.read(fd, 8192)
-            except BrokenPipeError:  # overwritten while we read
+            except BrokenPipeError:  # a record was overwritten while we read
                 continue
             except OSError:  # there are no more
                 return
@@ -55,15 +56,15 @@ def log_records(root: str = "/") -> Iterator[bytes]:
         os.close(fd)
 
 
-# GPUs are counted without initialising CUDA, since a process that has done that can't fork workers.
+# GPUs are counted without initialising CUDA: a process that has done that can't fork workers.
 
 
 def visible_gpus(environment: Mapping[str, str] | None = None, root: str = "/") -> list[str]:
     """Return the ids that `CUDA_VISIBLE_DEVICES` may name, in order; empty without a GPU.
 
     Args:
-        environment: Of the variable; this process's own by default.
-        root: The folder of the kernel's files.
+        environment: Where to look up the variable; this process's own by default.
+        root: The root folder of the kernel's files.
     """
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
@@ -73,7 +74,7 @@ def visible_gpus(environment: Mapping[str, str] | None = None, root: str = "/") 
         # Source: CUDA programming guide, "CUDA environment variables": an id that is not valid
         # hides itself and all that follow.
         word_id = word.strip()
-        if not re.match(r"\d+$|GPU-|MIG-", word_id):  # Slurm says NoDevFiles where there is none
+        if not re.match(r"\d+$|GPU-|MIG-", word_id):  # Slurm sets NoDevFiles if there is none
             break
         ids.append(word_id)
     return ids
@@ -86,10 +87,10 @@ def count_devices(root: str = "/") -> int:
     return len(shown) or sum(re.fullmatch(r"nvidia\d+", name) is not None for name in files)
 
 
-# Evidence of out-of-memory kills: the kernel's own counters, and its log if it is readable.
+# Evidence of out-of-memory kills: the kernel's counters, and its log if that is readable.
 #
-# Every readable ancestor of our control group is checked, because the limit that kills is often the job's or
-# the pod's, not our own. Version 2 counts `oom_kill` in `memory.events`, version 1 in
+# Every readable ancestor of our control group is checked, because the limit that kills is often the
+# job's or the pod's, not our own. Version 2 counts `oom_kill` in `memory.events`, version 1 in
 # `memory.oom_control`.
 #
 # Source: kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
@@ -101,7 +102,7 @@ _KERNEL_LINE = re.compile(r"[Kk]illed process (\d+) \(([^)]*)\)(?:.*?anon-rss:(\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCounters:
-    """The kills counted by each control group above us, by the path of its file."""
+    """The kills counted by our control group and those above it, by the path of its file."""
 
     kills: Mapping[str, int]
 
@@ -117,7 +118,7 @@ def read_counters() -> MemoryCounters:
 
 
 def explain_kill(before: MemoryCounters, pid: int) -> str | None:
-    """Return the evidence that memory was the reason for a SIGKILL; None without any."""
+    """Return the evidence that memory was the reason for a SIGKILL; None if there is none."""
     from_log = kernel_log_line(pid)
     if from_log is not None:
         return from_log
@@ -134,7 +135,7 @@ def explain_kill(before: MemoryCounters, pid: int) -> str | None:
 
 
 def counter_files() -> list[str]:
-    """Return the counters of our control group and its ancestors, nearest first; version 2 or 1."""
+    """Return the counter files of our control group and its ancestors, nearest first."""
     mounts = _mounts()
     files: list[str] = []
     try:
@@ -151,9 +152,10 @@ def counter_files() -> list[str]:
 
 
 def free_bytes() -> int | None:
-    """Return what processes here can still take: of the machine and of the control groups above us, in bytes.
+    """Return how many bytes of memory processes here can still use; None if unknown.
 
-    What a group keeps of files that nobody uses at the moment counts as free (memory.stat, `inactive_file`).
+    The machine and the control groups above us limit it. A group's inactive file cache counts as
+    free (memory.stat, `inactive_file`).
     """
     found = [
         int(m[1]) << 10 for m in re.finditer(r"MemAvailable: *(\d+) kB", read_text("/proc/meminfo"))
@@ -186,7 +188,7 @@ def _ancestors(mount_point: str, root: str, path: str, name: str) -> list[str]:
 
 
 def _mounts() -> dict[str, tuple[str, str]]:
-    """Return mount point and mounted root of cgroup v2 and of v1's memory controller."""
+    """Return the mount point and the mounted root of cgroup v2 and of v1's memory controller."""
     found: dict[str, tuple[str, str]] = {}
     try:
         with open("/proc/self/mountinfo") as mountinfo:

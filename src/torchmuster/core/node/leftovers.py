@@ -1,8 +1,10 @@
-"""What agents that were killed have left in temporary folders, removed by their owner or the next agent of the same user.
+"""Scratch and socket folders of agents, and the removal of those that killed agents have left.
 
-Each agent has a socket folder with a record in it that names its scratch folder. It holds a lock on both folders while
-it lives; the kernel lets go of it with the process, however that ends. A folder is removed when there is a record of
-ours and nobody holds its lock: one of another user, another program or a living agent is never touched.
+The owner of a killed agent, or the user's next agent, removes them. Each agent has a socket folder
+with a record that names its scratch folder, and holds a lock on both folders while it lives. The
+kernel releases the locks with the process, however it ends. A folder is removed only if it has a
+record of ours and its lock is free: folders of other users, other programs or living agents are
+never touched.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from collections.abc import Mapping
 
 from torchmuster.errors import MusterError
 
-# The scratch folder that a run has on a node: where it lies, that it is ours, and its end.
+# The scratch folder of a run on a node: its location, its creation and its removal.
 
 
 class ScratchError(MusterError):
@@ -27,29 +29,29 @@ class ScratchError(MusterError):
 
 
 def parent_folder(environment: Mapping[str, str], named: str | None = None) -> str:
-    """Return the folder in which a run makes its own: as named, the scheduler's, else the temporary one."""
+    """Return the folder for scratch folders: as named, the scheduler's, else the temporary one."""
     if named:
         return named
     if environment.get("SLURM_TMPDIR"):
         return environment["SLURM_TMPDIR"]
-    # PBS puts the job's id into the name of its own; another TMPDIR is the user's: that will do, too.
+    # PBS sets TMPDIR to a folder named after the job; if the user has set it, that will do, too.
     own = environment.get("TMPDIR", "")
     return own if os.path.isdir(own) else tempfile.gettempdir()
 
 
 def folder_name(run_id: str, place: int, run_dir: str) -> str:
-    """Return the name of a run's folder; two runs of one name, in two homes, don't share it."""
+    """Return the name of a run's folder; runs of the same name in two homes don't share it."""
     mark = hashlib.sha256(os.path.realpath(run_dir).encode()).hexdigest()[:8]
     return f"muster-{run_id}-{place}-{mark}"
 
 
 def make_scratch(parent: str, name: str) -> str:
-    """Make the folder, or take over what an agent before us has left; return its path.
+    """Create the folder, or take over what an earlier agent has left; return its path.
 
-    The name can be known before: where somebody else has made it, ours gets one that can't.
+    The name is predictable: if another user has created it, ours gets an unpredictable one.
 
     Raises:
-        ScratchError: It can't be made.
+        ScratchError: The folder can't be created.
     """
     path = os.path.join(os.path.realpath(parent), name)
     fix = "`scratch` of the site, SLURM_TMPDIR or TMPDIR names a folder of this node that you can write to"
@@ -69,13 +71,13 @@ def make_scratch(parent: str, name: str) -> str:
 
 
 def remove_scratch(path: str) -> None:
-    """Remove the folder with all that is in it; what can't be removed stays."""
+    """Remove the folder with its content; what can't be removed stays."""
 
     def mend(function: object, name: str, error: object) -> None:
-        """Open a folder that its owner may not write to, e.g. one that came out of an archive."""
+        """Make a read-only folder, e.g. one from an archive, writable, and try again."""
         folder = os.path.dirname(name)
         try:
-            if name != path:  # the folder that it lies in is not ours to open: it may be /tmp
+            if name != path:  # the parent of `path` is not ours to change: it may be /tmp
                 os.chmod(folder, 0o700)
             if os.path.isdir(name) and not os.path.islink(name):
                 os.chmod(name, 0o700)
@@ -98,13 +100,13 @@ _RECORD = "owner.json"
 _SOCKET_FOLDER = re.compile(r"muster-[a-z0-9_]{8}$")  # as tempfile.mkdtemp names it
 _GONE = ".gone"
 _MAX_RECORD_BYTES = 1 << 16
-_held: dict[str, int] = {}  # folders that are ours, with their locks
+_held: dict[str, int] = {}  # our folders -> descriptors of their locks
 
 
 def hold(folder: str) -> bool:
-    """Hold a folder of ours until this process ends; say whether it is still the one at this path.
+    """Lock a folder of ours until this process ends; return whether it is still at this path.
 
-    Several agents may hold one: a replacement takes the scratch folder of an agent that stands still.
+    Several agents may hold a folder: a replacement shares the scratch folder of a stalled agent.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -114,8 +116,8 @@ def hold(folder: str) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         same = os.path.samestat(os.fstat(fd), os.lstat(folder))
     except BlockingIOError:
-        same = False  # somebody removes it at this moment
-    except OSError:  # this file system has no locks: then nobody can take one to remove it
+        same = False  # another process is removing it now
+    except OSError:  # this file system has no locks, so nobody can lock it to remove it
         same = True
     if not same:
         os.close(fd)
@@ -125,20 +127,20 @@ def hold(folder: str) -> bool:
 
 
 def keep_holding(folder: str) -> int:
-    """Let the lock of a folder outlive this interpreter, for one that takes its place in this process; return its descriptor."""
+    """Return a folder's lock descriptor, inheritable by an interpreter that replaces this one."""
     fd = _held[folder]
     os.set_inheritable(fd, True)
     return fd
 
 
 def go_on_holding(folder: str, fd: int) -> None:
-    """Hold a folder by the descriptor that the interpreter before this one has left."""
+    """Hold a folder by the lock descriptor that the previous interpreter has left."""
     os.set_inheritable(fd, False)
     _held[folder] = fd
 
 
 def make_socket_folder() -> str:
-    """Return a new folder that only we can enter, short enough for a socket's name, held while we live."""
+    """Return a new private folder with a path short enough for sockets, held while we live."""
     folder = _short_folder()
     hold(folder)
     note_owner(folder)
@@ -157,13 +159,16 @@ def _short_folder() -> str:
 
 
 def is_socket_folder(path: str) -> bool:
-    """Say whether an agent of any user has made this folder for its sockets."""
+    """Return whether this is a socket folder of an agent of any user."""
     is_named_so = _SOCKET_FOLDER.match(os.path.basename(path)) is not None
     return is_named_so and os.path.lexists(os.path.join(path, _RECORD))
 
 
 def note_owner(socket_folder: str, scratch: str | None = None) -> None:
-    """Write the record of an agent into its socket folder; without one, its folders stay when it is killed."""
+    """Write an agent's record into its socket folder.
+
+    Without a record, its folders would stay when it is killed.
+    """
     path = os.path.join(socket_folder, _RECORD)
     with contextlib.suppress(OSError):
         with open(f"{path}.tmp", "w") as file:
@@ -172,18 +177,18 @@ def note_owner(socket_folder: str, scratch: str | None = None) -> None:
 
 
 def sweep_beside(run_id: str | None) -> threading.Thread:
-    """Do as `sweep` in a thread: large folders take their time, and an agent has none."""
+    """Run `sweep` in a thread: removing large folders takes time that an agent does not have."""
     thread = threading.Thread(target=sweep, args=(run_id,), name="leftovers", daemon=True)
     thread.start()
     return thread
 
 
 def sweep(run_id: str | None = None, folders: tuple[str, ...] = ()) -> None:
-    """Remove what killed agents have left, but for the scratch of this run: a replacement goes on with it.
+    """Remove what killed agents have left, except this run's scratch, which a replacement reuses.
 
     Args:
-        run_id: None where no run goes on.
-        folders: Where to look; where agents make their folders when there are none.
+        run_id: The id of this run; None if no run continues.
+        folders: Where to look; by default, where agents make their folders.
     """
     for folder in set(folders or (tempfile.gettempdir(), "/tmp")):
         try:
@@ -207,7 +212,7 @@ def _sweep_one(socket_folder: str, run_id: str | None) -> None:
             return
         _remove(scratch)
         if os.path.lexists(scratch + _GONE):
-            return  # not all of it could be removed: the record stays for the next
+            return  # not all of it could be removed: the record stays for the next sweep
     _remove(socket_folder)
 
 
@@ -236,7 +241,7 @@ def _is_let_go(folder: str) -> bool:
 
 
 def _take(folder: str) -> int | None:
-    """Return a descriptor that locks a folder of ours which nobody holds; None for any other."""
+    """Lock a folder of ours that nobody holds; return the descriptor, None for any other folder."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -252,7 +257,7 @@ def _take(folder: str) -> int | None:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder of ours that nobody holds: first its name, so that nobody takes half of it over."""
+    """Remove a folder of ours that nobody holds; rename it first, so that nobody takes it over."""
     if not os.path.basename(folder).startswith("muster-"):
         return
     fd = _take(folder)

@@ -1,4 +1,4 @@
-"""What an agent is told when it is started."""
+"""The options with which an agent starts."""
 
 import os
 import signal
@@ -15,14 +15,15 @@ class AgentOrder:
     """The command line of an agent.
 
     Attributes:
-        head: Where the head may listen, `host:port`.
+        head: Where the head may listen, as `host:port`.
         listen_fd: The head's socket, which the agent of place 0 inherits.
-        lifeline_fd: Its end of file means that the owner of the run has gone.
-        first_attempt: For the head; `restarts_spent` too.
-        term: For the head of a run that may have another one: its newest; None: there is only one (`core/model/succession.py`).
-        holder: Who has claimed that.
-        environment: A file with the variables to take; None keeps those it was started with.
-        terminal: What shows the run's output, as `Terminal.to_word` writes it.
+        lifeline_fd: The end of this file means that the run's owner is gone.
+        first_attempt: For the head, as is `restarts_spent`.
+        term: The newest term, for a head that may have a successor (`core/model/succession.py`);
+            else None.
+        holder: Who has claimed that term.
+        environment: A file with the variables to use; None keeps those it was started with.
+        terminal: The terminal that shows the run's output, as `Terminal.to_word` writes it.
     """
 
     run_dir: str
@@ -40,14 +41,14 @@ class AgentOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPlace:
-    """Where a head is, and how it knows its agents.
+    """Where a head is, and how it authenticates its agents.
 
     Attributes:
-        addresses: Where it may listen; the first that answers in a race is taken.
-        open_secret: The public key, where no key in common is needed; None forbids it.
-        join_timeout_s: How long the head may be out of reach.
-        file: Where the addresses of the head are written that takes a lost one's place; None: there is none.
-        heirs: The folder of claims, where an agent may take its place (`docs/succession.md`).
+        addresses: Where it may listen; the first address that answers in a race is used.
+        open_secret: The public key, if no common key is required; None forbids it.
+        join_timeout_s: How long the head may be unreachable.
+        file: A file that names the addresses of a lost head's successor; None: there is none.
+        heirs: The folder of claims, if an agent may become the head (`docs/succession.md`).
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -60,19 +61,20 @@ class HeadPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """What an agent is told when it is started.
+    """The options with which an agent starts.
 
     Attributes:
         head: Where the head is.
-        environment: For the job's interpreter.
-        run_dir: The run directory that the run's owner has made; None under `muster torchrun`.
+        environment: The variables of the job's interpreter.
+        run_dir: The run directory that the run's owner made; None under `muster torchrun`.
         is_head: The head is in this process.
-        local_addr: This node's own address, when the user knows better.
+        local_addr: This node's own address, if the user knows better.
         local_show: Show this node's output here instead of sending it to the head.
-        terminal: What shows it is a terminal: the ranks that are shown get one, too.
-        console: For a local rank, the streams shown here; None follows the run's --tee.
-        saved: For (attempt, local rank, stream), a second file that gets it; stream 0 is the failure in JSON.
-        jobs: The schedulers' jobs that it is in; empty where the line names the run.
+        terminal: The terminal that shows the output, so that the ranks that are shown get one, too.
+        console: Returns the streams of a local rank to show here; None follows the run's --tee.
+        saved: Returns the path of a second copy, by attempt, local rank and stream; stream 0 is the
+            failure as JSON.
+        jobs: The scheduler jobs that the agent is in; empty if the command line names the run.
     """
 
     plan: RunPlan
@@ -93,14 +95,17 @@ class AgentOptions:
 
     @property
     def stdin_fd(self) -> int | None:
-        """What is typed here, where that is for a rank."""
+        """Return the descriptor of what is typed here, if that is for a rank."""
         return 0 if self.local_show and self.plan.stdin_rank is not None else None
 
     @property
     def is_alone(self) -> bool:
-        """Say whether it is all of its run, under `muster torchrun`: nobody would start other workers in place of its own."""
+        """Return whether this agent is the whole run, under `muster torchrun`.
+
+        Then nobody would start other workers in place of its own.
+        """
         return self.run_dir is None and self.is_head and self.plan.max_nodes == 1
 
     def run_directory(self, run_id: str) -> RunDir:
-        """Return where this agent writes."""
+        """Return the run directory in which this agent writes."""
         return RunDir(self.run_dir or os.path.join(runs_dir(), run_id))

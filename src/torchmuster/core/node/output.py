@@ -1,11 +1,12 @@
-"""What workers write: drained from their pipes, kept in files, and shown in part on the terminal.
+"""The output of workers: drained from their pipes, kept in files, and partly shown.
 
-A worker must never wait for us, so pipes are read in large blocks and every block goes to the disk
-writer at once. The terminal is a courtesy: it gets at most `SHOWN_BYTES_PER_S` of a rank, whole lines
-from the first line that is left out, and says how many it left out. A file or a pipe gets every line.
+A worker must never wait for us, so pipes are read in large blocks, and each block goes straight to
+the disk writer. The terminal is best effort: it gets at most `SHOWN_BYTES_PER_S` of each rank. From
+the first line that is left out, it gets whole lines only, with the number of lines left out. A file
+or a pipe gets every line.
 
-A rank that is shown on a terminal writes to one: a pty that changes nothing (no carriage returns added, no echo)
-and is nobody's controlling terminal, so Ctrl-C and hang-ups stay muster's business.
+A rank that is shown on a terminal writes to one: a pty that passes bytes unchanged (no carriage
+returns, no echo) and is no controlling terminal, so muster alone handles Ctrl-C and hang-ups.
 """
 
 import asyncio
@@ -31,34 +32,34 @@ from torchmuster.core.net import messages
 from torchmuster.core.node.head_link import HeadLink
 from torchmuster.core.node.options import AgentOptions
 
-# Where an agent speaks: its log in the run directory, or the terminal of `muster torchrun`.
+# Where an agent prints: its log in the run directory, or the terminal of `muster torchrun`.
 #
-# Neither may ever hold the event loop: a log goes through the disk writer, a terminal through
+# Neither may ever block the event loop: a log goes through the disk writer, a terminal through
 # `files.terminal`.
 
 
 class Voice(Protocol):
-    """Something that sentences and output can be given to, without waiting."""
+    """Prints sentences and output without blocking."""
 
     def say(self, sentence: str) -> None:
-        """Print one sentence of muster's own."""
+        """Print a sentence from muster."""
 
     def print(self, text: str) -> None:
-        """Print text as it is."""
+        """Print text unchanged."""
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
-        """Print what a rank wrote."""
+        """Print a rank's output."""
 
     def prefix_rank(self, rank: int, prefix: str) -> None:
-        """Let the lines of a rank begin with this text, where lines are shown."""
+        """Start each shown line of a rank with this text."""
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all is printed, or the time is up."""
+        """Wait until everything is printed or the time is up."""
 
 
 @dataclass(slots=True)
 class LogVoice:
-    """Speaks into a file of the run directory."""
+    """Prints into a file of the run directory."""
 
     path: str
     disk: DiskWriter
@@ -72,10 +73,10 @@ class LogVoice:
         self.disk.append(self.path, text.encode())
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
-        """Do nothing: the ranks have logs of their own."""
+        """Do nothing: the ranks have their own logs."""
 
     def prefix_rank(self, rank: int, prefix: str) -> None:
-        """Do nothing, likewise."""
+        """Do nothing: the ranks have their own logs."""
 
     def flush(self, timeout_s: float) -> None:
         """Wait for the disk."""
@@ -97,21 +98,21 @@ Show = Callable[[int, int, str, int], None]
 
 
 def open_pipe() -> tuple[int, int]:
-    """Return (read, write) ends of a large pipe; only the read end doesn't block."""
+    """Return the (read, write) ends of a large pipe; only the read end is non-blocking."""
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(read_fd, False)
-    with contextlib.suppress(OSError):  # the user's limit on pipe memory may be reached
+    with contextlib.suppress(OSError):  # the user may have reached the limit on pipe memory
         fcntl.fcntl(read_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
     return read_fd, write_fd
 
 
 def open_terminal(terminal: Terminal) -> tuple[int, int]:
-    """Return (read, write) ends of a pty of this size that passes bytes on as they are.
+    """Return the (read, write) ends of a pty of this size that passes bytes unchanged.
 
     Raises:
-        OSError: The system has no more of them.
+        OSError: The system has no free pty.
     """
-    read_fd, write_fd = os.openpty()  # opens it without taking it as controlling terminal
+    read_fd, write_fd = os.openpty()  # does not become our controlling terminal
     os.set_blocking(read_fd, False)
     mode = termios.tcgetattr(write_fd)
     mode[1] &= ~termios.OPOST
@@ -127,7 +128,7 @@ def _set_size(fd: int, terminal: Terminal) -> None:
 
 @dataclass(slots=True)
 class _Allowance:
-    """A token bucket: what the terminal may still get of one rank."""
+    """A token bucket: how much of one rank's output the terminal may still get."""
 
     left: float = SHOWN_BYTES_PER_S
     at: float = field(default_factory=time.monotonic)
@@ -146,8 +147,8 @@ class RankOutput:
     """The two streams of one rank in one attempt.
 
     Args:
-        every_line: The streams of which nothing may be left out where they are shown.
-        must_wait: Says whether what shows them is slower than its writers, so that a short wait helps.
+        every_line: The streams that must be shown without gaps.
+        must_wait: Returns whether the reader of the shown output is slow, so that waiting helps.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class RankOutput:
         must_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self.rank = rank
-        self.problem: str | None = None  # what the user should know
+        self.problem: str | None = None  # a sentence for the user
         self._terminal = terminal
         self._shown = shown
         self._every_line, self._must_wait = every_line, must_wait
@@ -186,9 +187,10 @@ class RankOutput:
         return ends[1], ends[2]
 
     def _open_terminal(self) -> dict[int, int]:
-        """Return the write ends of the streams that belong on a terminal, one for all: it keeps their order.
+        """Return the write ends of the streams that belong on a terminal.
 
-        A stream that is kept apart, too (torchrun's -r and -t), is a pipe as under torchrun.
+        They share one pty, which keeps their order. A stream that is also saved separately
+        (torchrun's -r and -t) is a pipe, as under torchrun.
         """
         if self._terminal is None or self._show is None:
             return {}
@@ -204,30 +206,30 @@ class RankOutput:
         return {number: os.dup(write_fd) if i else write_fd for i, number in enumerate(numbers)}
 
     def _listen(self, read_fd: int, number: int, *, is_terminal: bool = False) -> None:
-        # What a file or a pipe gets are the rank's own bytes, in whatever encoding.
+        # A file or a pipe gets the rank's own bytes, in any encoding.
         errors = "surrogateescape" if number in self._every_line else "replace"
         self._streams[read_fd] = _Stream(number, errors, is_terminal=is_terminal)
         asyncio.get_running_loop().add_reader(read_fd, self._read_unless_congested, read_fd)
 
     def resize(self, terminal: Terminal) -> None:
-        """Take another size of the terminal."""
+        """Apply a new size of the terminal."""
         for fd, stream in self._streams.items():
             if stream.is_terminal:
                 _set_size(fd, terminal)
 
     def mute(self) -> None:
-        """Show nothing more: what comes is an echo of another rank's end. The log still gets it."""
+        """Show nothing more, because this rank's failure is an echo; still write the log."""
         self._shown = frozenset()
 
     def drain(self) -> None:
-        """Read what is in the pipes now: the writer has ended, but a child of it may write on."""
+        """Read what is in the pipes now: the worker has ended, but its children may still write."""
         for fd in list(self._streams):
             for _ in range(2 * _PIPE_BYTES // _BLOCK_BYTES):
                 if fd not in self._streams or not self._read(fd):
                     break
 
     def close(self) -> None:
-        """Drain and close; a child that the worker left behind writes into a broken pipe."""
+        """Drain and close the pipes; a child that the worker left then writes to a broken pipe."""
         self.drain()
         for fd in list(self._streams):
             self._close(fd)
@@ -235,7 +237,7 @@ class RankOutput:
             self._disk.close_file(path)
 
     def tail(self) -> tuple[str, ...]:
-        """Return the last lines, both streams in the order of their arrival."""
+        """Return the last lines of both streams, in order of arrival."""
         text = self._recent.decode(errors="replace").removesuffix("\n")
         lines = [last_state(line) for line in text.split("\n")] if text else []
         return tuple(line[:LINE_CHARACTERS] for line in lines[-TAIL_LINES:])
@@ -286,9 +288,10 @@ class RankOutput:
             stream.left_out = 0
 
     def _leave_out(self, stream: "_Stream", data: bytes) -> bytes:
-        """Return what may be shown of a block after lines had to be left out: whole lines."""
+        """Return the whole lines of a block that may be shown, and leave out the rest."""
         _, newline, rest = data.partition(b"\n")
-        # Wait until a good part may be shown: a flood shall not end in a line of ours for each block.
+        # Wait until a good part may be shown, so that a flood doesn't get a gap note for each
+        # block.
         if stream.skips and newline and self._allowance.take(len(rest), at_least=_RESUME_BYTES):
             stream.skips = False
             stream.left_out += 1
@@ -309,16 +312,16 @@ class RankOutput:
 
 
 def _read_more(fd: int) -> bytes:
-    """Read on from a terminal, which gives at most 4 KiB at a time."""
+    """Read more from a terminal, which returns at most 4 KiB at a time."""
     blocks: list[bytes] = []
-    with contextlib.suppress(OSError):  # nothing more now, or for ever: the next read says which
+    with contextlib.suppress(OSError):  # no more data now, or ever: the next read tells
         while len(blocks) < _BLOCK_BYTES >> 12 and (data := os.read(fd, _BLOCK_BYTES)):
             blocks.append(data)
     return b"".join(blocks)
 
 
 class _Stream:
-    """Where one stream's text stands."""
+    """The state of one stream."""
 
     def __init__(self, number: int, errors: str, *, is_terminal: bool) -> None:
         self.number = number
@@ -328,10 +331,11 @@ class _Stream:
         self.skips = False  # until the end of a line
 
 
-# Where the output of this node's workers is shown: on this terminal, or by the head's clients; and what is lost of it.
+# Where this node's output is shown: on this terminal, or by the head's clients.
 #
-# What is for a terminal is left out when the connection to the head has no room. What is for a file or a pipe waits here,
-# and then the workers, as for a disk: while the head takes something. It never waits for a reader.
+# Output for a terminal is left out when the connection to the head is full. Output for a file or a
+# pipe waits here, and then the workers wait, as for a disk, as long as the head accepts some. They
+# never wait for a reader that has stalled.
 
 
 _MAX_UNSENT_BYTES = 1 << 20
@@ -343,25 +347,25 @@ _MAX_TEXT = 1 << 16
 
 
 class Showing:
-    """Shows what workers write.
+    """Shows the output of workers, here or through the head.
 
     Args:
-        options: The agent's.
-        link: Its connection to the head.
+        options: The agent's options.
+        link: The agent's connection to the head.
         voice: This node's terminal or log.
     """
 
     def __init__(self, options: AgentOptions, link: HeadLink, voice: Voice) -> None:
         self._options, self._link, self._voice = options, link, voice
         self._lost_lines: dict[str, int] = {}
-        self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
+        self._not_shown: dict[int, int] = {}  # lines left out per rank because the channel was full
         self._waiting: deque[messages.Output] = deque()
         self._waiting_bytes = 0
         self._moved_at = 0.0
         self._sends_again = False
 
     def prefix_lines(self, ranks: NodeRanks, environment: dict[str, str]) -> None:
-        """Let the lines shown here begin as torchrun's template says, if there is one."""
+        """Prefix the lines shown here as torchrun's template says, if there is one."""
         template = environment.get(contract.PREFIX_VARIABLE)
         if template is None or not self._options.local_show:
             return
@@ -371,7 +375,7 @@ class Showing:
             self._voice.prefix_rank(rank, string.Template(template).safe_substitute(words))
 
     def show(self, attempt: int, rank: int, stream: int, text: str, left_out: int) -> None:
-        """Show what a rank of an attempt has written; `left_out` lines are missing before it."""
+        """Show output of a rank in an attempt; `left_out` lines are missing before it."""
         if self._options.local_show:
             self._voice.show(rank, stream, text, left_out)
             return
@@ -413,19 +417,19 @@ class Showing:
         self._send_waiting()
 
     def is_congested(self) -> bool:
-        """Return whether the head takes what is shown, but slower than it is written, so that a short wait helps."""
+        """Return whether the head accepts output, but too slowly, so that a short wait helps."""
         return self._waiting_bytes > _CONGESTED_BYTES and self._has_moved(_PATIENCE_S)
 
     def _has_moved(self, within_s: float) -> bool:
         return time.monotonic() - self._moved_at < within_s
 
     async def settle(self) -> None:
-        """Let the head have what was written before it hears more of an attempt, unless it takes nothing for a lease."""
+        """Wait until the head has the output so far, or has accepted nothing for a lease."""
         while self._waiting and self._has_moved(LEASE_S):
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     def lose(self, lines: int, why: str) -> None:
-        """Count lines of logs that the disk did not take; a new reason is told to the user."""
+        """Count log lines that the disk did not accept; tell the user each new reason."""
         first = why not in self._lost_lines
         self._lost_lines[why] = self._lost_lines.get(why, 0) + lines
         text = (

@@ -29,22 +29,22 @@ _MAX_TAKES = 10
 
 
 class SetupHost(Protocol):
-    """The agent, as far as the setup of its node needs it."""
+    """What the setup of a node needs of its agent."""
 
     def tell(self, text: str) -> None:
-        """Say a sentence to the user."""
+        """Show the user a sentence."""
 
     def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
-        """Take the job's interpreter and variables, and start the spawner unless one runs."""
+        """Set the job's interpreter and variables, and start the spawner unless one runs."""
 
 
 class NodeWork:
     """The setup of one node, from the start of its agent to its end.
 
     Args:
-        options: The agent's.
-        disk: Writes the log of the setup.
-        socket_folder: Where the agent's record says what it has made.
+        options: The agent's options.
+        disk: Writes the setup log.
+        socket_folder: The folder with the agent's record, which names what it has made.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NodeWork:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return what workers and commands get beside the job's environment."""
+        """Return the variables that workers and commands get on top of the job's environment."""
         named = {
             contract.PLACE_VARIABLE: str(self.place),
             contract.NODE_VARIABLE: self.options.host,
@@ -82,10 +82,10 @@ class NodeWork:
             self.is_done = True
 
     async def run(self, host: SetupHost) -> None:
-        """Do all of it.
+        """Do the whole setup.
 
         Raises:
-            MusterError: Something failed; the message names the node.
+            MusterError: A part failed; the message names the node.
         """
         if not self.setup.is_plain:
             raise MusterError("no part of muster that is here runs setup lines and stages files")
@@ -99,7 +99,7 @@ class NodeWork:
         for _ in range(_MAX_TAKES):
             self.scratch = make_scratch(parent, name)
             if hold(self.scratch):
-                break  # else somebody has just removed it, as what a killed agent had left
+                break  # else another process just removed it as a leftover of a killed agent
         if self._socket_folder is not None:
             note_owner(self._socket_folder, self.scratch)
 
@@ -112,7 +112,7 @@ def with_python(program: Program, python: str, *flags: str) -> Program:
 
 
 def other_interpreter(program: Program, environment: Mapping[str, str]) -> Program | None:
-    """Return the program with PATH's python3, when its own interpreter can't be executed here; else None."""
+    """Return the program with PATH's python3 if its own can't be executed here, else None."""
     word = program.python[0]
     path = environment.get("PATH")
     found = shutil.which("python3", path=path)
@@ -124,7 +124,7 @@ def other_interpreter(program: Program, environment: Mapping[str, str]) -> Progr
 
 
 def _of_another_processor(path: str) -> bool:
-    """Say whether an ELF file is for another machine than the Python that runs us."""
+    """Return whether an ELF file is for another processor than our own Python."""
     try:
         with open(path, "rb") as theirs, open(sys.executable, "rb") as ours:
             one, other = theirs.read(20), ours.read(20)

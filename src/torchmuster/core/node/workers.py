@@ -1,4 +1,4 @@
-"""The workers of one attempt on one node: start them, watch their ends, gather the evidence."""
+"""The workers of one attempt on one node: starts them, watches them end, gathers the evidence."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,8 @@ from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.output import RankOutput, Show
 from torchmuster.core.node.spawner.messages import SignalWorkerProcesses, SpawnerOrder, StartWorker
 
-# The JSON that torchrun leaves of a failure: beside the logs, and where TORCHELASTIC_ERROR_FILE of the launcher says.
+# The JSON that torchrun writes about a failure: next to the logs, and to the launcher's
+# TORCHELASTIC_ERROR_FILE.
 #
 # Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py (2.13).
 
@@ -48,7 +49,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_recorded(path: str) -> str | None:
-    """Return what the worker has written itself, by `@record`; None where that is nothing, or too much."""
+    """Return what the worker itself has written by `@record`; None if it is empty or too long."""
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -58,7 +59,10 @@ def read_recorded(path: str) -> str | None:
 
 
 def error_text(end: WorkerEnd, recorded: str | None, now_s: float) -> str | None:
-    """Return the JSON on an end: the worker's own with its exit code, else what is known of its exception."""
+    """Return the JSON on an end: the worker's own with its exit code, else one on its exception.
+
+    Return None if neither is known.
+    """
     plain = None
     with contextlib.suppress(ValueError):
         plain = json.loads(recorded) if recorded is not None else None
@@ -76,7 +80,7 @@ def error_text(end: WorkerEnd, recorded: str | None, now_s: float) -> str | None
 
 
 def root_cause(ends: Sequence[WorkerEnd], texts: Mapping[int, str]) -> str | None:
-    """Return the JSON of the failure that explains the others of this node."""
+    """Return the JSON of the failure that explains the others on this node."""
     cause = first_cause([end for end in ends if end.rank in texts])
     return texts[cause.rank] if cause is not None else None
 
@@ -88,12 +92,12 @@ class _Worker:
     output: RankOutput
     started_at: float
     stdin_fd: int | None = None
-    input: bytearray = field(default_factory=bytearray)  # what it has not read yet
+    input: bytearray = field(default_factory=bytearray)  # what the worker has not read yet
     input_ends: bool = False
     pid: int | None = None
     ended: bool = False
     error: PythonError | None = None
-    ended_well: bool = False  # its script has; its interpreter may still be leaving
+    ended_well: bool = False  # the script has; the interpreter may still be exiting
     largest_group: int | None = None
     value: ValueNote | None = None
     code: RanCode | None = None
@@ -101,10 +105,11 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What is the same for all attempts on this node.
+    """The settings that all workers of an attempt on this node share.
 
     Attributes:
-        gives_input: Workers read the agent's own standard input, one after another what the others have left, as under torchrun.
+        gives_input: Workers share the agent's standard input, as under torchrun: each reads what
+            the others have left.
     """
 
     run_id: str
@@ -124,17 +129,17 @@ class WorkerSettings:
     gives_input: bool = False
 
     def terminal_of(self, rank: int) -> Terminal | None:
-        """Return the terminal for a rank: narrower where its lines begin with its name."""
+        """Return the terminal for a rank: narrower if its lines are prefixed with its name."""
         if self.terminal is None or not self.prefixes:
             return self.terminal
         return self.terminal.behind(line_prefix(f"rank {rank}"))
 
 
 class OrderTaker(Protocol):
-    """What starts the workers: the link to a spawner, or what stands before one."""
+    """Starts workers on order: the link to a spawner, or what takes orders in front of one."""
 
     def order(self, message: SpawnerOrder, fds: Sequence[int] = ()) -> None:
-        """Take an order with descriptors, which are closed once sent."""
+        """Send an order with descriptors, which are closed once sent."""
 
 
 class NodeAttempt:
@@ -153,45 +158,45 @@ class NodeAttempt:
         self.killed = False
         self.reaped = False
         self.ends: list[WorkerEnd] = []
-        self.problems: list[str] = []  # of its start, for the user
+        self.problems: list[str] = []  # sentences for the user about the start
         self._settings = settings
         self._spawner = spawner
         self._on_end = on_end
         self._workers: dict[int, _Worker] = {}
         self._counters = memory.MemoryCounters(kills={})
         self._evidence_tasks: set[asyncio.Task[None]] = set()
-        self.error_texts: dict[int, str] = {}  # rank -> JSON as torchrun's
+        self.error_texts: dict[int, str] = {}  # rank -> JSON as torchrun writes it
         self._disk: DiskWriter | None = None
         self._folder = os.path.dirname(settings.extra_env[contract.SOCKET_VARIABLE])
 
     @property
     def folder(self) -> str:
-        """The agent's own, where heartbeats and stacks are."""
+        """Return the agent's folder, which holds heartbeats and stacks."""
         return self._folder
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The workers' process ids, as far as they are started."""
+        """Return the pids of the workers that have started."""
         return tuple(w.pid for w in self._workers.values() if w.pid is not None)
 
     @property
     def all_started(self) -> bool:
-        """Say whether every worker has a process."""
+        """Return whether every worker has a process."""
         return all(w.pid is not None for w in self._workers.values())
 
     @property
     def running_pids(self) -> set[int]:
-        """The processes of workers that have not ended."""
+        """Return the pids of the workers that are running."""
         return {w.pid for w in self._workers.values() if w.pid is not None and not w.ended}
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of this node."""
+        """Return the ranks of this node."""
         return tuple(self._workers)
 
     @property
     def running(self) -> list[tuple[int, int]]:
-        """Rank and process of the workers that have not ended."""
+        """Return (rank, pid) of the workers that are running."""
         return [
             (w.rank, w.pid) for w in self._workers.values() if w.pid is not None and not w.ended
         ]
@@ -201,7 +206,7 @@ class NodeAttempt:
         return self._settings.run_dir.rank_log(self.attempt, rank)
 
     def environment_of(self, rank: int) -> VariableChange:
-        """Return what the worker of a rank has otherwise than the job."""
+        """Return how a rank's environment differs from the job's."""
         return self._environment(self._workers[rank])
 
     def start(
@@ -210,7 +215,10 @@ class NodeAttempt:
         show: Show | None,
         must_wait: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Order the workers from the spawner; `must_wait` says whether what shows their output is slower than they are."""
+        """Order the workers from the spawner.
+
+        `must_wait` returns whether the reader of their output is slower than they are.
+        """
         self._counters = memory.read_counters()
         self._disk = disk
         num, num_gpus = self.order.ranks.num_workers, len(self._settings.gpus)
@@ -240,7 +248,7 @@ class NodeAttempt:
             self._start_worker(worker)
 
     def _copies(self, local_rank: int) -> dict[int, str]:
-        """Return the second files that torchrun's --log-dir asks for, by stream."""
+        """Return the additional log files for torchrun's --log-dir, by stream."""
         saved = self._settings.saved
         if saved is None:
             return {}
@@ -248,7 +256,7 @@ class NodeAttempt:
         named = {stream: path for stream, path in paths.items() if path is not None}
         for path in named.values():
             if self._disk is not None:
-                self._disk.append(path, b"")  # it is there, even if nothing is written
+                self._disk.append(path, b"")  # the file exists even if nothing is written
         return named
 
     def _start_worker(self, worker: _Worker) -> None:
@@ -269,7 +277,7 @@ class NodeAttempt:
 
     def _input(self) -> int:
         if self._settings.gives_input:
-            with contextlib.suppress(OSError):  # it is closed
+            with contextlib.suppress(OSError):  # standard input is closed
                 return os.dup(0)
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -315,16 +323,16 @@ class NodeAttempt:
             environment["CUDA_VISIBLE_DEVICES"] = settings.gpus[worker.local_rank]
         return VariableChange(values=environment, removed=tuple(removed))
 
-    # What happens to the workers.
+    # Reports on the workers.
 
     def note_started(self, rank: int, pid: int) -> None:
-        """Remember the process of a rank."""
+        """Record the process of a rank."""
         worker = self._workers[rank]
         worker.pid = pid
         worker.started_at = time.monotonic()
 
     def note_report(self, pid: int, report: WorkerReport) -> int | None:
-        """Keep what a worker said of its own end; return its rank."""
+        """Record a worker's report on its own end; return its rank, None if it is unknown."""
         worker = next((w for w in self._workers.values() if w.pid == pid), None)
         if worker is None:
             return None
@@ -340,7 +348,7 @@ class NodeAttempt:
         return worker.rank
 
     def note_exit(self, rank: int, status: int) -> None:
-        """Take the end of a worker from its wait status and pass it on with the evidence."""
+        """Report the end of a worker, given its wait status, with the evidence."""
         worker = self._workers[rank]
         worker.ended = True
         worker.output.drain()
@@ -361,7 +369,10 @@ class NodeAttempt:
         self._finish(self._end(worker, signum=int(signal.SIGKILL), evidence=evidence))
 
     async def memory_evidence(self, pid: int = 0) -> str | None:
-        """Return why memory was the reason for a SIGKILL; `pid` finds the kernel's own line on a process."""
+        """Return the evidence that memory was the reason for a SIGKILL; None without any.
+
+        `pid` selects the kernel's log line on a process.
+        """
         try:
             async with asyncio.timeout(1.0):
                 return await asyncio.to_thread(memory.explain_kill, self._counters, pid)
@@ -400,7 +411,7 @@ class NodeAttempt:
         return os.path.join(self._folder, f"error-{self.attempt}-{rank}.json")
 
     def _keep_error(self, end: WorkerEnd) -> None:
-        """Keep what torchrun would of a failure, and put it beside the logs of --log-dir."""
+        """Keep the JSON on a failure, as torchrun does, and write it next to --log-dir's logs."""
         recorded = read_recorded(self._error_file(end.rank))
         text = error_text(end, recorded, time.time())
         if text is None:
@@ -419,7 +430,7 @@ class NodeAttempt:
         self._on_end(end)
 
     def note_lost(self, detail: str, memory_evidence: str | None = None) -> None:
-        """All workers of this node have ended, or will, by no fault of their own."""
+        """Report that all workers here have ended, or will, through no fault of their own."""
         first = min(self._workers.values(), key=lambda w: w.rank)
         for worker in self._workers.values():
             worker.ended = True
@@ -442,17 +453,17 @@ class NodeAttempt:
     # Orders.
 
     def resize(self, terminal: Terminal) -> None:
-        """The terminal that shows ranks has another size."""
+        """Apply a new size of the terminal that shows ranks."""
         self._settings = replace(self._settings, terminal=terminal)
         for worker in self._workers.values():
             worker.output.resize(self._settings.terminal_of(worker.rank) or terminal)
 
     def signal(self, signum: int, *, if_caught: bool) -> None:
-        """Send a signal to each worker process once, not to what it started."""
+        """Send a signal once to each worker process, not to its children."""
         self._spawner.order(SignalWorkerProcesses(signum=signum, if_caught=if_caught))
 
     def write_input(self, rank: int, text: str, *, end: bool) -> None:
-        """Give a worker what the terminal's user typed."""
+        """Send a worker what the user typed."""
         worker = self._workers.get(rank)
         if worker is None or worker.stdin_fd is None:
             return
@@ -470,7 +481,7 @@ class NodeAttempt:
         except BlockingIOError:
             loop.add_writer(worker.stdin_fd, self._write_waiting, worker)
             return
-        except OSError:  # it has ended
+        except OSError:  # the worker has ended
             worker.input_ends = True
         loop.remove_writer(worker.stdin_fd)
         if worker.input_ends:
@@ -483,7 +494,7 @@ class NodeAttempt:
             worker.stdin_fd = None
 
     async def finish(self) -> None:
-        """All processes are gone: take the last evidence and close the pipes."""
+        """Wait for the last evidence and close the pipes, after all processes are gone."""
         if self._evidence_tasks:
             await asyncio.gather(*self._evidence_tasks)
         for worker in self._workers.values():
@@ -506,7 +517,7 @@ def _kind_of(
     return EndKind.EXIT_CODE
 
 
-# What follows for the workers of an attempt from what their agent was told at its start, and by its head.
+# The settings that follow from the agent's options and the head's messages.
 
 
 def worker_settings(
@@ -521,23 +532,23 @@ def worker_settings(
     has_store: bool,
     terminal: Terminal | None,
 ) -> WorkerSettings:
-    """Return what is the same for all workers of an attempt on this node.
+    """Return the settings that all workers of an attempt on this node share.
 
     Args:
-        options: The agent's.
-        welcome: What the head has said of the run.
-        order: What it has said of the attempt.
-        environment: Of the job's interpreter.
-        variables: What the node's set-up has made, such as its scratch folder.
+        options: The agent's options.
+        welcome: The head's message about the run.
+        order: The head's order to start the attempt.
+        environment: The variables of the job's interpreter.
+        variables: The variables that the node's setup has made, such as its scratch folder.
         socket_path: Where workers call the agent.
-        own_address: Where the head is reached from; None without a connection.
+        own_address: The local address from which the head is reached; None without a connection.
         has_store: A store is offered.
-        terminal: What shows the output is a terminal, of this size now.
+        terminal: The terminal that shows the output, with its current size; None: no terminal.
     """
     run_dir = options.run_directory(welcome.run_id)
     extra = {contract.SOCKET_VARIABLE: socket_path, contract.RUN_DIR_VARIABLE: run_dir.path}
     extra |= variables
-    # Reverse DNS stalls every worker's start by 5 s when one answer is lost.
+    # Reverse DNS delays every worker's start by 5 s if one answer is lost.
     if "RES_OPTIONS" not in environment:
         extra["RES_OPTIONS"] = "timeout:1 attempts:1"
     if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment:
@@ -555,7 +566,7 @@ def worker_settings(
         gpus=tuple(visible_gpus()),
         virtual_local_rank=options.plan.virtual_local_rank,
         has_store=has_store,
-        # `--debug` was given, and the user has not named a file himself.
+        # `--debug` was given, and the user has not named a file.
         nccl_files=contract.DEBUG_VARIABLE in environment and "NCCL_DEBUG_FILE" not in environment,
         terminal=terminal,
         every_line=options.plan.every_line,
@@ -577,7 +588,7 @@ def _network_variables(
 
 
 def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[int]]:
-    """Return which streams of (rank, local rank) the terminal shows."""
+    """Return a function from (rank, local rank) to the streams that the terminal shows."""
     console = options.console
     if console is not None:
         return lambda rank, local_rank: console(local_rank)
@@ -586,16 +597,17 @@ def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[in
 
 
 def _has_input() -> bool:
-    """Say whether somebody has given this process a file or a pipe to read; a terminal is read by `muster` itself."""
+    """Return whether this process has a file or a pipe to read; muster itself reads a terminal."""
     return sys.stdin is not None and not os.isatty(0)
 
 
-_MAX_FILE_BYTES = 64 << 10  # of a file of NCCL's
+_MAX_FILE_BYTES = 64 << 10  # of NCCL's configuration file
 
 
 def network_variables(interface: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that name an interface; what the user or the site has set is kept."""
-    # NCCL takes prefixes unless told that the name is exact; Gloo and TensorPipe know plain names only.
+    """Return the variables that select an interface, without those that user or site have set."""
+    # NCCL matches prefixes unless `=` marks an exact name; Gloo and TensorPipe know only plain
+    # names.
     wanted = {GLOO: interface, NCCL: f"={interface}", TENSORPIPE: interface}
     kept = {name for name in VARIABLES if name in environment}
     if _is_in_nccl_file(environment):
@@ -604,7 +616,7 @@ def network_variables(interface: str, environment: Mapping[str, str]) -> dict[st
 
 
 def _is_in_nccl_file(environment: Mapping[str, str]) -> bool:
-    """Say whether a file of NCCL's names the interface; a variable would silently win over it."""
+    """Return whether an NCCL file selects the interface; a variable would silently override it."""
     own = environment.get("NCCL_CONF_FILE") or os.path.join(
         environment.get("HOME", "/"), ".nccl.conf"
     )

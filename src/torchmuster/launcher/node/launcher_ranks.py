@@ -1,12 +1,14 @@
-"""What srun and mpiexec say of a process's rank, made true for a worker.
+"""Correct the rank variables of srun and mpiexec for a worker.
 
-Agents are tasks of such a launcher, or children of a batch script, and workers inherit what it said of them: rank 0 of
-1. A script that was written for the launcher would believe it and train alone. So a worker gets what the launcher
-would have given it, had it started this world itself. Addresses at which a launcher's server waits for the one task
-that it knows are taken away: what speaks MPI there would be another world.
+Agents are tasks of such a launcher, or children of a batch script. Workers inherit the launcher's
+variables, such as rank 0 of 1. A script that was written for the launcher would believe them and
+train alone. So a worker gets what the launcher would have set, had it started this world itself.
+The addresses at which a launcher's server waits for the one task that it knows are removed: an MPI
+program there would join another world.
 
-Source: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES, and Slurm's src/common/env.c,
-`env_array_for_step`; docs.open-mpi.org, "Environment variables"; MPICH's simple_pmi.c; HPE PALS's mpiexec(1).
+Source: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES, and Slurm's
+src/common/env.c, `env_array_for_step`; docs.open-mpi.org, "Environment variables"; MPICH's
+simple_pmi.c; HPE PALS's mpiexec(1).
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from torchmuster.core.model.contract import WorkerPlace
 from torchmuster.core.model.ranks import expand_counts, expand_hostlist
 from torchmuster.core.node.environment import VariableChange
 
-# srun sets these for every task; a script that asks for one of them asks for the others, too.
+# srun sets these for every task; a script that reads one of them reads the others, too.
 _OF_EVERY_TASK = {
     "SLURM_PROCID": "rank",
     "SLURM_LOCALID": "local_rank",
@@ -29,7 +31,7 @@ _OF_EVERY_TASK = {
     "SLURM_STEP_TASKS_PER_NODE": "tasks_per_node",
     "SLURM_GTIDS": "ranks_here",
 }
-# The same where they stand already.
+# These are corrected only where they are set already.
 _WHERE_THEY_STAND = {
     "SLURM_NTASKS_PER_NODE": "each_node",
     "SLURM_CPUS_PER_TASK": "cpus_per_task",
@@ -43,7 +45,7 @@ _WHERE_THEY_STAND = {
     "OMPI_COMM_WORLD_SIZE": "world_size",
     "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "local_world_size",
-    "OMPI_COMM_WORLD_NODE_RANK": "local_rank",  # Open MPI's word for the rank on its node
+    "OMPI_COMM_WORLD_NODE_RANK": "local_rank",  # Open MPI's name for the rank on its node
     "MV2_COMM_WORLD_RANK": "rank",
     "MV2_COMM_WORLD_SIZE": "world_size",
     "MV2_COMM_WORLD_LOCAL_RANK": "local_rank",
@@ -56,7 +58,7 @@ _WHERE_THEY_STAND = {
     "PALS_LOCAL_RANKID": "local_rank",
     "PALS_LOCAL_SIZE": "local_world_size",
 }
-# Of one process, or of a server that knows one task here.
+# These belong to one process, or to a server that knows one task here.
 _UNTRUE = frozenset(
     {
         *("SLURM_TASK_PID", "SLURM_STEP_LAUNCHER_PORT", "SLURM_SRUN_COMM_HOST"),
@@ -84,8 +86,8 @@ def make_true(
     """Return how a worker's variables of other launchers differ from its agent's.
 
     Args:
-        environment: The agent's, of which the worker's is made.
-        place: The worker's.
+        environment: The agent's environment, on which the worker's is based.
+        place: The worker's ranks and counts.
         tasks_per_node: The workers of every node, in Slurm's notation: `2(x2),1`.
     """
     if _is_task_for_task(environment, place, tasks_per_node):
@@ -105,7 +107,10 @@ def make_true(
 def _is_task_for_task(
     environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
 ) -> bool:
-    """Say whether each worker is the only one of a task of the launcher: all that it says is true then."""
+    """Return whether each worker is the only one of its launcher task.
+
+    Then all of the launcher's variables are correct.
+    """
     alone = set(_counts(tasks_per_node)) <= {1} and place.local_world_size == 1
     sizes = {environment[name] for name in _SIZES if name in environment}
     return alone and sizes == {str(place.world_size)}
@@ -114,7 +119,7 @@ def _is_task_for_task(
 def _facts(
     environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
 ) -> dict[str, str]:
-    """Return the values by their meaning; an empty one can't be told."""
+    """Return the values by their meaning; an empty one is unknown."""
     counts = _counts(tasks_per_node)
     first = sum(counts[: place.node_rank])
     ranks = range(first, first + place.local_world_size)
@@ -134,7 +139,7 @@ def _facts(
 
 
 def _nodelist(environment: Mapping[str, str], num_nodes: int) -> str:
-    """Return the job's nodes if the world is on all of them."""
+    """Return the job's node list if the world uses all of its nodes, else nothing."""
     text = environment.get("SLURM_JOB_NODELIST", "")
     try:
         return text if len(expand_hostlist(text)) == num_nodes else ""
@@ -143,7 +148,7 @@ def _nodelist(environment: Mapping[str, str], num_nodes: int) -> str:
 
 
 def _cpus_per_task(environment: Mapping[str, str], num_workers: int) -> str:
-    """Return a worker's share of the node, but no more than a task was given."""
+    """Return a worker's share of the node's CPUs, but no more than a task was given."""
     asked = environment.get("SLURM_CPUS_PER_TASK", "")
     on_node = environment.get("SLURM_CPUS_ON_NODE", "")
     if not (asked.isdecimal() and on_node.isdecimal()):
@@ -156,26 +161,26 @@ def _counts(tasks_per_node: str) -> tuple[int, ...]:
 
 
 def is_one_of_many(environment: Mapping[str, str]) -> bool:
-    """Say whether srun, mpiexec or pbsdsh has started this process, and others beside it.
+    """Return whether srun, mpiexec or pbsdsh has started this process along with others.
 
-    SLURM_NTASKS does not tell: sbatch sets it for its script, too, which is one process.
+    SLURM_NTASKS can't tell: sbatch sets it for its script, too, which is one process.
     """
     if any(_number(environment.get(name)) > 1 for name in _SIZES):
-        # `srun --pty` keeps task 0 only; somebody sits there and types.
+        # `srun --pty` keeps only task 0, at which a user types.
         return not (environment.get("SLURM_PTY_PORT") and not _has_mpi(environment))
-    if "PALS_RANKID" in environment:  # Cray's mpiexec tells no size
+    if "PALS_RANKID" in environment:  # Cray's mpiexec sets no size
         return True
-    # A job's script is task 1 of PBS; what pbsdsh and pbs_tmrsh start comes behind it.
+    # A job's script is task 1 of PBS; what pbsdsh and pbs_tmrsh start comes after it.
     return "PBS_JOBID" in environment and _task_of_pbs(environment.get("PBS_TASKNUM", "")) > 1
 
 
 def num_tasks(environment: Mapping[str, str]) -> int:
-    """Return how many tasks the launcher of this process has started; 0 without one."""
+    """Return how many tasks this process's launcher has started; 0 without a launcher."""
     return max(_number(environment.get(name)) for name in _SIZES)
 
 
 def task_here(environment: Mapping[str, str]) -> int:
-    """Return which of its launcher's tasks on this node this process is."""
+    """Return this process's index among its launcher's tasks on this node."""
     ranks = {**_OF_EVERY_TASK, **_WHERE_THEY_STAND}
     return max(
         _number(environment.get(name)) for name, fact in ranks.items() if fact == "local_rank"
@@ -183,12 +188,12 @@ def task_here(environment: Mapping[str, str]) -> int:
 
 
 def are_one_step(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Say whether the same start of a launcher has made these two processes."""
+    """Return whether one call of a launcher started both processes."""
     return all(one.get(name) == other.get(name) for name in _OF_STEP)
 
 
 def is_first_of_many(environment: Mapping[str, str]) -> bool:
-    """Say whether its launcher calls this process rank 0, or gives it no rank, as pbsdsh."""
+    """Return whether the launcher calls this process rank 0 or, like pbsdsh, gives it no rank."""
     ranks = {**_OF_EVERY_TASK, **_WHERE_THEY_STAND}
     return all(environment.get(name, "0") == "0" for name, fact in ranks.items() if fact == "rank")
 
@@ -198,7 +203,10 @@ def _has_mpi(environment: Mapping[str, str]) -> bool:
 
 
 def _task_of_pbs(text: str) -> int:
-    """Return the number of a task; recorded: eight hexadecimal digits, the host's index in the top bits."""
+    """Return the number of a PBS task, 0 if it is unreadable.
+
+    As recorded: eight hexadecimal digits, the host's index in the top bits.
+    """
     try:
         return int(text, 16)
     except ValueError:

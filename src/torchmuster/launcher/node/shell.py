@@ -1,6 +1,7 @@
-"""Setup lines in one login shell, and commands: run them, hear how they go, keep what they said.
+"""Runs setup lines in one login shell, commands and file transfers, and keeps their output.
 
-The shell says over a pipe of its own which line it is at, and at the end its variables, each text ended by NUL:
+The shell reports over a separate pipe which line it is at, and its variables at the end. Each text
+ends with NUL:
 
     B/usr/bin:/bin    PATH before the first line      F3       the line failed with code 3
     L2                line 2 begins                   E, then NAME=VALUE ..., then Z
@@ -27,21 +28,21 @@ SAY_EVERY_S = 15.0
 _MAX_ANSWER_BYTES = 8 << 20
 _TAIL_BYTES = 8192
 _TAIL_LINES = 12
-# These are of the shell itself, not of what the lines have set.
+# The shell itself sets these, not the lines.
 _OF_THE_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
 
 
 class SetupError(MusterError):
-    """Something that a node does before its workers start has failed."""
+    """A part of a node's setup has failed."""
 
 
 @dataclass(slots=True)
 class CommandWatch:
-    """Reads what a process writes without ever waiting for it.
+    """Reads the output of a process without ever blocking.
 
     Attributes:
-        log: Gets everything; None drops it.
-        tail: The last of it, for errors.
+        log: Gets all output; None drops it.
+        tail: The last output, for errors.
     """
 
     log: Callable[[bytes], None] | None = None
@@ -52,7 +53,7 @@ class CommandWatch:
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[int]:
-        """Read a pipe to its end; what is given is its other end, for a process that is started meanwhile."""
+        """Read a new pipe to its end; yield its write end, for a process to be started."""
         self._fd, writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._fd, False)
         asyncio.get_running_loop().add_reader(self._fd, self._take)
@@ -62,7 +63,7 @@ class CommandWatch:
             os.close(writer)
 
     def drain(self) -> None:
-        """Take what is there now."""
+        """Read what is there now."""
         while self._fd is not None and self._take():
             pass
 
@@ -92,7 +93,7 @@ class CommandWatch:
         return True
 
     def last_lines(self) -> str:
-        """Return the last lines of it, for a person."""
+        """Return the last lines of the output, for the user."""
         text = self.tail.decode(errors="replace").replace("\r", "\n")
         return "\n".join(
             [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
@@ -101,7 +102,7 @@ class CommandWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelled:
-    """What a login shell had at its end.
+    """The variables of a login shell at its end.
 
     Attributes:
         path_before: PATH before the first line.
@@ -113,12 +114,12 @@ class Shelled:
 
 @dataclass(slots=True)
 class NodeShell:
-    """Runs things on this node, one at a time.
+    """Runs the setup's commands on this node, one at a time.
 
     Attributes:
-        tell: Says a sentence to the user.
+        tell: Shows the user a sentence.
         log: Gets all output.
-        pids: The processes that run now.
+        pids: The processes that are running.
     """
 
     node: str
@@ -129,7 +130,7 @@ class NodeShell:
     pids: set[int] = field(default_factory=set)
 
     async def wait(self, child: proc.Child, what: Callable[[], str]) -> int:
-        """Wait for the end of a process, however long; say what is waited for; return its status."""
+        """Wait for a process, however long; return its status. Tell the user what we wait for."""
         started = time.monotonic()
         say_at = started + self.first_say_s
         self.pids.add(child.pid)
@@ -151,13 +152,13 @@ class NodeShell:
         own: Mapping[str, str],
         origin: str,
     ) -> Shelled:
-        """Run setup lines in one login shell and return the variables that stand at its end.
+        """Run setup lines in one login shell and return its variables at the end.
 
         Args:
-            lines: Each as it stands; the first that ends non-zero ends all.
-            environment: What the shell begins with.
+            lines: The lines, unchanged; the first that fails ends the shell.
+            environment: The variables with which the shell starts.
             own: Variables that a login profile must not change.
-            origin: Where the lines stand, for errors.
+            origin: Where the lines are defined, for errors.
 
         Raises:
             SetupError: A line failed.
@@ -178,7 +179,7 @@ class NodeShell:
             answer.drain()
         finally:
             answer.close()
-        output.drain()  # what a line left running may go on to write: the pipe stays open
+        output.drain()  # a process that a line left running may still write: the pipe stays open
         said = _parse(answer)
         if not said.is_whole or status != 0:
             raise self._failed_line(said, lines, origin, status, output)
@@ -212,7 +213,7 @@ class NodeShell:
         """Run one command of `--before`.
 
         Raises:
-            SetupError: It ended with another code than 0.
+            SetupError: It failed.
         """
         output = CommandWatch(log=self.log)
         argv = [self._find_shell(environment), "-c", command]
@@ -226,10 +227,10 @@ class NodeShell:
             raise SetupError(what, where=f"--before {shlex.quote(command)}", why=why)
 
     async def expand(self, text: str, environment: Mapping[str, str]) -> str:
-        """Return a text with the shell's variables filled in.
+        """Return a path with the shell's variables filled in.
 
         Raises:
-            SetupError: The shell can't, e.g. for a variable that is not set.
+            SetupError: The shell failed, e.g. for an unset variable, or the path is not absolute.
         """
         if not any(sign in text for sign in "$`~"):
             return text
@@ -262,7 +263,7 @@ class _Said:
 
 def _script(lines: Sequence[str], path: str, own: Mapping[str, str], answer_fd: int) -> str:
     to = f">>/dev/fd/{answer_fd}"
-    # A login profile sets PATH anew: what we were started with stands first, the profile's own behind it.
+    # A login profile resets PATH: put the one that we started with first, then the profile's own.
     script = [f'export PATH={shlex.quote(path)}:"$PATH"' if path else "export PATH"]
     script += [f"export {name}={shlex.quote(text)}" for name, text in own.items()]
     script.append(f"printf 'B%s\\0' \"$PATH\" {to}")
@@ -335,9 +336,11 @@ def _advice(line: str) -> str | None:
     return None
 
 
-# A process that moves files for an agent: it can be killed when a file system hangs, and may need packages of its own.
+# A process that moves files for an agent: it can be killed when a file system hangs, and may need
+# its own packages.
 #
-# It speaks in lines of JSON: {"progress": {...}}, {"note": "..."}, and at the end {"done": {...}} or {"error": {...}}.
+# It writes lines of JSON: {"progress": {...}}, {"note": "..."}, and at the end {"done": {...}} or
+# {"error": {...}}.
 
 
 _MAX_LINE_BYTES = 1 << 20
@@ -345,17 +348,17 @@ SAY_OF_TRANSFER_S = 5.0
 
 
 class Transfer:
-    """One run of such a program.
+    """One process that moves files.
 
     Args:
         argv: Its command.
         environment: Its variables.
-        note: Gets its sentences for the user, when they come.
-        log: Gets what it writes to standard error; None: that goes where ours goes.
-        keeps_stdin: The end of its standard input asks it to end its work.
+        note: Gets its sentences for the user as they come.
+        log: Gets its standard error; None: it shares ours.
+        keeps_stdin: Closing its standard input asks it to finish.
 
     Attributes:
-        progress: The last that it has said.
+        progress: Its last progress message.
     """
 
     def __init__(
@@ -368,14 +371,14 @@ class Transfer:
         keeps_stdin: bool = False,
     ) -> None:
         self.progress: dict[str, Any] = {}
-        self._source: object = None  # of several, one after the other, the one that is moved
+        self._source: object = None  # the source that is being moved, of several
         self._began_at = time.monotonic()
         self._began_bytes = 0
         self._note = note
         self._stdin: int | None = None
         self._error: dict[str, Any] | None = None
         self._done: dict[str, Any] | None = None
-        self._line = b""  # what has come of the next one
+        self._line = b""  # the received part of the next line
         self._said, self._errors = CommandWatch(log=self._take), CommandWatch(log=log)
         with contextlib.ExitStack() as ends:
             out = ends.enter_context(self._said.listen())
@@ -388,7 +391,7 @@ class Transfer:
 
     @property
     def words(self) -> str:
-        """Return how far it is, how fast, and how long still; empty before its first word."""
+        """Return progress, speed and remaining time in words; empty before the first message."""
         if not self.progress:
             return ""
         elapsed_s = time.monotonic() - self._began_at
@@ -398,14 +401,14 @@ class Transfer:
     async def finish_aloud(
         self, what: str, say_every_s: float = SAY_OF_TRANSFER_S
     ) -> dict[str, Any]:
-        """Wait for the end like `finish`, and say every five seconds how far it is.
+        """Wait for the end like `finish`, and report the progress regularly.
 
         Args:
-            what: Is moved: `downloading input 0: s3://...`.
-            say_every_s: How often that is said.
+            what: What is moved: `downloading input 0: s3://...`.
+            say_every_s: How often to report.
 
         Raises:
-            MusterError: It could not be done.
+            MusterError: The transfer failed.
         """
 
         async def wait(child: proc.Child) -> int:
@@ -422,10 +425,10 @@ class Transfer:
     async def finish(
         self, wait: Callable[[proc.Child], Awaitable[int]] | None = None
     ) -> dict[str, Any]:
-        """Wait for the end, by `wait` or in silence, and return what was done.
+        """Wait for the end, by `wait` or silently, and return what was done.
 
         Raises:
-            MusterError: It could not be done; the words are the other process's.
+            MusterError: The transfer failed; the message comes from the process.
         """
         try:
             code = await (wait or _wait)(self.child)
@@ -442,7 +445,7 @@ class Transfer:
         return self._done
 
     def end_input(self) -> None:
-        """Close its standard input: a checkpoint uploader uploads once more and ends."""
+        """Close the standard input: a checkpoint uploader uploads once more and ends."""
         if self._stdin is not None:
             os.close(self._stdin)
             self._stdin = None

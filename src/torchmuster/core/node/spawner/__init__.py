@@ -1,1 +1,1 @@
-"""The job's interpreter, with torch imported once, from which workers are forked."""
+"""The spawner: the job's interpreter, which imports torch once and forks the workers."""

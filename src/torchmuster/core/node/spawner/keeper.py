@@ -1,4 +1,4 @@
-"""Keeps the spawner of a node: starts it, hears it, ends one that stands still, replaces one that has died."""
+"""Keeps a spawner on a node: starts it, listens to it, kills a stalled one, replaces a dead one."""
 
 import asyncio
 import os
@@ -34,42 +34,42 @@ class SpawnerUser(Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """Say whether the agent ends: a spawner that ends now is not missed."""
+        """Return whether the agent is ending: a spawner that ends now is not replaced."""
 
     @property
     def setup_pids(self) -> frozenset[int]:
-        """Return the processes of the node's set-up, which no dead spawner takes along."""
+        """Return the processes of the node's setup, which survive a dead spawner."""
 
     def tell(self, text: str) -> None:
-        """Say a sentence to the user."""
+        """Show the user a sentence."""
 
     def send(self, message: Message) -> None:
         """Send to the head, if it is connected."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside all else, until the agent ends."""
+        """Run something concurrently, until the agent ends."""
 
     def take_event(self, event: orders.SpawnerEvent) -> None:
-        """Take what the spawner says of its children."""
+        """Handle an event from the spawner."""
 
     async def take_spawner_loss(self, why: str, *, was_killed: bool) -> None:
-        """Take that all workers have died with their spawner."""
+        """Handle the death of the spawner, with which all workers have died."""
 
 
 class SpawnerKeeper:
-    """The spawners of one agent, one after the other.
+    """The successive spawners of one agent.
 
     Args:
-        program: What the workers run; the node's set-up may still choose another interpreter.
-        environment: Its variables.
+        program: What the workers run; the node's setup may still choose another interpreter.
+        environment: The program's variables.
         socket_path: Where workers call the agent.
-        clock: The agent's.
+        clock: The agent's clock.
         user: The agent.
-        waits: Workers go on while the agent is stopped.
+        waits: Workers continue while the agent is stopped.
 
     Attributes:
-        link: The spawner that lives; None while there is none.
-        ready: What it has said of itself when it could start workers.
+        link: The link to the running spawner; None while there is none.
+        ready: The spawner's message that it can start workers.
         refusal: Why this node can't run the job at all.
         store_pid: The process of the attempt's store, on the head's node.
     """
@@ -92,8 +92,8 @@ class SpawnerKeeper:
         self._socket_path, self._user, self._waits = socket_path, user, waits
         self._still = {"spawner": Stillness(clock), "store": Stillness(clock)}
         self._refused: orders.ImportsRefused | None = None
-        self._begins_anew = False  # one has refused an import, and ends
-        self._num_early_deaths = 0  # of spawners, while they imported
+        self._begins_anew = False  # a spawner has refused an import and is ending
+        self._num_early_deaths = 0  # of spawners that died during their imports
         self._counters = memory.read_counters()
 
     @property
@@ -103,18 +103,18 @@ class SpawnerKeeper:
 
     @property
     def has_torch(self) -> bool:
-        """Say whether the job's interpreter has torch, so that a store can be offered."""
+        """Return whether the job's interpreter has torch, so that a store can be offered."""
         return self.ready is not None and self.ready.torch is not None
 
     def order(self, order: orders.SpawnerOrder, *fds: int) -> None:
-        """Send an order with descriptors, if a spawner lives."""
+        """Send an order with descriptors, if a spawner is running."""
         if self.link is not None:
             self.link.order(order, fds)
 
     # Its start.
 
     def adopt(self, child: HasStatus, control: Any) -> None:
-        """Take over a spawner that has been started."""
+        """Take over a started spawner."""
         self.ready = None
         self._still["spawner"].begin()
         self.link = make_link(child, control, in_two_turns(self._take), in_two_turns(self._lose))
@@ -122,7 +122,7 @@ class SpawnerKeeper:
         self.link.open()
 
     def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
-        """Take the job's interpreter and variables, and start the spawner unless one runs.
+        """Set the job's interpreter and variables, and start the spawner unless one runs.
 
         Raises:
             MusterError: No interpreter can be executed on this node.
@@ -142,10 +142,10 @@ class SpawnerKeeper:
             started = start_spawner(other, environment, self._socket_path)
         self.adopt(*started)
 
-    # What it says.
+    # Its messages.
 
     def announce(self) -> None:
-        """Tell the head that workers can be started here, or that they never can."""
+        """Tell the head that workers can be started here, or never can."""
         if self.ready is not None:
             why = fell_back(self.ready.why) if self.ready.why else None
             python, torch, forks = self.ready.python, self.ready.torch, self.ready.forks
@@ -157,7 +157,7 @@ class SpawnerKeeper:
             self._user.send(self.refusal)
 
     def refuse(self, why: str, **more: Any) -> None:
-        """Say that this node can't run the job; the first reason stays."""
+        """Report that this node can't run the job; the first reason stays."""
         self.refusal = self.refusal or SpawnerRefused(why=why, **more)
         self._user.send(self.refusal)
 
@@ -182,7 +182,10 @@ class SpawnerKeeper:
     # Its end.
 
     def look(self) -> None:
-        """Keep the spawner's lease alive; end it, or the store, when it stands still: only its death has consequences."""
+        """Keep the spawner's lease alive; kill a stalled spawner or store.
+
+        Only their death has consequences.
+        """
         if self.link is None:
             return
         self.link.order(orders.PingSpawner(waits=self._waits))
@@ -197,7 +200,10 @@ class SpawnerKeeper:
                 self.link.kill() if name == "spawner" else proc.kill_quietly(facts.pid)
 
     def kill_children(self, is_done: Callable[[], bool], *, ended_well: bool) -> None:
-        """Let all workers be killed; a spawner that is stopped obeys no order, so it is killed with them after 3 s."""
+        """Order the spawner to kill all workers.
+
+        A stopped spawner obeys no order, so it is killed after 3 s, and its workers with it.
+        """
         if self.link is not None:
             self.link.order(orders.KillChildren(ended_well=ended_well))
             asyncio.get_running_loop().call_later(_STOPPED_S, self._end_stopped, is_done)
@@ -213,7 +219,7 @@ class SpawnerKeeper:
             self.link.kill()
 
     def _lose(self) -> None:
-        link, self.link = self.link, None  # an order that comes now waits for the next
+        link, self.link = self.link, None  # an order that comes now waits for the next spawner
         if link is not None and not self._user.is_ending:
             self._user.spawn(self._replace(link))
 
@@ -241,7 +247,7 @@ class SpawnerKeeper:
             self.refuse(because, **(link.last_words() or of_memory))
             return
         link.kill()
-        while proc.end_children(self._user.setup_pids):  # what its dead workers started is ours now
+        while proc.end_children(self._user.setup_pids):  # we inherit what its dead workers started
             await asyncio.sleep(REAP_EVERY_S)
         self.adopt(*await self._start_another())
         status = status if status is not None else -int(signal.SIGKILL)
@@ -253,7 +259,7 @@ class SpawnerKeeper:
         return await asyncio.to_thread(start_spawner, *words)
 
     async def end(self) -> None:
-        """Close the pair: the spawner ends its children and itself, or is killed after a second."""
+        """Close the connection: the spawner ends its children and itself or is killed after 1 s."""
         if self.link is None:
             return
         self.link.close()
@@ -264,10 +270,11 @@ class SpawnerKeeper:
 
 
 def in_two_turns(hear: Callable[..., None]) -> Callable[..., None]:
-    """Return a callback that hears two turns of the loop later.
+    """Return a callback that calls `hear` two turns of the loop later.
 
-    A scheduler's SIGTERM reaches workers and agent at once. Its handler runs in the turn after the one that noticed it, and
-    must come before the word of a worker that has ended by it: else a cancelled run looks like one that is complete.
+    A scheduler's SIGTERM reaches workers and agent at once. The agent handles it in the turn after
+    the one that noticed it. That must come before the report of a worker that the signal ended:
+    otherwise a cancelled run looks complete.
     """
 
     def later(*values: Any) -> None:
@@ -278,12 +285,12 @@ def in_two_turns(hear: Callable[..., None]) -> Callable[..., None]:
 
 
 def fell_back(why: str) -> str:
-    """Return the sentence on a spawner that does not fork."""
+    """Return the sentence about a spawner that does not fork."""
     return f"workers are started as fresh interpreters, not forked: {why}"
 
 
 def describe_status(status: int) -> str:
-    """Return a status of `waitpid` in words."""
+    """Describe a `waitpid` status."""
     if os.WIFSIGNALED(status):
         return contract.signal_name(os.WTERMSIG(status))
     return f"exit code {os.WEXITSTATUS(status)}"

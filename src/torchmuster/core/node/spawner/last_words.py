@@ -1,6 +1,6 @@
-"""What a worker tells its agent of itself: a debugger, where it stands, and how its script has ended.
+"""What a worker reports to its agent: a debugger, its stacks, and how its script has ended.
 
-Imported in the job's interpreter. A worker never fails because telling fails.
+Imported in the job's interpreter. A failed report never fails the worker.
 """
 
 import atexit
@@ -28,10 +28,10 @@ from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import DebuggerHeld, WorkerEndedWell, WorkerFailed
 from torchmuster.errors import UsageError
 
-# Which code a worker has run: checksums of its script and of the project's modules that it has imported.
+# Which code a worker has run: checksums of its script and of the project modules it has imported.
 #
-# Read when the script has ended. A file that has changed since the worker began may not be what was imported: it is marked.
-# Imported in the job's interpreter.
+# They are read when the script has ended. A file that has changed since the worker began may not be
+# the one that was imported, so it is marked.
 
 
 _MOST_FILES = 200
@@ -44,10 +44,10 @@ _OURS = os.path.join(
 
 
 class CodeNote:
-    """Notes what rank 0 runs.
+    """Records which code rank 0 runs.
 
     Args:
-        folder: What stands in front of `sys.path`; None for nothing.
+        folder: The folder in front of `sys.path`; None for none.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -59,20 +59,20 @@ class CodeNote:
         self._script: tuple[str, bytes] | None = None
 
     def take_script(self, path: str, text: bytes) -> None:
-        """Take the very bytes that are run."""
+        """Record the very bytes of the script that is run."""
         self._script = os.path.realpath(path), text
 
     def read(self) -> RanCode | None:
-        """Return what has run; None where that is not this worker's business, or can't be read."""
+        """Return the code that has run; None on other ranks, or if it can't be read."""
         if not self._is_wanted:
             return None
         try:
             return self._read()
-        except Exception:  # noqa: BLE001 - a worker never fails because telling fails
+        except Exception:  # noqa: BLE001 - a failed report never fails the worker
             return None
 
     def _read(self) -> RanCode:
-        from hashlib import sha256  # not before the script: it may have a module of this name
+        from hashlib import sha256  # not earlier: the script may have a module of this name
 
         found: list[RanFile] = []
         if self._script is not None:
@@ -93,11 +93,13 @@ class CodeNote:
         return RanCode(files=tuple(found), num_left_out=num_all - len(found))
 
     def _project_files(self) -> list[str]:
-        """Return the files of the project that modules came from, without the script."""
+        """Return the project's files that modules were imported from, without the script."""
         found: dict[str, None] = {}
         for module in list(sys.modules.values()):
             name: Any = getattr(module, "__file__", None)
-            if not isinstance(name, str) or not os.path.isabs(name):  # as of some compiled modules
+            if not isinstance(name, str) or not os.path.isabs(
+                name
+            ):  # as with some compiled modules
                 continue
             path = os.path.realpath(name)
             is_own = path.startswith(self._roots) and not path.startswith(_OURS)
@@ -113,7 +115,8 @@ class CodeNote:
 
 
 _FOLDER = os.path.dirname(__file__)
-# And that of the program that has imported us, before it becomes the script: a session's door is one, too.
+# Also the folder of the program that imports us before it becomes the script, such as a session's
+# server.
 _OWN_FOLDERS = (
     _FOLDER,
     os.path.dirname(
@@ -123,13 +126,14 @@ _OWN_FOLDERS = (
 _kept: list[object] = []
 
 
-# A good end: that it is one, and how large the world was. It is told when the threads of the script have ended and before
-# its own exit handlers run: what kills the process later, such as a C++ thread that nobody has joined, is not the script's
-# failure. The size is noted where torch itself notes it, because a script may have destroyed its groups by then.
+# A successful end, and how large the world was. It is reported after the script's threads have
+# ended and before its own exit handlers run: what kills the process later, such as an unjoined C++
+# thread, is not the script's failure. The size is recorded where torch itself records it, because a
+# script may have destroyed its groups by then.
 
 
 class GroupWatch:
-    """Notes the largest process group that this worker was ever in."""
+    """Records the size of the largest process group that this worker was ever in."""
 
     def __init__(self, *, forked: bool, imports_torch: bool) -> None:
         self._largest = 0
@@ -138,13 +142,13 @@ class GroupWatch:
         self._sees = forked and self._wrap()
 
     def largest_group(self) -> int | None:
-        """Return its size, 0 for none; None when that can't be told, or when the script does without torch."""
+        """Return its size, 0 for none; None if unknown, or if the script doesn't use torch."""
         if not self._sees or not (self._largest or self._uses_torch()):
             return None
         return self._largest
 
     def _wrap(self) -> bool:
-        """Watch the function by which every way to make the default group ends; torch calls it by its name."""
+        """Wrap the function with which torch sets the default group, and which it calls by name."""
         distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
         update = getattr(distributed, "_update_default_pg", None)
         if update is None:
@@ -161,7 +165,10 @@ class GroupWatch:
         return True
 
     def _uses_torch(self) -> bool:
-        """Say whether the script, or a module that it has imported, imports torch: it was there before them."""
+        """Return whether the script, or a module it has imported, uses torch.
+
+        `sys.modules` can't tell: torch was imported before.
+        """
         new = [
             (name, module) for name, module in list(sys.modules.items()) if name not in self._known
         ]
@@ -172,11 +179,11 @@ class GroupWatch:
 
 
 def tell_at_exit(socket_path: str, watch: GroupWatch, note: CodeNote) -> None:
-    """Tell the agent as soon as the interpreter begins to leave."""
+    """Report the successful end as soon as the interpreter begins to exit."""
     pid = os.getpid()
 
     def tell() -> None:
-        if os.getpid() == pid:  # not what the script's own exit handlers may have forked
+        if os.getpid() == pid:  # not in what the script's own exit handlers may have forked
             said = WorkerEndedWell(largest_group=watch.largest_group(), code=note.read())
             ipc.tell(socket_path, said)
 
@@ -184,11 +191,11 @@ def tell_at_exit(socket_path: str, watch: GroupWatch, note: CodeNote) -> None:
         atexit.register(tell)
 
 
-# A bad end.
+# A failure.
 
 
 def strip_own_frames(error: BaseException) -> types.TracebackType | None:
-    """Return the traceback from the user's first frame on; None for an error of our own."""
+    """Return the traceback from the user's first frame on; None for our own error."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame):
         trace = trace.tb_next
@@ -200,7 +207,7 @@ def _is_ours(frame: types.FrameType) -> bool:
 
 
 def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
-    """Tell the agent what ended this worker; a worker never fails because this fails."""
+    """Report to the agent which exception ended this worker; a failed report raises nothing."""
     told = _told_by(error)
     trace = strip_own_frames(error) if told is error else told.__traceback__
     try:
@@ -217,7 +224,7 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     full_name = name if module in ("builtins", "__main__") else f"{module}.{name}"
     text = "".join(lines)
     explain, own = getattr(error, "explain_to_user", None), None
-    if callable(explain):  # our library's own errors say more than their traceback
+    if callable(explain):  # our library's errors explain more than their traceback
         full_name, text, own = name, str(explain()), _own_words(error)
     told_of = WorkerFailed(
         type_name=full_name,
@@ -233,22 +240,26 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     )
     try:
         ipc.tell(socket_path, told_of)
-    except UsageError:  # characters of many bytes: half a report is none
+    except UsageError:  # non-ASCII characters may make it too long
         short = told_of.traceback[-12_000:]
         ipc.tell(socket_path, replace(told_of, traceback=short, code=None))
 
 
 def _own_words(error: BaseException) -> dict[str, str]:
-    """Return the parts of an error of our own; its class is not imported here, the script's may be another version."""
+    """Return the parts of an error of our library.
+
+    Its class is not imported here: the script's may be of another version.
+    """
     parts = {"at": "where", "because": "why", "hint": "fix"}
     found = {part: getattr(error, name, None) for part, name in parts.items()}
     return {part: str(value)[:8192] for part, value in found.items() if value}
 
 
 def _told_by(error: BaseException) -> BaseException:
-    """Return the error that says where it went wrong: that which a script was handling when it called sys.exit.
+    """Return the error that explains the end.
 
-    So do frameworks in their own last `except`.
+    That is the one that a script, or a framework in its last `except`, handled when it called
+    sys.exit.
     """
     handled = error.__context__
     is_exit = isinstance(error, SystemExit) and isinstance(handled, Exception)
@@ -256,7 +267,7 @@ def _told_by(error: BaseException) -> BaseException:
 
 
 def _is_wrong_line(told: BaseException) -> bool:
-    """Say whether a parser has refused the command line, or Python has found no module of that name."""
+    """Return whether a parser refused the command line, or Python found no such module."""
     if type(told).__module__ == "runpy" or type(told).__module__.startswith("click."):
         return True
     frames = [frame for frame, _ in traceback.walk_tb(told.__traceback__)]
@@ -265,7 +276,7 @@ def _is_wrong_line(told: BaseException) -> bool:
 
 
 def _users_lines(told: BaseException, trace: types.TracebackType | None) -> list[str]:
-    """Return its traceback without the frames of libraries."""
+    """Return the traceback without the frames of libraries."""
     library = os.path.dirname(os.__file__)  # with site-packages below it
     frames = traceback.extract_tb(trace)
     own = [f for f in frames if not f.filename.startswith((library, "<frozen"))]
@@ -309,7 +320,7 @@ def _import_debugger() -> Any:
     """Import pdb without readline, which would catch SIGWINCH (from Python 3.13 on)."""
     absent = "readline" not in sys.modules
     if absent:
-        sys.modules["readline"] = None  # type: ignore[assignment]  # importing it fails
+        sys.modules["readline"] = None  # type: ignore[assignment]  # makes its import fail
     try:
         return importlib.import_module("pdb")
     finally:
@@ -318,11 +329,11 @@ def _import_debugger() -> Any:
                 sys.modules.pop(name, None)
 
 
-pdb = _import_debugger()  # before the script, so that its sessions can be noticed
+pdb = _import_debugger()  # before the script, to notice its sessions
 
 
 def notice_the_debugger(socket_path: str) -> None:
-    """Tell the agent while a debugger holds this worker, so that no restart ends the session."""
+    """Tell the agent whenever pdb stops this worker, so that no restart ends the session."""
     if not socket_path:
         return
     interaction = pdb.Pdb.interaction
@@ -338,19 +349,20 @@ def notice_the_debugger(socket_path: str) -> None:
 
     @functools.wraps(stop_here)
     def never_in_ours(self: Any, frame: types.FrameType) -> bool:
-        """Who steps out of the script has left it."""
+        """Don't stop in our own frames: a user who steps out of the script has left it."""
         return not _is_ours(frame) and stop_here(self, frame)
 
     pdb.Pdb.interaction = noticed
     pdb.Pdb.stop_here = never_in_ours
 
 
-# Stacks: also while C code holds the GIL. A descriptor far above those of a script, and a signal that nobody sends by chance.
-# The script's own handlers, and what it does with `faulthandler` itself, are not touched: one that takes this signal keeps it.
+# Stacks, available even while C code holds the GIL. They use a descriptor far above those of a
+# script, and a signal that nobody sends by chance. The script's own handlers and use of
+# `faulthandler` are not touched: if it handles this signal, it keeps it.
 
 
 def write_stacks_on_signal(socket_path: str) -> None:
-    """Register; a worker never fails because this fails."""
+    """Write the stacks to a file on a signal; a failure here doesn't fail the worker."""
     rank, attempt = os.environ.get("RANK"), os.environ.get(contract.ATTEMPT_VARIABLE)
     if not socket_path or rank is None or attempt is None:
         return
@@ -373,17 +385,16 @@ def _register(path: str) -> None:
         os.close(fd)
         return
     faulthandler.register(contract.STACK_SIGNAL, file=fd, all_threads=True, chain=False)
-    if absent:  # the script imports it when it wants it
+    if absent:  # the script imports it itself if it needs it
         _kept.append(sys.modules.pop("faulthandler"))
 
 
-# A debugger that a user brings to this worker from outside: debugpy before the script, pdb after its exception.
+# A debugger that a user attaches from outside: debugpy before the script, pdb after its exception.
 #
-# The worker listens on a Unix socket in the folder of its agent, which only this user can enter, and tells the agent that it
-# waits. Who calls is `launcher/programs/debugger.py`, started by the agent for an authenticated client, as a command of `muster exec`.
-# debugpy wants a port: it calls back on one of the loopback that this program has opened and checks.
-#
-# Imported in the job's interpreter.
+# The worker listens on a Unix socket in its agent's folder, which only this user can enter, and
+# tells the agent that it waits. The caller is `launcher/programs/debugger.py`, which the agent
+# starts for an authenticated client as a command of `muster exec`. debugpy needs a port, so it
+# calls back on a loopback port that this program has opened and checks.
 
 
 WAIT_S = 3600.0
@@ -394,11 +405,11 @@ _PORT = struct.Struct("!H")
 
 
 class Debugging:
-    """What this worker was asked for.
+    """The debugger that was requested for this worker.
 
     Args:
-        socket_path: Of the agent; empty where there is none.
-        environment: Of this process; what is for muster alone is taken out of it.
+        socket_path: The agent's socket; empty if there is none.
+        environment: This process's variables, from which muster's own are removed.
     """
 
     def __init__(self, socket_path: str, environment: MutableMapping[str, str]) -> None:
@@ -411,13 +422,15 @@ class Debugging:
             _lengthen_timeouts()
 
     def before_script(self) -> None:
-        """Wait for an editor, if this is the rank for one."""
+        """Wait for an editor, if one is to attach to this rank."""
         if self._tool != contract.DEBUGPY or not self._is_meant:
             return
         caller = self._wait(self._tool)
         if caller is None:
             return
-        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a warning of five lines
+        os.environ.setdefault(
+            "PYDEVD_DISABLE_FILE_VALIDATION", "1"
+        )  # avoids a warning of five lines
         debugpy: Any = importlib.import_module("debugpy")
         wait_for_client, begins = debugpy.wait_for_client, threading.Event()
 
@@ -428,8 +441,8 @@ class Debugging:
             self._tell(active=False)
             while (
                 not begins.is_set()
-            ):  # an editor that leaves before the first step lets the script begin
-                with contextlib.suppress(RuntimeError):  # this wait has not begun
+            ):  # if the editor leaves before the first step, the script starts
+                with contextlib.suppress(RuntimeError):  # the wait has not begun
                     wait_for_client.cancel()
                 _go_on()
                 begins.wait(_LOOK_EVERY_S)
@@ -440,7 +453,8 @@ class Debugging:
             (port,) = _PORT.unpack(caller.recv(_PORT.size, socket.MSG_WAITALL))
             caller.settimeout(None)
             thread = threading.Thread(target=hold, name="debugger", daemon=True)
-            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # it has to run while all others are stopped
+            # It has to run while all other threads are stopped.
+            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]
             thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
             thread.start()
             debugpy.connect(("127.0.0.1", port))
@@ -448,7 +462,7 @@ class Debugging:
             begins.set()
 
     def post_mortem(self, error: BaseException) -> None:
-        """Let the user look at what has ended the script, if this was asked for."""
+        """Let the user inspect the error that ended the script, if that was requested."""
         trace = strip_own_frames(error)
         is_exit = isinstance(error, SystemExit | KeyboardInterrupt)
         if self._tool != contract.PDB or not self._is_meant or is_exit or trace is None:
@@ -456,7 +470,7 @@ class Debugging:
         caller = self._wait(self._tool)
         if caller is None:
             return
-        # A user who leaves breaks the pipe; then the run ends as it would have.
+        # A user who leaves breaks the pipe; then the run ends as usual.
         with contextlib.suppress(OSError), caller.makefile("rw", encoding="utf-8") as stream:
             caller.sendall(contract.STREAMS)
             traceback.print_exception(type(error), error, trace, file=stream)
@@ -466,7 +480,7 @@ class Debugging:
         caller.close()
 
     def stop_at(self, frame: types.FrameType, text: str) -> bool:
-        """Let the user look at a frame of the script, which has not failed; say whether it goes on (`c`)."""
+        """Let the user inspect a frame of the running script; return whether to continue (`c`)."""
         caller = self._wait(contract.PDB_STOPS)
         if caller is None:
             return True
@@ -482,7 +496,7 @@ class Debugging:
         return goes_on
 
     def _wait(self, tool: str) -> socket.socket | None:
-        """Return a connection with the user's debugger; None when nobody has come."""
+        """Return a connection to the user's debugger; None if none connects in time."""
         path = contract.debugger_socket(self._agent, self._rank)
         with socket.socket(socket.AF_UNIX) as listener:
             with contextlib.suppress(FileNotFoundError):
@@ -513,13 +527,13 @@ class Debugging:
 
 
 def stop_at(socket_path: str, rank: str, frame: types.FrameType, text: str) -> bool:
-    """Let the user look at a frame of this rank's script, if the run was started with a debugger; say whether it goes on."""
+    """Let the user inspect a frame of this rank's script; return whether to continue."""
     environment = {"RANK": rank, contract.DEBUGGER_VARIABLE: contract.PDB}
     return Debugging(socket_path, environment).stop_at(frame, text)
 
 
 def _go_on() -> None:
-    """End the wait for an editor's settings in `connect`, which debugpy has no call for."""
+    """End the wait for an editor's settings in `connect`, for which debugpy has no function."""
     find: Any = getattr(sys.modules.get("pydevd"), "get_global_debugger", None)
     debugger: Any = find() if find is not None else None
     if hasattr(debugger, "ready_to_run"):
@@ -527,7 +541,10 @@ def _go_on() -> None:
 
 
 def _lengthen_timeouts() -> None:
-    """Let the other ranks wait in their collectives for as long as somebody thinks; a timeout of the script's own stays."""
+    """Lengthen the default timeouts, so that other ranks wait in their collectives.
+
+    A timeout that the script sets stays.
+    """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         if isinstance(getattr(distributed, name, None), timedelta):
@@ -535,7 +552,7 @@ def _lengthen_timeouts() -> None:
 
 
 def what_is_missing(environment: MutableMapping[str, str]) -> str | None:
-    """Return why the debugger that was asked for can't be had in this interpreter; None if it can."""
+    """Return why the requested debugger is not available in this interpreter; None if it is."""
     tool = environment.get(contract.DEBUGGER_VARIABLE, "").partition(" ")[0]
     if tool != contract.DEBUGPY or importlib.util.find_spec("debugpy") is not None:
         return None

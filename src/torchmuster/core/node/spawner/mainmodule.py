@@ -1,7 +1,7 @@
 """Run the user's program in this process as a freshly started interpreter would.
 
-The same code serves a forked worker and a fresh one. What differs from `python SCRIPT` is the closed
-list in `docs/workers.md`; everything else is a defect.
+The same code serves a forked worker and a fresh one. `docs/workers.md` lists all differences from
+`python SCRIPT`; any other one is a defect.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
-    """What a worker has to be: plain values, so that a fresh interpreter can get it as JSON."""
+    """What a worker runs: plain values, so that a fresh interpreter can get it as JSON."""
 
     kind: str
     target: str
@@ -62,15 +62,15 @@ def task_from_environment() -> WorkerTask:
 
 def task_to_environment(task: WorkerTask) -> str:
     """Return the task as the text that `task_from_environment` reads."""
-    return json.dumps(asdict(replace(task, args=[])))  # the system takes 128 KiB for a variable
+    return json.dumps(asdict(replace(task, args=[])))  # a variable may have 128 KiB
 
 
 def run(task: WorkerTask, at_start: Collection[str]) -> None:
-    """Run the program; leave through the interpreter's ordinary end.
+    """Run the program, and end in the interpreter's usual way.
 
     Args:
         task: What to run.
-        at_start: The modules that the interpreter had before it met our own code.
+        at_start: The modules that the interpreter had before it imported our code.
     """
     other = plugs.find("script_kinds", task.kind)  # while our own modules are here
     _forget_ourselves()
@@ -105,11 +105,11 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
                 last_words.report(task.socket_path, error, note)
         raise
     except BaseException as error:
-        if os.getpid() == pid:  # what the script has forked is not the worker
+        if os.getpid() == pid:  # not in the script's own forks
             debugging.post_mortem(error)
             last_words.report(task.socket_path, error, note)
         _hide_own_frames()
-        raise  # the interpreter prints it, and ends by SIGINT after a KeyboardInterrupt
+        raise  # the interpreter prints it, and dies by SIGINT after a KeyboardInterrupt
     if os.getpid() == pid:
         last_words.tell_at_exit(task.socket_path, watch, note)
         if other is not None:
@@ -139,9 +139,10 @@ def _module_name(folder: str | None, entry: str) -> str:
 
 
 def first_path(kind: str, target: str) -> str | None:
-    """Return what CPython puts in front of `sys.path` for a program; None for nothing.
+    """Return what CPython puts in front of `sys.path` for a program; None if nothing.
 
-    Source: Python/pathconfig.c, `_PyPathConfig_ComputeSysPath0`; Modules/main.c, `pymain_run_python`.
+    Source: Python/pathconfig.c, `_PyPathConfig_ComputeSysPath0`; Modules/main.c,
+    `pymain_run_python`.
     """
     if kind == "file" and pkgutil.get_importer(target) is not None:
         return _absolute(target)  # a zip file
@@ -181,7 +182,7 @@ def _compile(text: bytes, path: str) -> types.CodeType:
 
 
 def _absolute(path: str) -> str:
-    """Return the path as CPython makes it absolute: dots and links stay (`_Py_abspath`)."""
+    """Return the absolute path as CPython does: dots and links stay (`_Py_abspath`)."""
     return os.path.join(os.getcwd(), path)
 
 
@@ -204,14 +205,14 @@ def _run_other(task: WorkerTask, other: Any) -> None:
 
 
 def _set_argv(argv: list[str], original: list[str]) -> None:
-    """Take our own words out of the command line; the interpreter and its flags stay."""
+    """Remove our own arguments from the command line; the interpreter and its flags stay."""
     num_flags = len(sys.orig_argv) - len(sys.argv)
     sys.orig_argv = [*sys.orig_argv[:num_flags], *original]
     sys.argv = argv
 
 
 def _new_main_module(**values: Any) -> types.ModuleType:
-    """Put an empty `__main__` in place of ours, with the names that CPython gave to ours."""
+    """Replace our `__main__` by an empty one, with the names that CPython gave ours."""
     ours = sys.modules["__main__"]
     _kept.append(ours)
     values = {"__name__": "__main__", "__annotations__": {}, **values}
@@ -230,11 +231,11 @@ def _new_main_module(**values: Any) -> types.ModuleType:
     return main
 
 
-_kept: list[Any] = []  # modules that the script must not see but whose code is still running
+_kept: list[Any] = []  # modules that the script must not see, but whose code still runs
 
 
 def _forget_ourselves() -> None:
-    """Let the script import what its own environment has, not the agent's copy of torchmuster."""
+    """Let the script import its own environment's torchmuster, not the agent's copy."""
     _kept.extend(_take_out_torchmuster().values())
     if imported_for_the_job:
         sys.meta_path.insert(0, _ImportedFinder())
@@ -245,13 +246,13 @@ def _take_out_torchmuster() -> dict[str, types.ModuleType]:
     return {name: sys.modules.pop(name) for name in own}
 
 
-# What the job's own environment has as torchmuster, where it was imported before the fork.
+# The job's own torchmuster, if it was imported before the fork.
 imported_for_the_job: dict[str, types.ModuleType] = {}
 
 
 @contextlib.contextmanager
 def torchmuster_of_the_job() -> Iterator[None]:
-    """Let what is imported find the job's torchmuster, and keep that apart from ours."""
+    """Let imports find the job's torchmuster, and keep it apart from ours."""
     ours = _take_out_torchmuster()
     sys.modules.update(imported_for_the_job)
     try:
@@ -262,7 +263,7 @@ def torchmuster_of_the_job() -> Iterator[None]:
 
 
 class _ImportedFinder:
-    """Gives the script the torchmuster that was imported before the fork, if `sys.path` still leads to the same one."""
+    """Gives the script the torchmuster imported before the fork, if `sys.path` leads to it."""
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
         if name != "torchmuster":
@@ -275,7 +276,7 @@ class _ImportedFinder:
         return found
 
     def create_module(self, _spec: ModuleSpec) -> None:
-        """Let the import make an empty module, in whose place the imported one is put."""
+        """Let the import make an empty module, which the imported one then replaces."""
 
     def exec_module(self, _module: types.ModuleType) -> None:
         sys.meta_path.remove(self)
@@ -283,7 +284,7 @@ class _ImportedFinder:
 
 
 def _uncover(folder: str | None, at_start: Collection[str]) -> None:
-    """Let the script import its own files, where we have imported Python's modules of their names."""
+    """Remove Python's modules that the script's own files hide, so that it can import those."""
     names = hidden_modules(folder, at_start)
     for name in [name for name in sys.modules if name.partition(".")[0] in names]:
         path = getattr(sys.modules[name], "__file__", None) or ""
@@ -292,10 +293,10 @@ def _uncover(folder: str | None, at_start: Collection[str]) -> None:
 
 
 def _renew_streams() -> None:
-    """Make the standard streams for the descriptors that this process has now.
+    """Initialise the standard streams again, for this process's own descriptors.
 
-    They were made in the spawner, for others: whether a stream can seek, for one, was asked there. The
-    objects stay, because modules that are imported already (handlers of logging) hold them.
+    They were made in the spawner for other descriptors, whose properties, such as seeking, they
+    keep. The objects stay, because imported modules (such as logging handlers) hold them.
 
     Source: CPython, Python/pylifecycle.c, `create_stdio`.
     """
@@ -325,7 +326,7 @@ def _line_buffer_stdout() -> None:
 
 
 def _renew_identity() -> None:
-    """Set what imported modules noted about the process that imported them."""
+    """Correct what imported modules recorded about the process that imported them."""
     threading = sys.modules.get("threading")
     if threading is not None and hasattr(threading.Thread, "_set_native_id"):
         threading.main_thread()._set_native_id()
@@ -339,9 +340,9 @@ def _renew_identity() -> None:
 
 
 def _reseed() -> None:
-    """Give this process random states of its own, as a fresh interpreter has.
+    """Give this process its own random states, as a fresh interpreter has.
 
-    Children of one fork would draw the same numbers on all ranks, and again after each restart.
+    Otherwise forked workers would draw the same numbers on all ranks, and again after each restart.
     The `random` module reseeds itself after a fork (`os.register_at_fork` in Lib/random.py).
     """
     torch = sys.modules.get("torch")
@@ -353,9 +354,9 @@ def _reseed() -> None:
 
 
 def _restore_blas_threads() -> None:
-    """Give OpenBLAS the threads that a fresh interpreter would have had.
+    """Give OpenBLAS as many threads as a fresh interpreter would have.
 
-    The spawner loads it with one thread, so that it stays single-threaded itself.
+    The spawner loads it with one thread, to stay single-threaded itself.
     """
     num_threads = blas_threads(os.environ, len(os.sched_getaffinity(0)))
     if num_threads == 1:
@@ -386,7 +387,7 @@ def blas_threads(environment: Mapping[str, str], num_cpus: int) -> int:
 
 
 def _hide_own_frames() -> None:
-    """Let the hook that prints the last exception see the traceback from the user's frames on."""
+    """Let the exception hook see the traceback only from the user's first frame on."""
     hook: Any = getattr(sys, "excepthook", _MISSING)
 
     def once(kind: type[BaseException], error: BaseException, _: object) -> None:

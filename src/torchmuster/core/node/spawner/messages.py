@@ -1,6 +1,6 @@
-"""What an agent and its spawner say to each other, one packet each; descriptors travel beside a packet.
+"""The messages between an agent and its spawner: one packet each, with descriptors attached.
 
-Imported in the job's interpreter too, so it has to be quick.
+The job's interpreter imports this module too, so the import has to be quick.
 """
 
 from typing import Any
@@ -8,26 +8,26 @@ from typing import Any
 from torchmuster.core.model.failure import LeftProcess
 from torchmuster.core.model.message import TypedMessage
 
-# A packet has to fit into the socket's buffer, which the system may keep at 200 KiB; a longer order lies in memory of
-# its own, and its descriptor comes before the order's.
+# A packet has to fit into the socket's buffer, which the system may limit to 200 KiB. A longer
+# order is in a memory file, whose descriptor comes before the order's own.
 MOST_IN_PACKET = 64 << 10
 IN_MEMORY = b"in memory"
 
 
 class SpawnerOrder(TypedMessage):
-    """What the agent orders."""
+    """An order of the agent."""
 
 
 class BeginSpawner(SpawnerOrder):
     """The first packet: what this spawner is for.
 
     Attributes:
-        wrapped: A wrapper command stands between the agent and the spawner.
-        macros: `${local_rank}` in the arguments means what it does to torchrun.
+        wrapped: A wrapper command runs between the agent and the spawner.
+        macros: `${local_rank}` in the arguments has torchrun's meaning.
         has_torch: Import torch before the first fork.
-        call_sha256: Of the call file of a function, empty for none.
-        cache: The folder for what is found out about imports.
-        num_imports: How many of the script's first imports are made here at most; -1: as many as can be.
+        call_sha256: The hash of the call file of a function; empty for none.
+        cache: The folder that caches findings about imports.
+        num_imports: The maximum of the script's first imports to make here; -1: no limit.
         imports_why: Why no more.
     """
 
@@ -49,20 +49,21 @@ class BeginSpawner(SpawnerOrder):
 
 
 class PingSpawner(SpawnerOrder):
-    """The agent is here.
+    """The agent is alive.
 
     Attributes:
-        waits: It is the only one of its run, and nobody starts another one: while it is stopped, its workers go on.
+        waits: It is the only agent of its run and nobody would replace it, so its workers continue
+            while it is stopped.
     """
 
     waits: bool = False
 
 
 class StartWorker(SpawnerOrder):
-    """Start the worker of a rank; its three standard streams come with it.
+    """Start the worker of a rank; its three standard streams are attached.
 
     Attributes:
-        args: Its arguments, where they are not those of all.
+        args: Its arguments, if they differ from those of the other workers.
     """
 
     rank: int
@@ -72,7 +73,7 @@ class StartWorker(SpawnerOrder):
 
 
 class StartStore(SpawnerOrder):
-    """Serve the store of an attempt; its listening socket comes with it."""
+    """Serve the store of an attempt; its listening socket is attached."""
 
     host: str
     port: int
@@ -86,30 +87,30 @@ class SignalWorkerProcesses(SpawnerOrder):
 
 
 class KillChildren(SpawnerOrder):
-    """End everything, and say when all is gone; after a good end, what has a session of its own stays."""
+    """Kill everything and report when all is gone; after a success, keep separate sessions."""
 
     ended_well: bool
 
 
 class SpawnerEvent(TypedMessage):
-    """What the spawner tells."""
+    """An event from the spawner."""
 
 
 class SpawnerPong(SpawnerEvent):
-    """The spawner is here."""
+    """The spawner is alive."""
 
 
 class TorchFound(SpawnerEvent):
-    """What `model.installed.look_for_torch` has found, a second before torch is imported."""
+    """The findings of `model.plan.look_for_torch`, a second before torch is imported."""
 
     facts: dict[str, Any]
 
 
 class InterpreterReady(SpawnerEvent):
-    """Workers can be started; `why` they will not be forked, where that needs a word.
+    """Workers can be started; `why` says why they won't be forked, if the user should know.
 
     Attributes:
-        imports_why: Why each worker makes some of the script's first imports itself; empty where none does.
+        imports_why: Why each worker makes some of the script's first imports itself; may be empty.
     """
 
     python: str
@@ -120,7 +121,10 @@ class InterpreterReady(SpawnerEvent):
 
 
 class ImportsRefused(SpawnerEvent):
-    """This spawner has tried an import that only a worker may make, and ends: another one makes `num_made` of them."""
+    """This spawner tried an import that only a worker may make, and ends.
+
+    The next spawner makes only `num_made` imports.
+    """
 
     num_made: int
     why: str
@@ -140,7 +144,7 @@ class FellBack(SpawnerEvent):
 
 
 class LeaseEnded(SpawnerEvent):
-    """The agent was silent for too long: the workers are being ended."""
+    """The agent was silent for too long: the workers are being killed."""
 
 
 class ChildStarted(SpawnerEvent):
@@ -161,6 +165,6 @@ class ChildEnded(SpawnerEvent):
 
 
 class NoChildLeft(SpawnerEvent):
-    """Nothing is left but what goes on after a good end."""
+    """Only processes that may outlive a success are left."""
 
     left: tuple[LeftProcess, ...]

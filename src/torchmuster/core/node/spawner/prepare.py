@@ -1,4 +1,4 @@
-"""Import torch in the spawner, unless fresh interpreters are wanted or needed, and say why a fork would not be right."""
+"""Imports torch in the spawner unless workers need fresh interpreters, and says why they do."""
 
 import contextlib
 import ctypes
@@ -19,10 +19,10 @@ from torchmuster.core.model.plan import look_for_torch
 from torchmuster.core.node.spawner import last_words, mainmodule, messages
 from torchmuster.core.node.spawner.script import EarlyImports, read_script
 
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # overrides OMP_NUM_THREADS
 _NO_THREADS = {_BLAS_THREADS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
-# the process group exists, and torch 2.13 then deadlocks when a script ends with its DDP model alive
+# Not torch._dynamo, though every optimizer imports it: it imports torch.distributed.nn, here before
+# the process group exists. torch 2.13 then deadlocks when a script ends with its DDP model alive
 # (the Gloo group's destructor joins a thread that waits for the GIL). Seen in the DDP tutorial.
 _TORCH_MODULES = (
     "torch",
@@ -37,12 +37,12 @@ _LIBRARY = "torchmuster.train"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a spawner can.
+    """What a spawner can do.
 
     Attributes:
-        forks: Workers are forks of it; else fresh interpreters.
-        imports_torch: The script does.
-        first: The script's first imports that it has made.
+        forks: Workers are forks of it; otherwise fresh interpreters.
+        imports_torch: The script imports torch.
+        first: The script's first imports, which the spawner has made.
     """
 
     forks: bool
@@ -55,8 +55,8 @@ def prepare(
     at_start: Collection[str],
     send: Callable[[messages.SpawnerEvent], None],
 ) -> Prepared:
-    """Tell the agent what this interpreter has and can."""
-    # A second before torch is there: the nodes are compared while it is imported.
+    """Make the imports, and tell the agent what this interpreter has and can do."""
+    # Send this a second before torch is ready: the nodes are compared during its import.
     found = look_for_torch() if config.kind != "command" else {}
     send(messages.TorchFound(facts=found))
     missing = last_words.what_is_missing(os.environ)
@@ -70,7 +70,7 @@ def prepare(
     torch_version: str | None = None
     first: EarlyImports | None = None
     if why is None:
-        # What lies beside the script may hide a module, for torch as for the script.
+        # Files next to the script may hide a module, from torch as from the script.
         folder = mainmodule.first_path(config.kind, config.target)
         for_calls = config.kind == "function"
         first = script.early_imports(folder)
@@ -88,10 +88,10 @@ def prepare(
             return Prepared(False, script.imports_torch)
         if first is not None and first.stopped is not None and first.is_spoilt:
             send(first.stopped)
-            os._exit(0)  # nothing of what was imported may say a last word
+            os._exit(0)  # no exit handler of an imported module may run
         why = reason_not_to_fork()
     elif config.kind != "command":
-        # The package's metadata would say the same and take longer than all else here.
+        # The package's metadata has the same but takes longer than everything else here.
         torch_version = found.get("torch") or _installed_version("torch")
     is_news = config.start != "fresh" and config.kind != "command"
     python = sys.version.split()[0]
@@ -116,18 +116,18 @@ def import_for_workers(
     for_calls: bool = False,
     first: Callable[[], None] | None = None,
 ) -> tuple[str | None, str | None]:
-    """Import torch, what the user named, and our library; return torch's version and what went wrong.
+    """Import torch, the user's preloads and our library; return torch's version and a problem.
 
     Args:
         folder: Where to look first.
-        preload: What the user named.
+        preload: The modules that the user named.
         has_torch: The workers need torch.
         has_library: The script imports our library.
-        for_calls: The workers call functions that travel.
+        for_calls: The workers call pickled functions.
         first: Makes the imports that the script begins with.
     """
     own = {name: os.environ.get(name) for name in _NO_THREADS}
-    # numpy would start its threads at import, and pyarrow's allocator one.
+    # At their import, numpy would start its threads and pyarrow's allocator one.
     os.environ |= {
         name: value
         for name, value in _NO_THREADS.items()
@@ -143,7 +143,7 @@ def import_for_workers(
             problem = _import_torch(folder) if has_torch else None
             problem = problem or _import_named(preload)
             if has_torch and has_library:
-                with contextlib.suppress(Exception):  # the script says it in its own words
+                with contextlib.suppress(Exception):  # the script reports it itself
                     importlib.import_module(_LIBRARY)
             if first is not None and problem is None and reason_not_to_fork() is None:
                 first()
@@ -157,9 +157,9 @@ def import_for_workers(
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    tempfile.tempdir = None  # a script may still say where with TMPDIR
+    tempfile.tempdir = None  # a script may still set TMPDIR
     gc.enable()
-    gc.freeze()  # a collection in a worker must not touch, and so copy, what all share
+    gc.freeze()  # a collection in a worker must not touch, and so copy, shared memory
     torch = sys.modules.get("torch")
     version = getattr(torch, "__version__", None)
     if version is not None and _version_tuple(version) < (2, 6):
@@ -167,11 +167,11 @@ def import_for_workers(
     return version, None
 
 
-_in_the_way = ""  # a file of the script's folder that an import of torch has taken for a module
+_in_the_way = ""  # a file in the script's folder that torch's import took for a module
 
 
 def _import_torch(folder: str | None = None) -> str | None:
-    """Import torch; return what went wrong. A job without torch is allowed."""
+    """Import torch; return what went wrong, if anything. A job without torch is allowed."""
     global _in_the_way
     try:
         for name in _TORCH_MODULES:
@@ -189,7 +189,7 @@ def _import_torch(folder: str | None = None) -> str | None:
 
 
 def _import_for_calls() -> None:
-    """Import what unpickles functions that travel by value; a function of a module does without."""
+    """Import what unpickles functions sent by value; a module's function doesn't need it."""
     with contextlib.suppress(ImportError):
         importlib.import_module("cloudpickle")
 
@@ -209,7 +209,7 @@ _cuda_line = ""  # where an import first asked for a GPU
 
 @contextlib.contextmanager
 def _noting_cuda() -> Iterator[None]:
-    """Note the line outside of torch that first makes torch initialise CUDA, or ask the driver for its devices."""
+    """Record the first line outside of torch that makes torch use CUDA or query its devices."""
     cuda = sys.modules.get("torch.cuda")
     names = [name for name in ("_lazy_init", "is_available", "device_count") if hasattr(cuda, name)]
     originals = {name: getattr(cuda, name) for name in names}
@@ -240,7 +240,7 @@ def _line_outside_of_torch(frame: FrameType | None) -> str:
 
 
 def flush_everything() -> None:
-    """Write out what the imports printed, else every worker would print it again."""
+    """Flush what the imports printed; otherwise every worker would print it again."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -262,10 +262,10 @@ def _installed_version(name: str) -> str | None:
 
 
 def reason_not_to_fork() -> str | None:
-    """Return why a fork of this process would not be right; None if it is."""
+    """Return why this process must not fork; None if it may."""
     by = f", at {_cuda_line}" if _cuda_line else ""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is not None and cuda.is_initialized():  # before its threads, which are its doing
+    if cuda is not None and cuda.is_initialized():  # before the threads, which CUDA started
         return f"the imports initialised CUDA in the spawner{by}"
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -1,10 +1,10 @@
 """The spawner: imports torch once, then forks a worker whenever its agent asks for one.
 
-It has one thread, always: a fork beside a second thread can copy a held lock. It checks that before
-every fork and starts fresh interpreters when forking can't be right. It talks to its agent over a
-`SOCK_SEQPACKET` pair, one JSON object per packet, with the standard streams of a worker attached.
+It always has one thread: a fork next to a second thread can copy a held lock. It checks that before
+every fork, and starts fresh interpreters if forking isn't safe. It talks to its agent over a
+`SOCK_SEQPACKET` pair, one JSON object per packet, with a worker's standard streams attached.
 
-It ends its workers when the agent has gone (end of file) or has been silent for the lease.
+It ends its workers when the agent is gone (end of file) or has been silent for the lease.
 """
 
 import importlib
@@ -27,17 +27,17 @@ from torchmuster.core.model.message import decode, encode
 from torchmuster.core.node.spawner import mainmodule, messages, prepare
 from torchmuster.core.node.spawner.mainmodule import WorkerTask
 
-# The store of one attempt: torch's TCPStore in a process of its own.
-#
-# It has a process of its own because its server thread makes forking unsafe (a fork beside it hung one
-# worker of eight in a lock), and because a new attempt must never see the keys of the last.
+# The store of one attempt: torch's TCPStore in a separate process, because its server thread makes
+# forking unsafe (a fork next to it hung one worker of eight in a lock), and because a new attempt
+# must never see the keys of the last.
 
 
 def serve_store(listen_fd: int, host: str, port: int) -> None:
-    """Serve keys on a listening socket until killed."""
-    # By name: only `train` imports torch (`docs/design.md`, section 2).
+    """Serve a store on a listening socket until killed."""
+    # By name, because only `train` imports torch (`docs/design.md`, section 2).
     torch, distributed = map(importlib.import_module, ("torch", "torch.distributed"))
-    # Before torch 2.8 libuv's store, the default, takes no socket that listens (NotImplementedError).
+    # Before torch 2.8, libuv's store, the default, accepts no listening socket
+    # (NotImplementedError).
     # Source: pytorch pull request 150215, TCPStoreLibUvBackend.cpp; seen with 2.6.0, 2.7.1, 2.8.0.
     older = {"use_libuv": False} if torch.__version__ < (2, 8) else {}
     store = distributed.TCPStore(
@@ -68,8 +68,8 @@ class Spawner:
         self.forks = False
         self.children: dict[int, messages.ChildStarted] = {}
         self.ending = False
-        self.spares_until: float | None = None  # after a good end: when to look who stays
-        self.sessions = {os.getsid(0)}  # ours, and those of our children
+        self.spares_until: float | None = None  # after a success: until when to wait for what stays
+        self.sessions = {os.getsid(0)}  # ours and our children's
         self.clock = OwnClock()
         self.heard_at = self.clock()
         self.agent_waits = False
@@ -77,14 +77,14 @@ class Spawner:
         self.dispositions: dict[int, Any] = {}
 
     def send(self, message: messages.SpawnerEvent) -> None:
-        """Send one packet to the agent; a lost agent is noticed by the next read."""
+        """Send one packet to the agent; the next read notices a lost agent."""
         try:
             self.control.send(encode(message))
         except OSError:
             return
 
     def receive(self) -> tuple[messages.SpawnerOrder | None, list[int]]:
-        """Return the next packet and its descriptors; None at the end of the agent."""
+        """Return the next order and its descriptors; None if the agent is gone."""
         try:
             packet, fds, _, _ = socket.recv_fds(self.control, messages.MOST_IN_PACKET, 4)
         except ConnectionError:
@@ -98,12 +98,12 @@ class Spawner:
 
 
 def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> WorkerTask | None:
-    """Serve the agent. Returns in each forked worker with its task; in the spawner, None.
+    """Serve the agent; return the task in each forked worker, and None in the spawner.
 
     Args:
         control_fd: The socket to the agent.
-        entry_path: What starts a fresh interpreter.
-        at_start: The modules that the interpreter had before it met our own code.
+        entry_path: The script that a fresh interpreter runs.
+        at_start: The modules that the interpreter had before it imported our code.
     """
     spawner = Spawner(socket.socket(fileno=control_fd), entry_path)
     config, _ = spawner.receive()
@@ -114,13 +114,14 @@ def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> Worker
     spawner.forks = spawner.can.forks
     proc.become_subreaper()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        # The agent decides what workers get; a signal to the whole job must not end the spawner.
+        # The agent decides which signals workers get; one to the whole job must not end the
+        # spawner.
         spawner.dispositions[signum] = signal.signal(signum, _ignore)
     spawner.dispositions[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _ignore)
     signal.set_wakeup_fd(spawner.wakeup_w, warn_on_full_buffer=False)
     spawner.heard_at = spawner.clock()
     task = _loop(spawner)
-    spawner.control.close()  # under `-X dev` Python would complain to the user
+    spawner.control.close()  # under `-X dev`, Python would print a warning
     return task
 
 
@@ -150,7 +151,7 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
             if task is not None:
                 return task
         elif spawner.children and not spawner.ending and _agent_stands_still(spawner):
-            # A stopped agent can't read this; it learns of the deaths when it wakes.
+            # A stopped agent can't read this now; it learns of the deaths when it continues.
             spawner.send(messages.LeaseEnded())
             _begin_ending(spawner)
         if spawner.ending:
@@ -158,15 +159,16 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
 
 
 def _agent_stands_still(spawner: Spawner) -> bool:
-    """Say whether the agent's lease has ended; one that only waits for a processor is not given up so soon.
+    """Return whether the agent's lease has ended.
 
-    One that was stopped (Ctrl-Z) where no other node waits is not given up at all: its end is seen at once.
+    An agent that only waits for a processor gets more time. One that was stopped (Ctrl-Z) while no
+    other node waits is never given up: its death would be noticed at once.
     """
     silent_s = spawner.clock() - spawner.heard_at
     lease_s = spawner.config.lease_s
     if silent_s <= lease_s:
         return False
-    # Behind a wrapper the parent is somebody else.
+    # With a wrapper, the parent is not the agent.
     agent = None if spawner.config.wrapped else proc.read_process(os.getppid())
     state = agent.state if agent is not None else None
     if spawner.agent_waits and is_stopped(state):
@@ -217,10 +219,10 @@ def _begin_ending(spawner: Spawner) -> None:
 
 
 def _continue_ending(spawner: Spawner) -> None:
-    """Kill what the workers left behind, generation after generation; say when all are gone.
+    """Kill what the workers left, generation after generation; report when all are gone.
 
-    After a good end, what a worker has put into a session of its own stays: it was meant to. Helpers
-    that only end a little later than their worker have a moment for it.
+    After a success, what a worker has put into its own session stays, since that was intended.
+    Helpers that end only a little later than their worker get a moment to do so.
     """
     _reap(spawner)
     left = _in_own_sessions(spawner) if spawner.spares_until is not None else []
@@ -235,7 +237,7 @@ def _continue_ending(spawner: Spawner) -> None:
 
 
 def _in_own_sessions(spawner: Spawner) -> list[proc.ProcessFacts]:
-    """Return the orphans of workers that are in sessions which the workers have made."""
+    """Return the workers' orphans in sessions that the workers created."""
     found = [proc.read_process(pid) for pid in proc.children_of(os.getpid())]
     return [
         facts
@@ -297,7 +299,7 @@ def _start_worker(
 
 
 def _with_macros(word: str, local_rank: str) -> str:
-    """Return an argument as torchrun would pass it on: what string.Template makes of it.
+    """Return an argument as torchrun would pass it, with macros replaced as by string.Template.
 
     That module is not imported: a project may have its own `string.py`.
     """
@@ -310,7 +312,7 @@ def _with_macros(word: str, local_rank: str) -> str:
 
 
 def _interpreter(config: messages.BeginSpawner) -> list[str]:
-    """Return what starts a fresh interpreter; behind a wrapper we are in its environment already."""
+    """Return the command for a fresh interpreter; our own, as a wrapper is already in effect."""
     if not config.wrapped or not sys.executable:
         return list(config.python)
     num_flags = len(sys.orig_argv) - len(sys.argv)
@@ -331,12 +333,12 @@ def _start_store(spawner: Spawner, order: messages.StartStore, fds: list[int]) -
 
 
 def _fork(spawner: Spawner, kind: str, rank: int, fds: list[int]) -> bool:
-    """Fork; return True in the spawner. The child is prepared up to its standard streams."""
+    """Fork; return True in the spawner. The child lacks only its standard streams."""
     why = prepare.reason_not_to_fork() if spawner.forks else None
     if why is not None:
         _fall_back(spawner, why)
     parent_pid = os.getpid()
-    # A signal that comes now waits until the child has its own dispositions: it must not get lost.
+    # A signal that comes now must not get lost: it waits until the child has its own dispositions.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, spawner.dispositions)
     pid = os.fork()
     if pid != 0:
@@ -352,7 +354,7 @@ def _fork(spawner: Spawner, kind: str, rank: int, fds: list[int]) -> bool:
     proc.die_with_parent(parent_pid)
     signal.set_wakeup_fd(-1)
     for signum, disposition in spawner.dispositions.items():
-        # Schedulers signal every process of a job, and without the store no rank could save.
+        # Schedulers signal every process of a job, and without the store, no rank could save.
         is_deaf = kind == "store" and signum != signal.SIGCHLD
         signal.signal(signum, signal.SIG_IGN if is_deaf else disposition)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -368,7 +370,7 @@ def _fall_back(spawner: Spawner, why: str) -> None:
 
 
 def _execute(argv: list[str]) -> None:
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # CPython ignores them; its heirs must not
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # CPython ignores them; its children must not
         signal.signal(signum, signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)

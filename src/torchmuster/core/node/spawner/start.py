@@ -1,4 +1,7 @@
-"""Start a spawner: Python itself by a pair of sockets, a wrapper command by a socket that its Python calls."""
+"""The agent's side of a spawner: starts it, sends it orders, receives its events.
+
+Python itself gets one end of a socket pair; with a wrapper command, its Python calls a socket.
+"""
 
 import contextlib
 import os
@@ -29,15 +32,12 @@ if TYPE_CHECKING:
     import asyncio
 
 
-# The agent's side of its spawner: start it, send it orders, hear of its children.
-
-
 BUFFER_BYTES = 4 << 20
 _MAX_PACKET_BYTES = 1 << 16
 
 
 class SpawnerLink:
-    """Orders out, events in; orders wait in a queue when the spawner is slow to read."""
+    """Sends orders and receives events; orders wait in a queue if the spawner reads slowly."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class SpawnerLink:
         self._on_end = on_end
         self._waiting: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._open = False
-        self.say: Callable[[str], None] = _drop  # for what it prints
-        self.tell: Callable[[str], None] = _drop  # for sentences to the user
+        self.say: Callable[[str], None] = _drop  # gets what the spawner prints
+        self.tell: Callable[[str], None] = _drop  # gets sentences for the user
 
     @property
     def pid(self) -> int:
@@ -61,12 +61,12 @@ class SpawnerLink:
         return self._child.pid
 
     def open(self) -> None:
-        """Begin to listen to the spawner."""
+        """Start listening to the spawner."""
         self._open = True
         _running_loop().add_reader(self._control, self._receive)
 
     def close(self) -> None:
-        """Close the pair: the spawner ends its children and itself."""
+        """Close the connection: the spawner ends its children and itself."""
         if self._open:
             self._open = False
             loop = _running_loop()
@@ -77,20 +77,20 @@ class SpawnerLink:
                 _close_all(fds)
 
     def kill(self) -> None:
-        """SIGKILL it; its workers die with it."""
+        """SIGKILL the spawner; its workers die with it."""
         proc.kill_quietly(self.pid)
 
     @property
     def said(self) -> str:
-        """Return the last lines of what it printed, where that is kept."""
+        """Return the last lines that the spawner printed, if they are kept."""
         return ""
 
     def last_words(self) -> dict[str, str]:
-        """Return more fields for a refusal: why it ended, in its own words."""
+        """Return more fields for a refusal: why the spawner ended, in its own words."""
         return {}
 
     def exit_status(self) -> int | None:
-        """Reap the spawner; return its status or None while it runs."""
+        """Reap the spawner; return its exit status, None while it runs."""
         return self._child.poll()
 
     def order(self, message: SpawnerOrder, fds: Sequence[int] = ()) -> None:
@@ -108,7 +108,7 @@ class SpawnerLink:
             except BlockingIOError:
                 loop.add_writer(self._control, self._send_waiting)
                 return
-            except OSError:  # it has ended; `_receive` says so
+            except OSError:  # the spawner has ended; `_receive` reports it
                 pass
             self._waiting.popleft()
             _close_all(fds)
@@ -130,7 +130,7 @@ class SpawnerLink:
 
 
 def send_first(control: socket.socket, data: bytes) -> None:
-    """Send the first order, which nothing else waits for."""
+    """Send the first order and make the socket non-blocking."""
     packet, fds = _packed(data, ())
     socket.send_fds(control, [packet], fds)
     _close_all(fds)
@@ -147,7 +147,7 @@ def _packed(data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
 
 
 def _drop(text: str) -> None:
-    """Say it to nobody."""
+    """Ignore the text."""
 
 
 def _close_all(fds: Sequence[int]) -> None:
@@ -156,15 +156,16 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _running_loop() -> "asyncio.AbstractEventLoop":
-    import asyncio  # twenty milliseconds that the start of the spawner need not wait for
+    import asyncio  # the spawner's start need not wait these 20 ms
 
     return asyncio.get_running_loop()
 
 
-# A spawner behind a wrapper command (`conda run`, `apptainer exec`, `uv run`).
+# A spawner in a wrapper command (`conda run`, `apptainer exec`, `uv run`).
 #
-# A wrapper may close what it inherits, so its Python calls a socket in the agent's own 0700 folder. What the wrapper
-# prints on standard error is kept: when it ends before its Python has called, that is the reason.
+# A wrapper may close inherited descriptors, so its Python calls a socket in the agent's own 0700
+# folder. Its standard error is kept: if the wrapper ends before its Python has called, that tells
+# the reason.
 
 
 _FIRST_SAY_S = 4.0
@@ -174,7 +175,7 @@ _TAIL_LINES = 12
 
 
 class SpawnerServer:
-    """Where the spawner of a wrapper calls."""
+    """The listening socket that a spawner in a wrapper calls."""
 
     def __init__(self, folder: str, config: bytes) -> None:
         self.config = config
@@ -204,13 +205,13 @@ class SpawnerServer:
             os.close(theirs)
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Stop accepting calls."""
         self.listening.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
 
     def accept(self) -> tuple[socket.socket, int] | None:
-        """Return the next call of this user with the caller's pid; None when there is none."""
+        """Return this user's next call with the caller's pid; None if there is none."""
         while True:
             try:
                 connection, _ = self.listening.accept()
@@ -223,7 +224,7 @@ class SpawnerServer:
 
 
 class WrappedLink(SpawnerLink):
-    """The link to a spawner that has yet to call."""
+    """The link to a spawner in a wrapper, which has yet to call."""
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class WrappedLink(SpawnerLink):
 
     @property
     def pid(self) -> int:
-        """Return the process id of the spawner, of the wrapper as long as that has not called."""
+        """Return the spawner's process id, or the wrapper's until the spawner has called."""
         return self._spawner.pid if self._spawner is not None else self._child.pid
 
     def open(self) -> None:
@@ -256,7 +257,7 @@ class WrappedLink(SpawnerLink):
         self._handle = loop.call_later(_LOOK_EVERY_S, self._look)
 
     def close(self) -> None:
-        """Close the connection; the spawner ends its children and itself."""
+        """Close the connection: the spawner ends its children and itself."""
         if self._is_waiting:
             self._stop_waiting()
         super().close()
@@ -275,7 +276,7 @@ class WrappedLink(SpawnerLink):
             proc.kill_quietly(known.pid)
 
     def last_words(self) -> dict[str, str]:
-        """Return what the wrapper said last, as the reason of a refusal."""
+        """Return the fields of a refusal for a wrapper that ended before its Python called."""
         if self._spawner is not None or not self._said:
             return {}
         return {
@@ -289,12 +290,12 @@ class WrappedLink(SpawnerLink):
         return "\n".join(self._said)
 
     def _look(self) -> None:
-        """See whether the wrapper has ended; say what is waited for."""
+        """Check whether the wrapper has ended; tell the user what we wait for."""
         if not self._is_waiting:
             return
         status = self.exit_status()
         if status is not None:
-            self._take_call()  # it may have called in its last moment
+            self._take_call()  # it may have called just before
             if self._is_waiting:
                 self.close()
                 self._on_end()
@@ -353,11 +354,11 @@ def start_spawner(
     socket_path: str,
     refused: ImportsRefused | None = None,
 ) -> tuple[proc.Child, Any]:
-    """Start the job's interpreter at once; it imports torch while the agent gets ready.
+    """Start the job's interpreter; it imports torch while the agent gets ready.
 
-    `refused` is the last word of a spawner before, which has ended by it.
+    `refused` is the last event of an earlier spawner, which ended with it.
 
-    Returns the process, and the socket or the desk (`wrapped.SpawnerServer`) that `make_link` takes.
+    Return the process, and the socket or the `SpawnerServer` that `make_link` takes.
 
     Raises:
         MusterError: The interpreter can't be executed.
@@ -382,7 +383,7 @@ def start_spawner(
 
 
 def control_pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of the line between an agent and its spawner."""
+    """Return the two ends of the connection between an agent and its spawner."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         ours.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
@@ -400,7 +401,10 @@ def begin_spawner(
 
 
 def is_interpreter(word: str) -> bool:
-    """Say whether a command is Python itself: others (uv, conda, apptainer) may close what they inherit."""
+    """Return whether a command is Python itself.
+
+    Others (uv, conda, apptainer) may close inherited descriptors.
+    """
     return (
         re.fullmatch(r"(python|pypy)[0-9.]*[a-z]*(-[a-z0-9]+)?", os.path.basename(word)) is not None
     )

@@ -1,10 +1,12 @@
-"""Watches imports that the spawner makes for its workers, and refuses what a worker would have to do itself.
+"""Makes a script's first imports in the spawner, and refuses what each worker must do itself.
 
-Whatever differs from an import in each worker ends this process, and the workers import as they always do: a thread, a
-child, a device, a file, a connection, output, a changed signal handler, a value that is drawn or read from what differs
-between ranks. A few such values are known, with nothing that is made from them: they are made again in each worker.
+An import must have the same effect here as in each worker. Anything else ends this process, and the
+workers import as usual: a thread, a child, a device, a file, a connection, output, a changed signal
+handler, a random value, a value read from what differs between ranks. A few such values are known,
+with nothing derived from them: each worker makes them again.
 
-What C code does at its import is seen afterwards only: threads, descriptors and children that are there.
+What C code does at its import is only seen afterwards: the threads, descriptors and children that
+it leaves.
 """
 
 import ast
@@ -38,11 +40,11 @@ from torchmuster.core.files import atomic
 from torchmuster.core.node.spawner.messages import ImportsRefused
 from torchmuster.core.node.spawner.script import EarlyImports
 
-# What lies around a script and must happen in an interpreter of its own: one that is started for each rank.
+# What requires a separate interpreter for each rank.
 #
-# A file beside the script that has the name of one of Python's own modules hides it, for torch as for the script; in
-# the spawner either ours or the script's would be the wrong one. And code that Python runs at its start (sitecustomize,
-# `.pth` files) has run in the spawner, before there was a rank to read.
+# A file next to the script with the name of a module of Python's hides it, from torch as from the
+# script: in the spawner, one of the two would get the wrong module. And code that Python runs at
+# its start (sitecustomize, `.pth` files) has run in the spawner before there was a rank to read.
 
 
 RANK = re.compile(
@@ -59,9 +61,10 @@ _MAX_BYTES = 1 << 20
 
 
 def refuses_torch(imported: Collection[str], folder: str | None) -> str | None:
-    """Return which of the packages that a script imports raises an error where torch was imported before it.
+    """Return which imported package raises an error if torch was imported before it; else None.
 
-    Its own files say so, as those of Isaac Gym do; only what lies in the package's folder itself is read, of small ones.
+    The package's files show it, as those of Isaac Gym do. All files of its folder are read if they
+    are few, else only `__init__.py`.
     """
     paths = [*([folder] if folder is not None else []), *sys.path]
     for name in sorted({name.partition(".")[0] for name in imported} - sys.stdlib_module_names):
@@ -76,7 +79,7 @@ def refuses_torch(imported: Collection[str], folder: str | None) -> str | None:
 
 
 def start_code_with_rank() -> str | None:
-    """Return the file that Python ran at its start and that reads what only a worker has."""
+    """Return a file that Python ran at its start and that reads a worker's variables, or None."""
     return next((path for path, text in _start_code() if RANK.search(text)), None)
 
 
@@ -99,7 +102,7 @@ def _start_code() -> Iterator[tuple[str, str]]:
 
 
 def _pth_texts(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a .pth file that are code, and the modules that they import."""
+    """Yield the code lines of a .pth file, and the modules that they import."""
     lines = [line for line in _read(path).splitlines() if line.startswith(("import ", "import\t"))]
     yield path, "\n".join(lines)
     for line in lines:
@@ -123,7 +126,7 @@ def _read(path: str) -> str:
 
 
 _OF_WORKERS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-# Who goes through all variables, to find those that begin so: none that differs between ranks does.
+# Modules that search all variables for a prefix, which no variable that differs between ranks has.
 _SEARCHES = {
     "fsspec.config": "FSSPEC_",
     "networkx.utils.backends": "NETWORKX_",
@@ -131,7 +134,8 @@ _SEARCHES = {
     "tqdm.utils": "TQDM_",
 }
 MOST_WHY = 200
-# What differs between workers, is made by one assignment, and has nothing that is made from it when it is imported.
+# Values that differ between workers, are made by one assignment, and from which the import derives
+# nothing.
 RENEWED = frozenset(
     {
         ("lightning.fabric.utilities.rank_zero", "rank_zero_only"),
@@ -153,16 +157,19 @@ _ENVIRON = type(os.environ)
 
 
 class RefusedError(BaseException):
-    """An import does what only a worker may do; no handler of the import's own takes this for a failure."""
+    """An import does what only a worker may do.
+
+    It is no `Exception`, so that the import's own handlers don't catch it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """One assignment of a module that each worker makes again.
+    """An assignment in a module that each worker makes again.
 
     Attributes:
-        name: What it assigns to; or whose attribute, which is removed before.
-        in_class: It stands in the body of the class of this name; the code is that of its value.
+        name: The assigned name, or the object whose attribute is removed and assigned.
+        in_class: The assignment is in the body of the class `name`; `code` is its value.
     """
 
     module: str
@@ -172,7 +179,7 @@ class Renewal:
     in_class: bool = False
 
     def make(self) -> None:
-        """Make it again."""
+        """Make the assignment again."""
         names = vars(sys.modules[self.module])
         if self.in_class:
             owner = names[self.name]
@@ -186,14 +193,15 @@ class Renewal:
 
 @dataclass(slots=True)
 class ImportWatch:
-    """What is seen while imports are made.
+    """Watches imports while they are made.
 
     Attributes:
-        flush: Writes out what has been printed.
-        renewed: Modules and names that may be made again.
-        why: What was refused, in words: nothing may be forked from this process.
-        renewals: What each worker makes again.
-        generators: Those that began from the system's random numbers, and how.
+        flush: Flushes what has been printed.
+        renewed: The (module, name) pairs that may be made again.
+        why: What was refused, in words: this process must fork no workers.
+        renewals: The assignments that each worker makes again.
+        generators: Random generators seeded by the system, with their first states; None once drawn
+            from.
         reads: The variables that were read, with their values.
     """
 
@@ -210,11 +218,11 @@ class ImportWatch:
     # What is refused before it happens.
 
     def refuse(self, what: str, frame: FrameType | None = None) -> NoReturn:
-        """Note what an import does, and end it.
+        """Record what an import does, and end it with an error.
 
         Args:
-            what: Verb first.
-            frame: Where it is done.
+            what: The act, verb first.
+            frame: The frame that does it.
         """
         module = _module_frame(frame)
         who = module.f_globals.get("__name__") if module is not None else self._words
@@ -223,10 +231,10 @@ class ImportWatch:
 
     @contextlib.contextmanager
     def watching(self, words: str) -> Iterator[None]:
-        """Watch what a statement, by its words, imports.
+        """Watch the imports of a statement, whose source is `words`.
 
         Raises:
-            RefusedError: It makes a difference; `why` says which.
+            RefusedError: They must happen in each worker; `why` says for what.
         """
         self._words, before = words, _Traces.now()
         replaced = [self._replace(owner, name, made) for owner, name, made in self._guards()]
@@ -263,9 +271,9 @@ class ImportWatch:
         return owner, name, is_own, original, guard
 
     def _guards(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-        """Yield what is replaced, and what is called before it: everything of Python that has an effect outside.
+        """Yield (owner, name, check) for each of Python's functions with an effect outside.
 
-        What is called before may return what is called afterwards.
+        The check is called before the function, and may return what to call after it.
         """
 
         def refusing(what: str) -> Callable[..., Any]:
@@ -300,7 +308,7 @@ class ImportWatch:
                     yield cuda, name, refusing("asks for the GPUs")
 
     def _bind(self, one: socket.socket, *_: object) -> None:
-        if one.family not in (socket.AF_INET, socket.AF_INET6):  # else nothing is left of it
+        if one.family not in (socket.AF_INET, socket.AF_INET6):  # others leave nothing
             self.refuse("opens a socket", sys._getframe(2))
 
     def _open(self, file: object, mode: str = "r", *_: object, **__: object) -> None:
@@ -321,15 +329,15 @@ class ImportWatch:
         if path != os.devnull and not _leaves_nothing(frame):
             self.refuse(f"writes {path}", frame)
 
-    # What is made anew in each worker.
+    # What each worker makes again.
 
     def _draw(self, generator: object = None, *_: object) -> None:
         if not isinstance(generator, random.Random) or generator is random._inst:
-            self._state = None  # it is about to change
+            self._state = None  # the state is about to change
         elif generator in (known := [one for one, _ in self.generators]):
             self.generators[known.index(generator)] = generator, None
         else:
-            return  # it began from a number that is the same for all
+            return  # its seed is the same for all workers
         self._renew("draws a random number")
 
     def _seed(
@@ -341,7 +349,7 @@ class ImportWatch:
         return lambda: self.generators.append((generator, generator.getstate()))
 
     def read(self, name: str, value: str | None) -> None:
-        """Take that an import has read a variable."""
+        """Handle an import's read of one variable."""
         if not self._is_on:
             return
         search = _SEARCHES.get(_reader(sys._getframe(2)))
@@ -351,17 +359,17 @@ class ImportWatch:
                 self._renew(f"reads {name}")
 
     def read_all(self) -> None:
-        """Take that an import goes through all variables."""
+        """Handle an import's iteration over all variables."""
         frame = sys._getframe(2)
         if self._is_on and _reader(frame) not in _SEARCHES:
             self.refuse("reads all environment variables", frame)
 
     def _renew(self, what: str) -> None:
-        """Let each worker make the assignment again that is being made, if it is one."""
+        """Let each worker repeat the current assignment; refuse any other statement."""
         frame = _module_frame(sys._getframe(2))
         module = str(frame.f_globals.get("__name__")) if frame is not None else ""
         if module.partition(".")[0] in ("torch", "numpy"):
-            return  # the one is imported here anyway; the other's generator is seeded in each worker
+            return  # torch is imported here anyway; workers seed numpy again
         if frame is not None and _is_documentation(frame):
             return
         within = _class_frame(sys._getframe(2))
@@ -408,7 +416,7 @@ class ImportWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Traces:
-    """What a process has, before and after."""
+    """The state of a process, compared before and after imports."""
 
     modules: frozenset[str]
     threads: int
@@ -439,8 +447,8 @@ class _Traces:
         )
 
     def began(self, value: object) -> bool:
-        """Say whether a value is a time after this one."""
-        if type(value) is dt.datetime:  # a lazy object may say that it is one
+        """Return whether a value is a time between this state and now."""
+        if type(value) is dt.datetime:  # not isinstance: a lazy object may claim to be one
             with contextlib.suppress(ValueError, OverflowError):
                 return self.times[0] <= value.timestamp() <= time.time()
             return False
@@ -461,7 +469,7 @@ def _settings() -> tuple[object, ...]:
 
 
 def _names_of(module: object) -> dict[str, Any]:
-    """Return what a module has, without asking it: a lazy one would be executed."""
+    """Return a module's names without its own lookup, which would execute a lazy one."""
     if not isinstance(module, types.ModuleType):
         return {}
     names: dict[str, Any] = object.__getattribute__(module, "__dict__")
@@ -482,12 +490,12 @@ def _generator_states() -> dict[str, object]:
 
 
 def is_of_a_worker(name: str) -> bool:
-    """Say whether a variable differs between the spawner and its workers, or between ranks."""
+    """Return whether a variable differs between the spawner and its workers, or among ranks."""
     return name in _OF_WORKERS or RANK.search(name) is not None
 
 
 def is_installed(path: str) -> bool:
-    """Say whether a file or folder is of Python itself or of an installed distribution, not the user's own."""
+    """Return whether a path belongs to Python or an installed distribution, not to the user."""
     roots = _roots(tuple(sys.path))
     return path.startswith(roots) or os.path.realpath(path).startswith(roots)
 
@@ -503,7 +511,10 @@ def _roots(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _leaves_nothing(frame: FrameType | None) -> bool:
-    """Say whether `tempfile` tries out a folder, or torch's compiler makes that of its cache, which is there for all."""
+    """Return whether a write is harmless.
+
+    `tempfile` tries out a folder, or torch's compiler makes its cache folder, which all share.
+    """
     for _ in range(6):
         if frame is None:
             return False
@@ -517,14 +528,14 @@ def _leaves_nothing(frame: FrameType | None) -> bool:
 
 
 def _reader(frame: FrameType | None) -> str:
-    """Return the module that asks for variables, behind the methods of mappings."""
+    """Return the module that reads variables, skipping the methods of mappings."""
     while frame is not None and frame.f_globals.get("__name__") in _OF_MAPPINGS:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
 
 
 def _class_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the outermost class body below that of the module."""
+    """Return the frame of the outermost class body in the module; None if there is none."""
     found = None
     while frame is not None and frame.f_code.co_name != "<module>":
         found = found if frame.f_code.co_flags & inspect.CO_OPTIMIZED else frame
@@ -549,7 +560,7 @@ def _statement(frame: FrameType) -> ast.stmt | None:
     return found
 
 
-@functools.lru_cache(maxsize=1)  # a module that draws once may draw for each of its classes
+@functools.lru_cache(maxsize=1)  # a module that draws may do so for each of its classes
 def _body_of(path: str) -> list[ast.stmt]:
     try:
         with io.open_code(path) as file:
@@ -566,7 +577,10 @@ def _is_documentation(frame: FrameType) -> bool:
 
 
 def _assignment(module: str, frame: FrameType, within: FrameType | None) -> Renewal | None:
-    """Return the assignment to one name or attribute that a module, or a class of it, is making; None for another statement."""
+    """Return the assignment to one name or attribute that a module or its class is making.
+
+    Return None for any other statement.
+    """
     statement = _statement(within or frame)
     if statement is None or statement.col_offset != (4 if within else 0):
         return None
@@ -597,7 +611,7 @@ def _is_shared(renewal: Renewal) -> bool:
 
 def _watched(watch: ImportWatch) -> type:
     class Watched(_ENVIRON):  # type: ignore[misc, valid-type]
-        """The environment, which tells what is read."""
+        """The environment, which reports what is read."""
 
         def __getitem__(self, key: str) -> str:
             value = self._data.get(self.encodekey(key)) if isinstance(key, str) else None
@@ -614,7 +628,7 @@ def _watched(watch: ImportWatch) -> type:
 
 @contextlib.contextmanager
 def captured(flush: Callable[[], None]) -> Iterator[list[str]]:
-    """Keep what is written to the standard streams, by whomever, from them; return its lines."""
+    """Divert what anything writes to the standard streams; fill the yielded list with its lines."""
     lines: list[str] = []
     flush()
     kept = [os.dup(fd) for fd in (1, 2)]
@@ -634,23 +648,25 @@ def captured(flush: Callable[[], None]) -> Iterator[list[str]]:
 
 
 def _give_back(originals: dict[int, Any], before: frozenset[str]) -> None:
-    """Let modules that took a guard by its name have the function itself."""
+    """Replace the guards that new modules have imported by name with the original functions."""
     for name in set(sys.modules) - before:
         names = _names_of(sys.modules[name])
         for key in [key for key, value in names.items() if id(value) in originals]:
             names[key] = originals[id(names[key])]
 
 
-# The imports that a script begins with, made once in the spawner, where that makes no difference to the workers.
+# The imports that a script begins with, made once in the spawner if workers can't tell the
+# difference.
 #
-# Only statements that stand before everything else in the script, and only of packages that were compared with an import in
-# each worker: a watch alone can't show that it makes no difference (a lock that all ranks share, a value that is made from the rank
-# two lines later, a module that patches Python). What stops a statement is kept beside the runs, so that the next run does
-# not try it again.
+# Only statements before everything else in the script count, and only for packages that were
+# compared with an import in each worker. A watch alone can't prove that there is no difference (a
+# lock that all ranks share, a value made from the rank two lines later, a module that patches
+# Python). What stops a statement is cached next to the runs, so that the next run does not try it
+# again.
 
 
 _MOST_KEPT = 256
-_TRY_AGAIN_S = 86400.0  # some effects happen once: matplotlib writes its list of fonts
+_TRY_AGAIN_S = 86400.0  # some effects happen once: matplotlib writes its font list
 _SKIPPED = ("torchmuster", "__future__")
 ROOTS = frozenset(
     {
@@ -665,13 +681,13 @@ class FirstImports(EarlyImports):
     """The first imports of one script, and what the making of them has shown.
 
     Attributes:
-        text: Of the script.
-        path: Of the script.
-        folder: What stands in front of `sys.path`.
-        cache: The folder for what has been found out; empty for none.
+        text: The script's source.
+        path: The script's path.
+        folder: The folder in front of `sys.path`.
+        cache: The folder that caches findings; empty for none.
         roots: The packages that may be imported here.
-        stopped: Where they stop short of all, and why.
-        is_spoilt: This process has tried one that it may not make, and can fork no worker.
+        stopped: Where they stop early, and why.
+        is_spoilt: This process has tried a refused import, so it can't fork workers.
     """
 
     text: bytes
@@ -685,7 +701,7 @@ class FirstImports(EarlyImports):
     num_made: int = 0
 
     def make(self, argv: list[str]) -> None:
-        """Make them, as far as no other process has stopped; `argv` is that of the workers."""
+        """Make the imports up to where an earlier process stopped; `argv` is the workers'."""
         statements = self._statements()
         self.stopped = self.stopped or self._known(statements)
         limit = self.stopped.num_made if self.stopped is not None else len(statements)
@@ -696,7 +712,7 @@ class FirstImports(EarlyImports):
                 if why:
                     self.stopped = ImportsRefused(num_made=self.num_made, why=why)
                     self.is_spoilt = True
-                    if self.watch.why:  # not what may pass, such as an interrupt
+                    if self.watch.why:  # not for passing errors, such as an interrupt
                         self._keep(statements, self.stopped)
                     return
                 self.num_made += 1
@@ -704,14 +720,14 @@ class FirstImports(EarlyImports):
             sys.argv = before
 
     def what_differs(self, environment: Mapping[str, str], unset: Collection[str]) -> str | None:
-        """Return a variable that an import has read and that is another one for a worker."""
+        """Return a variable that an import has read and that differs for a worker; else None."""
         reads = self.watch.reads
         changed = (name for name, value in environment.items() if reads.get(name, value) != value)
         gone = (name for name in unset if reads.get(name) is not None)
         return next((name for name in (*changed, *gone) if not is_of_a_worker(name)), None)
 
     def renew(self) -> None:
-        """Make anew, in a worker, what differs between workers."""
+        """Make what differs between workers again, in a worker."""
         for generator, _ in self.watch.generators:
             generator.seed()
         for renewal in self.watch.renewals:
@@ -730,7 +746,7 @@ class FirstImports(EarlyImports):
         return self.watch.why
 
     def _statements(self) -> list[ast.stmt]:
-        """Return the imports that come before everything else, without those of Python's own modules."""
+        """Return the imports that come before everything else, without Python's own modules."""
         try:
             body = ast.parse(self.text).body
         except (SyntaxError, ValueError):
@@ -762,7 +778,7 @@ class FirstImports(EarlyImports):
             return False
         return is_installed(spec.origin)
 
-    # What has been found out.
+    # The cache of findings.
 
     def _file(self, statements: list[ast.stmt]) -> str:
         installed = [entry for entry in sys.path if os.path.isdir(entry)]
@@ -785,7 +801,7 @@ class FirstImports(EarlyImports):
             return None
         try:
             is_old = time.time() > os.stat(path).st_mtime + _TRY_AGAIN_S
-        except OSError:  # another run has removed it
+        except OSError:  # another run removed it
             return None
         why = str(plain.get("why"))[:MOST_WHY]
         return None if is_old else ImportsRefused(num_made=max(0, plain["num_made"]), why=why)

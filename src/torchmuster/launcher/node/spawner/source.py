@@ -1,7 +1,7 @@
-"""What the script's own source says about how it must be started.
+"""What a script's source says about how it must be started.
 
-torch, OpenMP and BLAS read some variables while they are loaded. A forked worker has torch already, so
-a script that sets or removes one of them itself is started in a fresh interpreter instead.
+torch, OpenMP and BLAS read some variables while they are loaded. A forked worker has loaded torch
+already, so a script that sets or removes one of them starts in a fresh interpreter instead.
 """
 
 import ast
@@ -14,34 +14,34 @@ from functools import partial
 
 from torchmuster.core.model import contract
 
-# The texts that an expression of a script may stand for, as far as its source tells.
+# The strings that an expression in a script may evaluate to, as far as its source tells.
 #
-# Names are looked up in the whole file, whatever their scope: what a name is bound to anywhere, it may stand for. So
-# an answer is never too small, and "that can't be told" is an answer.
+# Scopes are ignored: a name may have any value that it is bound to anywhere in the file. So a
+# result is never too small, and "unknown" is a possible result.
 
 
-_MOST_TEXTS = 256  # of one expression; more are not told
+_MOST_TEXTS = 256  # of one expression; more count as unknown
 _DEEPEST = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The texts that are possible.
+    """The possible values of a string expression.
 
     Attributes:
-        known: Whole ones.
-        begins: Of others no more is known than that they begin so; "" if nothing is.
+        known: The values that are fully known.
+        begins: Prefixes of other values; "" if nothing is known about them.
     """
 
     known: frozenset[str] = frozenset()
     begins: frozenset[str] = frozenset()
 
     def __or__(self, other: "Texts") -> "Texts":
-        """Return what both sides may stand for."""
+        """Return the possible values of either side."""
         return Texts(self.known | other.known, self.begins | other.begins)
 
     def then(self, other: "Texts") -> "Texts":
-        """Return the texts of both, one behind the other."""
+        """Return the values of the two concatenated."""
         if len(self.known) * len(other.known) > _MOST_TEXTS:
             return UNKNOWN
         known = {left + right for left in self.known for right in other.known}
@@ -55,7 +55,7 @@ _NONE = Texts()
 
 @dataclass(slots=True)
 class ParsedScript:
-    """A parsed script: what each of its names is bound to."""
+    """A parsed script, with the values that each of its names is bound to."""
 
     tree: ast.AST
     bound: dict[str, list[ast.AST | None]] = field(default_factory=dict)  # None: something else
@@ -63,7 +63,7 @@ class ParsedScript:
     _found: dict[tuple[str, str], Texts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Note all bindings."""
+        """Record all bindings."""
         for node in ast.walk(self.tree):
             for target, value in _bindings(node):
                 self._bind(target, value)
@@ -80,7 +80,7 @@ class ParsedScript:
                 self._bind(part, parts[number] if known else None)
 
     def texts(self, node: ast.AST | None, depth: int = 0) -> Texts:
-        """Return the texts that an expression may stand for."""
+        """Return the strings that an expression may evaluate to."""
         if depth > _DEEPEST:
             return UNKNOWN
         match node:
@@ -107,7 +107,7 @@ class ParsedScript:
                 return UNKNOWN
 
     def keys(self, node: ast.AST | None, depth: int = 0) -> Texts:
-        """Return the keys of what becomes a dictionary: one, its call, pairs, or a name of these."""
+        """Return the possible keys of a dictionary: literal, `dict(...)`, pairs or a name."""
         if depth > _DEEPEST:
             return UNKNOWN
         match node:
@@ -134,7 +134,7 @@ class ParsedScript:
                 return UNKNOWN
 
     def _elements(self, node: ast.AST | None, index: int | None, depth: int) -> Texts:
-        """Return the texts that are met in a loop over something, or in one place of its tuples."""
+        """Return the possible elements of an iterable, or the items at `index` of its tuples."""
         if depth > _DEEPEST:
             return UNKNOWN
         match node:
@@ -161,7 +161,7 @@ class ParsedScript:
     def _of_name(
         self, what: str, name: str, look: Callable[[ast.AST | None, int], Texts], depth: int
     ) -> Texts:
-        """Look at all that a name is bound to, once; a name that leads to itself can't be told."""
+        """Return the values of all that a name is bound to, cached; a recursive name is unknown."""
         if (what, name) not in self._found:
             self._found[what, name] = UNKNOWN
             values = self.bound.get(name, [None])
@@ -170,7 +170,7 @@ class ParsedScript:
 
 
 class Element(ast.AST):
-    """What a loop's variable stands for: an element of something, or one place of it."""
+    """The value of a loop variable: an element of an iterable, or one item of that element."""
 
     _fields = ()
 
@@ -193,7 +193,7 @@ def _part(node: ast.AST, index: int) -> ast.AST | None:
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None]]:
-    """Yield the targets of a statement with what each is bound to; None where that is no expression."""
+    """Yield a statement's targets with the bound expressions; None if there is no expression."""
     match node:
         case ast.Assign(targets=targets, value=value):
             yield from ((target, value) for target in targets)
@@ -221,10 +221,11 @@ def _of_loop(target: ast.AST, iterable: ast.AST) -> Iterator[tuple[ast.AST, ast.
         yield target, Element(iterable, None)
 
 
-# Under which names a script holds os.environ: names, attributes, parameters, results of its own functions.
+# The aliases of os.environ in a script: names, attributes, parameters, results of its own
+# functions.
 #
-# As in constants.py, a name counts in the whole file, whatever its scope. So a write is rather seen twice than missed;
-# os.environ that is only read, copied or handed to a function of another file makes no alias.
+# Here too, scopes are ignored: a write may be seen twice, but is not missed. Reading or copying
+# os.environ, or passing it to a function of another file, makes no alias.
 
 
 _ENVIRONS = frozenset({"environ", "environb"})
@@ -241,10 +242,10 @@ Values = dict[str, list[ast.AST]]
 
 
 class Aliases:
-    """What a script calls os.environ and os.putenv."""
+    """The aliases of os.environ and os.putenv in a script."""
 
     def __init__(self, known: ParsedScript) -> None:
-        """Note everything that may stand for something else."""
+        """Record all definitions and values that may make an alias."""
         self._known = known
         self._imported: dict[str, str] = {}
         self._functions: dict[str, list[Function]] = {}
@@ -259,7 +260,7 @@ class Aliases:
             self._note_values(node)
 
     def is_environ(self, node: ast.AST | None) -> bool:
-        """Say whether an expression may be os.environ itself."""
+        """Return whether an expression may be os.environ itself."""
         match node:
             case ast.Name(id=name):
                 return self._imported.get(name, name) in _ENVIRONS or self._stands_for("name", name)
@@ -281,7 +282,7 @@ class Aliases:
                 return False
 
     def is_putenv(self, node: ast.AST | None) -> bool:
-        """Say whether an expression may be os.putenv, or another function that sets what it is given."""
+        """Return whether an expression may be os.putenv, or a similar function that writes."""
         if isinstance(node, ast.Attribute):
             return node.attr in _PUTENVS
         if isinstance(node, ast.Call):
@@ -294,7 +295,7 @@ class Aliases:
         return self._found["putenv", name]
 
     def method_of(self, node: ast.AST | None) -> str | None:
-        """Return which method of os.environ an expression may be, directly or by a name."""
+        """Return which method of os.environ an expression may be, directly or by name, or None."""
         if isinstance(node, ast.Attribute):
             return node.attr if self.is_environ(node.value) else None
         values = self._known.bound.get(node.id, []) if isinstance(node, ast.Name) else []
@@ -316,7 +317,7 @@ class Aliases:
                 self._results.setdefault(name, []).append(function.body)
 
     def _note_class(self, name: str, body: list[ast.stmt]) -> None:
-        """Note by which functions an object is made, and what its attributes begin as."""
+        """Record the functions that construct an object, and its attributes' first values."""
         methods = [part for part in body if isinstance(part, ast.FunctionDef)]
         makers = [method for method in methods if method.name in _BUILDERS]
         fields = [part.target for part in body if isinstance(part, ast.AnnAssign)]
@@ -346,20 +347,20 @@ class Aliases:
         for function in self._named(call.func):
             for parameter, value in _arguments(function, call):
                 self._parameters.setdefault(parameter, []).append(value)
-        # map(f, [os.environ]), Thread(target=f, args=(os.environ,)): which parameter gets it, can't be told.
+        # map(f, [os.environ]), Thread(target=f, args=(os.environ,)): any parameter may get it.
         functions = [function for value in given for function in self._named(value)]
         parts = [part for value in given for part in _parts(value)] if functions else []
         for parameter in (name for function in functions for name in _names(function.args)):
             self._parameters.setdefault(parameter, []).extend(parts)
 
     def _named(self, node: ast.AST) -> list[Function]:
-        """Return the file's own functions that an expression may be."""
+        """Return the functions of this file that an expression may be."""
         if isinstance(node, ast.Lambda):
             return [node]
         return self._functions.get(name_of(node), [])
 
     def _stands_for(self, what: str, name: str) -> bool:
-        """Say whether os.environ is among what a name or attribute is bound to; asked once."""
+        """Return whether a name or attribute may be bound to os.environ; cached."""
         if (what, name) not in self._found:
             self._found[what, name] = False
             values: Iterable[ast.AST | None] = self._attributes.get(name, [])
@@ -371,7 +372,7 @@ class Aliases:
         return self._found[what, name]
 
     def _holds_environ(self, node: ast.AST | None) -> bool:
-        """Say whether os.environ is among the parts of a list, tuple or dictionary."""
+        """Return whether a list, set, tuple or dictionary may contain os.environ."""
         if isinstance(node, ast.Name):
             if ("parts", node.id) not in self._found:
                 self._found["parts", node.id] = False
@@ -394,13 +395,13 @@ class Aliases:
         return self._found["result", name]
 
     def _got_by_name(self, call: ast.Call) -> frozenset[str]:
-        """Return what `getattr(os, NAME)` gets."""
+        """Return the possible NAMEs of `getattr(os, NAME)`; none for another call."""
         is_getattr = getattr(call.func, "id", "") == "getattr" and len(call.args) > 1
         return self._known.texts(call.args[1]).known if is_getattr else frozenset()
 
 
 def name_of(node: ast.AST | None) -> str:
-    """Return the last word of a name or of an attribute."""
+    """Return a name, or the last part of an attribute; empty for anything else."""
     word: str = getattr(node, "attr", "") or getattr(node, "id", "")
     return word
 
@@ -410,7 +411,7 @@ def _is_result(node: ast.AST) -> bool:
 
 
 def _taking(parameters: list[ast.arg]) -> ast.Lambda:
-    """Return a stand-in for the constructor that a dataclass makes of its fields."""
+    """Return a stand-in for the constructor that a dataclass generates from its fields."""
     arguments = ast.arguments(
         posonlyargs=[], args=parameters, kwonlyargs=[], kw_defaults=[], defaults=[]
     )
@@ -434,7 +435,7 @@ def _pairs(target: ast.AST, value: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
 
 
 def _parts(node: ast.AST) -> list[ast.AST]:
-    """Return what a call is given by an argument: itself, or what a literal collection holds."""
+    """Return what an argument passes to a call: itself, or the items of a literal collection."""
     match node:
         case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
             return list(parts)
@@ -459,7 +460,7 @@ def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _arguments(function: Function, call: ast.Call) -> Iterator[tuple[str, ast.AST]]:
-    """Yield which parameter may get what; behind a starred argument and for `*args`, each may."""
+    """Yield which parameter may get which value; with a starred argument, each may get each."""
     by_place = [*function.args.posonlyargs, *function.args.args]
     names = [argument.arg for argument in by_place]
     if names[:1] in (["self"], ["cls"], ["mcs"]):
@@ -474,12 +475,12 @@ def _arguments(function: Function, call: ast.Call) -> Iterator[tuple[str, ast.AS
             yield name, word.value
 
 
-# Methods of os.environ, and functions that take it first, by what their next argument tells.
+# Methods of os.environ, and functions with it as their first argument, by their next argument.
 _BY_KEY = ("setdefault", "pop", "__setitem__", "__delitem__", "setitem", "delitem")
 _BY_MAPPING = ("update", "__ior__", "dict")
 _BY_NOTHING = ("clear", "popitem")
 _EVALUATORS = ("exec", "eval")
-# They disable the loggers that there are (logging.config), or say how many processors torch's threads count.
+# These disable existing loggers (logging.config), or set how many processors torch's threads see.
 _BEFORE_TORCH = ("dictConfig", "fileConfig", "sched_setaffinity", "cpu_affinity")
 _TOOLS = (
     "cProfile",
@@ -496,9 +497,9 @@ _TOOLS = (
 
 
 def script_path(kind: str, target: str, args: Sequence[str] = ()) -> str | None:
-    """Return the file of a script, a module or a function's module, found without importing any package.
+    """Return the source file of a script, module or function, without importing any package.
 
-    Of a tool that runs a script, as `-m cProfile train.py`, it is the script.
+    For a tool that runs a script, such as `-m cProfile train.py`, it is the script.
     """
     if kind == "file":
         return target
@@ -520,7 +521,7 @@ def script_path(kind: str, target: str, args: Sequence[str] = ()) -> str | None:
 
 
 def imported_names(source: bytes) -> set[str]:
-    """Return the modules that the source imports, anywhere in it, and what it takes from them: `a.b` of `from a import b`."""
+    """Return the modules that the source imports anywhere, and `a.b` for `from a import b`."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
@@ -534,11 +535,11 @@ def imported_names(source: bytes) -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writes:
-    """What a script sets in its environment, or removes, that torch may read while it is imported.
+    """The environment variables a script sets or removes that torch may read during its import.
 
     Attributes:
-        names: The variables, in the order of the source.
-        unread_line: Where one is written whose name the source doesn't tell.
+        names: The variables, in source order.
+        unread_line: The line that writes a variable whose name the source doesn't show.
     """
 
     names: tuple[str, ...] = ()
@@ -546,12 +547,12 @@ class Writes:
 
 
 def early_calls(source: bytes) -> tuple[str, int] | None:
-    """Return a call whose effect depends on whether torch is imported already, and its line, where it comes before the imports.
+    """Return a call before the imports whose effect torch's import would change, and its line.
 
-    Text order counts: what a function does that is called before an import is not seen.
+    Text order counts: the calls of a function that is called before an import are not seen.
     """
     if not any(name.encode() in source for name in _BEFORE_TORCH):
-        return None  # nearly every script: it is not parsed once more
+        return None  # nearly every script: don't parse it once more
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
@@ -574,7 +575,7 @@ def early_calls(source: bytes) -> tuple[str, int] | None:
 
 
 def _imported_first(node: ast.AST) -> set[str]:
-    """Return the packages that an import outside of functions takes something from, without Python's own."""
+    """Return the packages that a top-level import imports from, without Python's own."""
     names: list[str] = []
     match node:
         case ast.Import(names=aliases, col_offset=0):
@@ -585,7 +586,7 @@ def _imported_first(node: ast.AST) -> set[str]:
 
 
 def environment_writes(source: bytes) -> Writes:
-    """Return the writes that matter."""
+    """Return the writes to variables that torch may read during its import."""
     names: dict[str, None] = {}
     lines: list[int] = []
     for line, texts in _writes(source):
@@ -602,7 +603,7 @@ def _writes(source: bytes | str, depth: int = 0) -> Iterator[tuple[int, Texts]]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # the script fails by itself, with its own words
+        return  # the script itself fails with this error
     known = ParsedScript(tree)
     aliases = Aliases(known)
     for node in ast.walk(tree):
@@ -619,7 +620,7 @@ def _writes(source: bytes | str, depth: int = 0) -> Iterator[tuple[int, Texts]]:
 
 
 def _written_by(node: ast.AST, known: ParsedScript, aliases: Aliases) -> Iterator[Texts]:
-    """Yield the variables that a node sets or removes."""
+    """Yield the variables that a syntax node sets or removes."""
     match node:
         case ast.AugAssign(target=target, value=value) if aliases.is_environ(target):
             yield known.keys(value)  # environ |= {...}
@@ -658,12 +659,12 @@ def _written_by_call(call: ast.Call, known: ParsedScript, aliases: Aliases) -> I
 
 
 def _is_given_environ(call: ast.Call, known: ParsedScript, aliases: Aliases) -> bool:
-    """Say whether a function writes to its first argument, and that is os.environ."""
+    """Return whether a call writes to its first argument, and that may be os.environ."""
     first = call.args[0] if call.args else None
     match call.func:
         case ast.Name(id="setitem" | "delitem"):
             return aliases.is_environ(first)
-        case ast.Attribute(attr="dict"):  # of mock.patch, which takes a name as well
+        case ast.Attribute(attr="dict"):  # of mock.patch, which accepts a name as well
             return aliases.is_environ(first) or "os.environ" in known.texts(first).known
         case ast.Attribute(attr="update"):  # {}.update(os.environ) only reads it
             return aliases.is_environ(first) and len(call.args) > 1
@@ -674,7 +675,7 @@ def _is_given_environ(call: ast.Call, known: ParsedScript, aliases: Aliases) -> 
 
 
 def _handed_over(call: ast.Call, aliases: Aliases) -> Iterator[Texts]:
-    """Yield what somebody else may write: map(os.environ.setdefault, names, values)."""
+    """Yield UNKNOWN if another function may write: map(os.environ.setdefault, names, values)."""
     given = [*call.args, *(word.value for word in call.keywords)]
     methods = (aliases.method_of(value) for value in given)
     if any(aliases.is_putenv(value) for value in given if not isinstance(value, ast.Call)) or any(
