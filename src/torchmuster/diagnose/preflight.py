@@ -264,7 +264,7 @@ class Preflight:
         self.send(member, part_messages.AskFacts(is_long=self.is_long, names=names, script=script))
 
     def take(self, member: Member, message: messages.Message) -> None:
-        """Take what an agent says."""
+        """Handle an agent's message."""
         if isinstance(message, part_messages.NodeFacts):
             said = self._said.get(member.hello.incarnation)
             if said is not None and said.facts is None:

@@ -347,7 +347,7 @@ class Head(ABC, Generic[AgentT]):
             self._clients.append(client)
 
     def show(self, output: messages.AnyOutput) -> None:
-        """Pass output on to the clients that take it; for a slow one lines are counted instead."""
+        """Send output to the watching clients; for a slow one, only count its lines."""
         for client in self._clients:
             unsent = client.channel.unsent_bytes
             if client.outlet is None and unsent > _MAX_UNSENT_OUTPUT_BYTES:

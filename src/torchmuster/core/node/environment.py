@@ -19,11 +19,11 @@ _LAUNCHERS = ("PMI", "PALS_", "OMPI_COMM_", "MV2_COMM_", "MPI_LOCAL", "CUDA_VISI
 
 
 def leave_environment(path: str, of_schedulers: tuple[str, ...]) -> None:
-    """Leave our variables for other nodes, but for those that are true of this node only.
+    """Write our variables to a file for other nodes, without those that hold only on this node.
 
     Args:
-        path: The file for `take_environment`.
-        of_schedulers: How the names of variables begin that schedulers set.
+        path: The file that `take_environment` will read.
+        of_schedulers: The prefixes of the variables that schedulers set.
     """
     begins = (*of_schedulers, *_LAUNCHERS)
     of_threads = THREADS if threads_of_scheduler(os.environ) is not None else None
@@ -36,7 +36,7 @@ def leave_environment(path: str, of_schedulers: tuple[str, ...]) -> None:
 
 
 def take_environment(path: str) -> None:
-    """Take over the variables of the job's head, for ways to a node that bring none; those of this node stay.
+    """Add the job head's variables to this node's own, if the launcher passes none on.
 
     Raises:
         RunDirectoryError: The file can't be read.
@@ -51,9 +51,12 @@ def take_environment(path: str) -> None:
 
 
 def threads_of_scheduler(environment: Mapping[str, str]) -> int | None:
-    """Return the threads that PBS has set for every process: all CPUs of its job on this node. None for a user's own.
+    """Return the number of threads that PBS set for each process; None if the user set it.
 
-    Source: the PBS Professional user's guide, "Running Multi-processor Jobs": OMP_NUM_THREADS and NCPUS are ncpus.
+    PBS sets all CPUs of its job on this node.
+
+    Source: the PBS Professional user's guide, "Running Multi-processor Jobs": OMP_NUM_THREADS and
+    NCPUS are ncpus.
     """
     text = environment.get(THREADS, "")
     of_job = "PBS_JOBID" in environment and environment.get("NCPUS") == text
@@ -61,7 +64,10 @@ def threads_of_scheduler(environment: Mapping[str, str]) -> int | None:
 
 
 def share_threads(environment: dict[str, str], num_workers: int) -> str | None:
-    """Give each of several workers one thread, as torchrun does, or its share of PBS's; say so of the second."""
+    """Give each of several workers one thread, as torchrun does, or its share of PBS's threads.
+
+    Return a sentence on the latter, else None.
+    """
     if num_workers < 2:
         return None
     environment.setdefault(THREADS, "1")
@@ -77,7 +83,7 @@ def share_threads(environment: dict[str, str], num_workers: int) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableChange:
-    """What a worker's environment has otherwise than its agent's."""
+    """How a worker's environment differs from its agent's."""
 
     values: Mapping[str, str]
     removed: tuple[str, ...] = ()

@@ -273,7 +273,10 @@ class HeadLink:
             self.channel.send_nowait(message)
 
     def welcome(self, welcome: messages.AnyWelcome) -> str | None:
-        """Note who the head is; return what the last connection's end says of the path there, if anything."""
+        """Record which process is the head; return a problem of the path there, if one is known.
+
+        The end of the last connection may have shown it.
+        """
         self._head = (welcome.head_pid, welcome.boot_id, welcome.network_id)
         stuck = large_packets_lost(self._stuck_bytes, self.clock() - self._stuck_at)
         self._stuck_bytes = 0

@@ -61,7 +61,7 @@ class NodeWork:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The processes that run for it now."""
+        """Return the processes of the setup that run now."""
         return frozenset()
 
     @property
@@ -74,7 +74,7 @@ class NodeWork:
         return named | ({contract.SCRATCH_VARIABLE: self.scratch} if self.scratch else {})
 
     def try_at_once(self) -> None:
-        """Do it now if there is nothing to wait for, which takes less than a millisecond."""
+        """Do the setup now if it has nothing to wait for; that takes less than a millisecond."""
         if not self.setup.is_empty or not self.setup.is_plain:
             return
         with contextlib.suppress(MusterError):  # `run` meets it again, where it can be told

@@ -44,7 +44,7 @@ class StacksTold(Message):
 
     Attributes:
         sentence: Which ranks wait and which don't, in one sentence.
-        lines: All stacks, equal ones together; several messages when they are long.
+        lines: All stacks, equal ones grouped; several messages if they are long.
     """
 
     ask_id: str
@@ -54,16 +54,16 @@ class StacksTold(Message):
 
 
 class AskBoard(Message):
-    """A client wants to know how all ranks stand."""
+    """A client wants the state of all ranks."""
 
     ask_id: str
 
 
 class BoardTold(Message):
-    """The head's answer to a client; of many ranks in several messages.
+    """The head's answer to a client; several messages for many ranks.
 
     Attributes:
-        sample: A part of the ranks, in their order; None while no attempt runs.
+        sample: Some of the ranks, in rank order; None while no attempt runs.
     """
 
     ask_id: str
@@ -87,9 +87,9 @@ class NetworkFacts(CheckAnswer):
     """From an agent: its interfaces and ports.
 
     Attributes:
-        ports: Of its probe, for IPv4 and for IPv6.
-        names: All its interfaces, with an address or without.
-        variables: What the user has set himself of `model.network.VARIABLES`.
+        ports: The ports of its probe, for IPv4 and for IPv6.
+        names: All its interfaces, with or without an address.
+        variables: Those of `model.network.VARIABLES` that the user has set.
     """
 
     survey: int
@@ -103,8 +103,8 @@ class AskFacts(Message):
     """From the head: collect facts about your node (`diagnose.facts`) and report them.
 
     Attributes:
-        names: Names to be resolved there.
-        script: A script to look at instead of the program.
+        names: Names to resolve on the node.
+        script: A script to check instead of the program.
     """
 
     is_long: bool = False
@@ -113,7 +113,10 @@ class AskFacts(Message):
 
 
 class NodeFacts(CheckAnswer):
-    """From an agent: the facts (`diagnose.facts`, at most 128 KiB), and its own clock at the request and at the answer."""
+    """From an agent: the facts (`diagnose.facts`), and its own clock at request and answer.
+
+    The facts have at most 128 KiB.
+    """
 
     facts: dict[str, Any]
     asked_at: float
@@ -121,7 +124,7 @@ class NodeFacts(CheckAnswer):
 
 
 class ProbeTarget(Message):
-    """A connection that a node has to try; `measure` also requests latency and bandwidth."""
+    """A connection that a node must try; `measure` also requests latency and bandwidth."""
 
     candidate: int
     node: int
@@ -131,11 +134,11 @@ class ProbeTarget(Message):
 
 
 class ProbeNetwork(Message):
-    """From the head: connect to these; `node` is the number of the receiver.
+    """From the head: connect to these targets; `node` is the receiver's number.
 
     Attributes:
-        bulk_bytes: How much to send to each that is measured, and take it for stalled when it does not arrive; None
-            measures in passing.
+        bulk_bytes: How much to send to each measured target; a transfer that does not arrive counts
+            as stalled. None measures in passing.
     """
 
     survey: int
@@ -146,7 +149,10 @@ class ProbeNetwork(Message):
 
 
 class ProbeResults(CheckAnswer):
-    """From an agent: all its connections on these candidates have ended; targets without an entry in `results` were reached."""
+    """From an agent: all its connections on these candidates have ended.
+
+    It has reached the targets that have no entry in `results`.
+    """
 
     survey: int
     candidates: tuple[int, ...]
@@ -154,7 +160,7 @@ class ProbeResults(CheckAnswer):
 
 
 class EndProbe(Message):
-    """From the head: close the port, end the connections."""
+    """From the head: close the port and end the connections."""
 
     survey: int
 
@@ -163,7 +169,7 @@ class EndProbe(Message):
 
 
 class ProbeCall(Message):
-    """Asks whether the receiver is this node; the answer is the same message with its own values."""
+    """Asks if the receiver is this node; the answer is the same message with its own values."""
 
     survey: int
     node: int
@@ -194,16 +200,16 @@ MAX_EXECS = 16
 
 
 class ExecStart(Message):
-    """Run a command inside a running task; without words: its shell.
+    """Run a command inside a running task; without `argv`, its shell.
 
     Attributes:
         exec_id: Random, chosen by the client; all messages of this command carry it.
         tty: The command gets a terminal of this size; otherwise three pipes.
         term: The kind of terminal, for TERM.
-        debugger: Not a command: a stream to the rank, which waits for its debugger.
-        door: Not a command: a remote end (`launcher/node/remote`), which the door of that node forks.
-        claim: In which first pod the owner of a run in pods is that asks; empty for all others.
-        window_bytes: How much of each direction may be on its way: over a long way more has to be.
+        debugger: Instead of a command: a stream to the rank, which waits for its debugger.
+        door: Instead of a command: a remote (`launcher/node/remote`), which that node's door forks.
+        claim: Which first pod the asking owner runs in, for a run in pods; empty for all others.
+        window_bytes: How much may be in flight in each direction: a longer distance needs more.
     """
 
     exec_id: str
@@ -264,7 +270,7 @@ class ExecLeave(Message):
 
 
 class ExecEnded(Message):
-    """The command has ended, with the code that a shell would show; `why` when it was ended."""
+    """The command has ended, with the code that a shell would show; `why` if muster ended it."""
 
     exec_id: str
     code: int

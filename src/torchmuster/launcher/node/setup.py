@@ -106,7 +106,7 @@ def _staging_goes_on(staging: Transfer) -> str:
 def _inside(
     path: str, program: Program, environment: Mapping[str, str]
 ) -> tuple[Program, dict[str, str]]:
-    """Return program and variables for an environment that was unpacked there."""
+    """Return the program and the variables that use an environment unpacked at `path`."""
     prefix = os.path.join(path, "env")
     name = "CONDA_PREFIX" if os.path.isdir(os.path.join(prefix, "conda-meta")) else "VIRTUAL_ENV"
     dropped = ("PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
@@ -118,7 +118,7 @@ def _inside(
 
 
 def _with_names(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables after the lines; a door also learns which ones the lines have changed."""
+    """Return the variables after the setup lines; a session also gets the names they changed."""
     names = before.get(contract.SITE_NAMES_VARIABLE)
     if names is None:
         return dict(after)
@@ -129,7 +129,7 @@ def _with_names(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str
 def _follow(
     program: Program, before: Mapping[str, str], path_before: str, after: Mapping[str, str]
 ) -> Program:
-    """Return the program with the interpreter that setup lines have put on PATH, if they have."""
+    """Return the program with the interpreter that setup lines have put on PATH, if any."""
     changed = any(
         after.get(name) and after.get(name) != before.get(name)
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX")

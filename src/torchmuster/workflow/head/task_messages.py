@@ -8,7 +8,7 @@ from torchmuster.core.net.messages import AnyOutput, AnyWelcome, Message
 
 
 class BarrierState(enum.Enum):
-    """The kind of an answer; `waiting` is followed by another one."""
+    """The kind of a barrier's answer; after `WAITING` another answer follows."""
 
     RELEASED = "released"
     FAILED = "failed"
@@ -19,9 +19,9 @@ class BarrierCall(Message):
     """A process of the sender's task has reached a barrier.
 
     Attributes:
-        caller_id: Names the call among those of this agent; all answers carry it.
+        caller_id: Identifies the call among those of this agent; all answers carry it.
         count: The number of callers; None for every task of the group, once each.
-        rank: The number of this caller, from 0; None when the callers have no numbers.
+        rank: The number of this caller, from 0; None if the callers have no numbers.
     """
 
     caller_id: str
@@ -32,7 +32,7 @@ class BarrierCall(Message):
 
 
 class BarrierLeave(Message):
-    """The process of this call is gone; it waits no longer."""
+    """The calling process is gone and no longer waits."""
 
     caller_id: str
 
@@ -41,10 +41,10 @@ class BarrierAnswer(Message):
     """The answer of a barrier to one caller.
 
     Attributes:
-        what: Failed: the sentence of the error. Waiting: who is missing.
-        missing: The first few names of those that are missing.
-        left_s: Waiting: how long this caller still waits.
-        timed_out: Failed because the limit of this caller has passed.
+        what: If failed, the sentence of the error; if waiting, who is missing.
+        missing: The names of the first few missing callers.
+        left_s: If waiting, how long this caller still waits.
+        timed_out: It failed because this caller's time limit has passed.
     """
 
     caller_id: str
@@ -84,7 +84,7 @@ class TaskDoing(Message):
 
 
 class TaskPrepared(Message):
-    """Inputs and working directory are ready; these of the group's candidate ports are free here."""
+    """Inputs and working directory are ready; `free_ports`: the group's ports that are free."""
 
     attempt: int
     free_ports: tuple[int, ...] = ()
@@ -142,10 +142,10 @@ class TaskWelcome(AnyWelcome):
 
 
 class TaskBegin(Message):
-    """All are ready: start the command.
+    """All tasks are ready: start the command.
 
     Attributes:
-        hosts: Task name -> host name, as this task reaches it; `addresses` the same as IP addresses.
+        hosts: Task name -> host name, as this task reaches it; `addresses` has IP addresses.
         ports: Name in `{{port:NAME}}` -> number; the empty name for `{{port}}`.
     """
 
@@ -162,7 +162,7 @@ class TaskAgain(Message):
 
 
 class TaskStop(Message):
-    """SIGTERM to the command, SIGKILL after the grace; no grace: SIGKILL at once."""
+    """Send the command SIGTERM, and SIGKILL after the grace; without grace, SIGKILL at once."""
 
     attempt: int
     grace_s: float
@@ -176,4 +176,4 @@ class TaskUpload(Message):
 
 
 class TaskLeave(Message):
-    """The agent has to end."""
+    """The agent must exit."""

@@ -120,8 +120,8 @@ def hidden_modules(folder: str | None, at_start: Collection[str]) -> list[str]:
     """Return Python's own modules that files in the script's folder hide.
 
     Args:
-        folder: What stands in front of `sys.path`.
-        at_start: The modules that every interpreter has from its start on: these can't be hidden.
+        folder: The folder in front of `sys.path`.
+        at_start: The modules that every interpreter has from its start: these can't be hidden.
     """
     try:
         entries = os.listdir(folder) if folder is not None else []

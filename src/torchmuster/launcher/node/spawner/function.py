@@ -55,7 +55,7 @@ def call(sha256: str, socket_path: str) -> None:
 
 
 def _print_metric(value: Any) -> None:
-    """Print the metric of a sweep where the function has returned it: the number itself, or one of this name in a mapping."""
+    """Print a sweep's metric if the function returned it: as a number, or by name in a mapping."""
     name = os.environ.get(contract.METRIC_VARIABLE)
     if name is None or os.environ["RANK"] != "0":
         return
@@ -66,9 +66,10 @@ def _print_metric(value: Any) -> None:
 
 
 def leave() -> None:
-    """End this worker as children of multiprocessing end: threads, exit handlers, open files, and no more.
+    """End this worker as multiprocessing ends its children.
 
-    To take apart an interpreter with torch takes 0.2 s of a processor for each rank, and all ranks of a node at once.
+    It waits for threads, runs exit handlers and flushes open files. To tear down an interpreter
+    with torch would take each rank 0.2 s of CPU time, at once on all ranks of a node.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons

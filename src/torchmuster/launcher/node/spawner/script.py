@@ -65,7 +65,7 @@ class SourceReader(ScriptReader):
 
 
 def _read_source(config: BeginSpawner) -> bytes:
-    """Return the script's text; nothing where there is none to be read."""
+    """Return the script's source; empty if none can be read."""
     path = source.script_path(config.kind, config.target, config.args)
     try:
         return Path(path).read_bytes() if path is not None else b""
