@@ -186,5 +186,5 @@ def test_rights_to_jobsets_lack_only_where_there_are_some(cluster, sets):
 
 @pytest.mark.parametrize("answer", ["[]", "no JSON"])
 def test_an_answer_that_is_no_review_is_a_value_error(answer):
-    with pytest.raises(ValueError, match="no review|Expecting value"):
+    with pytest.raises(ValueError, match=r"no review|Expecting value"):
         rules_of(answer)
