@@ -48,7 +48,7 @@ from torchmuster.core.node.leftovers import make_socket_folder  # noqa: E402
 from torchmuster.core.programs.head_host import StorePorts  # noqa: E402
 from torchmuster.launcher.model.progress import RankProgress  # noqa: E402
 from torchmuster.launcher.net import part_messages  # noqa: E402
-from torchmuster.launcher.node.progress import NodeProgress  # noqa: E402
+from torchmuster.launcher.node.progress import ProgressReader  # noqa: E402
 
 WORKERS = 8
 RUN_ID = "20270115-080000-train-3f2a"
@@ -272,7 +272,7 @@ def measure_agent(reports: int) -> dict[str, Any]:
             assert child.stdout is not None
             child.stdout.readline()
         with tempfile.TemporaryDirectory() as folder:
-            reader = NodeProgress(folder, 0)
+            reader = ProgressReader(folder, 0)
             workers = [(rank, child.pid) for rank, child in enumerate(started)]
             reader.read(workers)
             before = time.process_time()

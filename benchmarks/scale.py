@@ -23,7 +23,7 @@ from launching.report import aligned
 from running.results import headline, machine_facts, save
 from running.stage import Stage, stage
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.head.attempt import EndsTold
+from torchmuster.core.head.attempt import EndReports
 from torchmuster.core.model import events
 from torchmuster.core.model.events import RecordEvent, fields_of
 from torchmuster.core.model.failure import EndKind, WorkerEnd
@@ -252,7 +252,7 @@ def _attempts(count: int, ranks: int) -> Iterator[RecordEvent]:
             ),
         )
         yield events.WorkersStartedEvent(attempt=number, restart_s=0.5)
-        ends = EndsTold()
+        ends = EndReports()
         for rank in range(ranks):
             end = _end(number, rank, asked=rank != 3)
             if (told := ends.take(end)) is not None:

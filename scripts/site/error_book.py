@@ -17,7 +17,7 @@ from typing import Any
 from by_cause import CONFIRM, CURE, MEANING
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import Row, Tells
+from torchmuster.diagnose.explain.catalogue.entry import Row, Telling
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS
 from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.end_of_run import render_verdict
@@ -40,10 +40,10 @@ GROUPS = (
 )
 _CHANGES = "..."
 _TELLS = {
-    Tells.PROVES: "this message names the cause itself",
-    Tells.NAMES: "this message names what went wrong",
-    Tells.HINTS: "this message alone does not tell the cause",
-    Tells.ECHO: "others print this when somebody has gone",
+    Telling.PROVES: "this message names the cause itself",
+    Telling.NAMES: "this message names what went wrong",
+    Telling.HINTS: "this message alone does not tell the cause",
+    Telling.ECHO: "others print this when somebody has gone",
 }
 # What a sentence of the catalogue says of a case, where there is no case.
 _WORDS = {
@@ -229,7 +229,7 @@ def _different(rows: Iterable[Row]) -> list[Row]:
 def _message(message: Row) -> list[str]:
     wordings = dict.fromkeys(readable(wording) for wording in message.says)
     shown = [f"    {wording}" for wording in wordings if wording.strip(" .")]
-    tells = _TELLS.get(message.tells or Tells.NOISE, "")
+    tells = _TELLS.get(message.tells or Telling.NOISE, "")
     return [
         f"## {_title(next(iter(wordings)))}",
         "",

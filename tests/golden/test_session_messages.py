@@ -19,9 +19,9 @@ from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import create_run_dir, write_owner
 from torchmuster.errors import ChannelError, SessionBusyError
 from torchmuster.multirun.cli.places import error_at_end
-from torchmuster.multirun.door.call import SESSION_FILE, DoorAgent
-from torchmuster.multirun.door.messages import SessionSetup
 from torchmuster.multirun.engine import HeldSession, ended
+from torchmuster.multirun.server.call import SESSION_FILE, SessionAgent
+from torchmuster.multirun.server.messages import SessionSetup
 from torchmuster.multirun.sweep.hosts import error_of_start
 from torchmuster.multirun.views.sessions import why_gone
 
@@ -53,10 +53,12 @@ def make(tmp_path, monkeypatch):
 
     def record(*, lives):
         python = (sys.executable,)
-        door = Program(
+        server = Program(
             kind=ScriptKind.COMMAND, target="muster:door", args=(), python=python, cwd="/"
         )
-        plan = RunPlan(run_id=RUN_ID, program=door, min_nodes=2, max_nodes=2, workers_per_node=(1,))
+        plan = RunPlan(
+            run_id=RUN_ID, program=server, min_nodes=2, max_nodes=2, workers_per_node=(1,)
+        )
         run_dir = create_run_dir(plan)
         setup = SessionSetup(
             name="main",
@@ -126,12 +128,12 @@ def test_a_session_that_never_opened_is_told_in_the_words_of_its_result(make, tm
 
 def test_what_a_door_refuses_is_said_in_these_words(make, tmp_path, golden):
     golden(FILE, "busy_session", said(SessionBusyError("main", "20261122-120100-train-34cd")))
-    agent = DoorAgent(None, "main", "the door of node 1 does not answer")
+    agent = SessionAgent(None, "main", "the session's server on node 1 does not answer")
     with pytest.raises(ChannelError) as gone:
         agent.wait_started()
     golden(FILE, "door_that_went_while_it_was_asked", said(gone.value))
     shut = ChannelError(
-        "the door of node 0 does not answer", where="/tmp/x/door.sock", why="refused"
+        "the session's server on node 0 does not answer", where="/tmp/x/door.sock", why="refused"
     )
     golden(FILE, "door_that_stays_shut", said(ended("main", shut)))
 

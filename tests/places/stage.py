@@ -20,7 +20,7 @@ def start(task, base, network):
     folder = os.path.join(base, task["name"])
     os.mkdir(folder, 0o700)
     mine = network.tasks[task["name"]] if network else None
-    plan = place.plan_place(
+    plan = place.plan_view(
         [
             place.PlacedFile(path=path, content=text.encode(), mode=0o755)
             for path, text in task.get("files", {}).items()
@@ -33,14 +33,14 @@ def start(task, base, network):
         **task.get("options", {}),
     )
     reports, report_fd = os.pipe()
-    spec = place.prepare_place(
+    spec = place.write_view(
         plan,
         join=mine.join if mine else None,
         environment=mine.environment if mine else None,
         report_fd=report_fd,
     )
     child = subprocess.Popen(
-        place.place_argv(spec, task["command"]),
+        place.view_argv(spec, task["command"]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -273,7 +273,7 @@ def test_agents_are_forks_of_what_has_imported_torch_since_the_pods_start(world)
     for index in range(2):
         told = commands(pods, index)
         assert not [line for line in told if "__main__.py agent" in line]
-        assert [line for line in told if "multirun/door/main.py" in line]
+        assert [line for line in told if "multirun/server/main.py" in line]
     assert "imported again" not in pods.log(0)
     stop(pods)
     assert pods.wait(0) == 0

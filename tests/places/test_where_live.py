@@ -184,7 +184,7 @@ class Here(Place):
         return said["host"] == os.uname().nodename and "SLURM_JOB_ID" not in said["variables"]
 
 
-class InJob(Place):
+class InsideJobPlace(Place):
     def __init__(self, folder):
         (folder / "queue").mkdir()
         fakes = {"PATH": f"{FAKES}:{os.environ['PATH']}", "FAKE_SLURM": str(folder / "queue")}
@@ -203,13 +203,13 @@ class InJob(Place):
         return said["variables"].get("SLURM_JOB_ID") == "7"
 
 
-class Hosts(Place):
+class HostsPlace(Place):
     on = ("--on", "lab")
 
     def __init__(self, folder):
         if (reason := ssh.why_not()) is not None:
             missing.stop(reason)
-        self.hosts = ssh.Hosts(folder)
+        self.hosts = ssh.HostsPlace(folder)
         for name in ("a", "b"):
             self.hosts.add(name, shares=True)
         super().__init__(self.hosts.code, self.hosts.home, self.hosts.environment())
@@ -310,8 +310,8 @@ class Session(Here):
 
 PLACES = {
     "here": Here,
-    "in a job": InJob,
-    "hosts": Hosts,
+    "in a job": InsideJobPlace,
+    "hosts": HostsPlace,
     "scheduler": Scheduler,
     "cluster": Cluster,
     "session": Session,

@@ -174,7 +174,7 @@ def test_following_shows_rank_0_and_an_interrupt_cancels(project, capsys, monkey
         shown.append(text)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(follow.PlainStatus, "write", interrupt)
+    monkeypatch.setattr(follow.StatusDisplay, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run.follow()
 

@@ -246,7 +246,7 @@ def test_a_session_that_others_may_enter_is_refused(place):
     os.chmod(os.path.dirname(where), 0o755)
     done = place.run()
     assert done.returncode == 5
-    assert "the door's folder is not only ours" in done.stderr
+    assert "the server's folder is not only ours" in done.stderr
     os.chmod(os.path.dirname(where), 0o700)
     assert place.run().returncode == 0
 

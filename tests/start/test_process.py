@@ -32,7 +32,7 @@ def test_the_end_of_the_agent_ends_the_workers_before_its_lease_does(place, monk
         out, err = workers.start()
         assert os.read(out, 3) == b"on\n"
         (worker,) = proc.children_of(workers.pid)
-        workers.hang_up()
+        workers.close_channel()
         wait_until(lambda: not proc.is_running(worker), "the end of the worker")
         wait_until(lambda: not proc.is_running(workers.pid), "the end of the spawner")
     os.close(out)

@@ -218,7 +218,7 @@ class Workers:
             os.waitstatus_to_exitcode(self._hear(messages.ChildEnded).status), stdout, stderr
         )
 
-    def hang_up(self) -> None:
+    def close_channel(self) -> None:
         """Go away without a word, as an agent does that was killed."""
         self._control.close()
 

@@ -12,11 +12,11 @@ from torchmuster.train.memory.held import PAGE_BYTES, HeldFile, NodeMemory
 from torchmuster.train.memory.saves import (
     MemorySaves,
     MemorySettings,
-    NodeStand,
+    NodeSite,
     choose_shifts,
+    describe_risk,
     look,
     newest_whole,
-    risk_in_words,
 )
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.layout import MANIFEST
@@ -226,7 +226,7 @@ def test_the_newest_snapshot_of_which_every_part_is_somewhere(told, want):
 
 
 def stands(*words):
-    return [NodeStand(*word.split("/")) for word in words]
+    return [NodeSite(*word.split("/")) for word in words]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_copies_go_to_another_machine_and_another_switch_where_there_is_one(node
 
 
 def test_what_shares_a_machine_is_said():
-    assert risk_in_words(stands("a/", "b/"), [1]) is None
-    assert "2 nodes are on 1 machine" in risk_in_words(stands("a/", "a/"), [1])
-    assert "its workers" in risk_in_words(stands("a/"), [])
-    assert risk_in_words(stands("a/", "a/", "b/", "b/"), [2]) is None
+    assert describe_risk(stands("a/", "b/"), [1]) is None
+    assert "2 nodes are on 1 machine" in describe_risk(stands("a/", "a/"), [1])
+    assert "its workers" in describe_risk(stands("a/"), [])
+    assert describe_risk(stands("a/", "a/", "b/", "b/"), [2]) is None

@@ -11,7 +11,7 @@ from torchmuster.core.node.heartbeats import HeldMemory
 from torchmuster.errors import UsageError
 from torchmuster.train.memory.held import NodeMemory
 from torchmuster.train.snapshot.state import MisfitError, SnapshotError
-from torchmuster.train.wrap import WeighedDDP
+from torchmuster.train.wrap import WeightedDDP
 
 
 class Ones(torch.utils.data.Dataset):
@@ -379,7 +379,7 @@ def test_a_second_epoch_outside_of_the_runs_epochs_is_refused(world, tmp_path):
 
 def test_a_model_that_is_called_without_its_wrapper_is_found_at_the_first_step(world, tmp_path):
     model = nn.Linear(3, 1)
-    WeighedDDP(model, world.step_state)  # as with several workers
+    WeightedDDP(model, world.step_state)  # as with several workers
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     world.resume(model=model, optimizer=optimizer, folder=str(tmp_path))
     model(torch.ones(3)).mean().backward()

@@ -10,5 +10,5 @@ def _patient_again():
     yield
     answers = sys.modules.get("torchmuster.launcher.jobs.answers")
     if answers is not None:
-        answers._LOOKS.clear()
+        answers._QUESTION_LIMIT.clear()
         answers._SILENT.clear()

@@ -47,7 +47,7 @@ def test_what_becomes_a_task_imports_little():
 
 
 def test_a_program_that_is_not_isolated_does_not_see_its_own_folder_first():
-    done = run([sys.executable, proc.NODE_DOOR, "conduct"])
+    done = run([sys.executable, proc.NODE_ENTRY, "conduct"])
     assert done.returncode == 2
     assert done.stderr.startswith(
         "error: a program of muster does not understand how it was started"
@@ -63,7 +63,7 @@ def test_what_a_program_can_not_do_is_an_error_and_no_traceback():
 
 
 # What a user types himself, a command or a message that is passed on, a path, and the JSON of who must import little.
-NOT_TYPED = {"task-muster", "leashed", "proxy", "debugger", "view"}
+NOT_TYPED = {"task-muster", "dies_with_parent", "proxy", "debugger", "view"}
 
 
 @pytest.mark.parametrize("name", sorted(set(PROGRAMS) - NOT_TYPED))
@@ -73,5 +73,6 @@ def test_a_program_decodes_what_it_is_told(name):
         text = file.read()
     assert "argparse" not in text
     assert re.search(
-        r"from_words?\(|from_plain\(|messages\.decode\(|conduct\(arguments|launch\(", text
+        r"from_arguments?|from_word\(|from_plain\(|messages\.decode\(|conduct\(arguments|launch\(",
+        text,
     )

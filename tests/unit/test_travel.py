@@ -81,7 +81,7 @@ def test_what_nodes_import_travels():
     )
     of_nodes = reached_from((*owners, *parts, "torchmuster.workflow.data"))
     of_scripts = reached_from(("torchmuster.launcher.api",), at_its_top=True)
-    assert sorted(name for name in of_nodes | of_scripts if not travel.travels(name)) == []
+    assert sorted(name for name in of_nodes | of_scripts if not travel.is_sent(name)) == []
 
 
 def test_what_travels_is_there_and_what_no_node_needs_is_not_on_the_list():
@@ -105,11 +105,11 @@ def test_compiled_files_do_not_change_the_hash(tmp_path):
 
 def test_archive_is_made_once_and_a_damaged_one_again(tmp_path):
     sha = travel.content_hash(FILES)
-    data = travel.travelling_package(str(tmp_path), FILES, sha)
+    data = travel.cached_archive(str(tmp_path), FILES, sha)
     (kept,) = tmp_path.iterdir()
     assert kept.name == f"torchmuster-{sha}.zip"
     kept.write_bytes(b"damaged")
-    assert travel.travelling_package(str(tmp_path), FILES, sha) == data
+    assert travel.cached_archive(str(tmp_path), FILES, sha) == data
     assert kept.read_bytes() == data
 
 

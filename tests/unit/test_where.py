@@ -31,7 +31,7 @@ from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.jobs import make_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
-from torchmuster.multirun.door.messages import SessionSetup
+from torchmuster.multirun.server.messages import SessionSetup
 from torchmuster.multirun.sweep.arrays import SweepArrays
 
 PAGE = Path(__file__).parents[2] / "docs" / "where.md"
@@ -203,7 +203,7 @@ def hold(folder, monkeypatch):
     sessions = "torchmuster.multirun.views.sessions"
     monkeypatch.setattr(f"{sessions}.find_session", lambda name: held)
     monkeypatch.setattr(f"{sessions}.plan_of", lambda run_dir: PLAN)
-    monkeypatch.setattr("torchmuster.multirun.door.call.read_setup", lambda run_dir: setup)
+    monkeypatch.setattr("torchmuster.multirun.server.call.read_setup", lambda run_dir: setup)
 
 
 def outcome(words):

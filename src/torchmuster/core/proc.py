@@ -21,7 +21,7 @@ from torchmuster.errors import MusterError
 
 # The script that starts each of our programs on a node; it is run by its path.
 PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-NODE_DOOR = os.path.join(PACKAGE_FOLDER, "core", "programs", "__main__.py")
+NODE_ENTRY = os.path.join(PACKAGE_FOLDER, "core", "programs", "__main__.py")
 
 # The options of prctl(2), from the kernel's header linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +35,7 @@ _OF_A_JOB_BY_SESSION = "PBS_JOBID"
 # Children of the shell that replaced itself with us by `exec`: the `tee` in `exec muster > >(tee
 # log)`.
 _inherited: frozenset[int] | None = None
-_beside: set[int] = set()
+_spared: set[int] = set()
 _left_sessions: set[int] = set()  # of processes that may outlive a successful run
 
 
@@ -46,7 +46,7 @@ def importable(path: str | None, root: str) -> str:
 
 def node_program(name: str, *words: str, python: str = sys.executable) -> list[str]:
     """Return the command line of one of our programs, isolated from site packages and variables."""
-    return [python, "-I", "-S", NODE_DOOR, name, *words]
+    return [python, "-I", "-S", NODE_ENTRY, name, *words]
 
 
 class HasStatus(Protocol):
@@ -185,7 +185,7 @@ def keeps_session() -> bool:
     return bool(os.environ.get(_OF_A_JOB_BY_SESSION))
 
 
-def stand_apart() -> None:
+def detach_from_parent() -> None:
     """Leave the parent's process group, so that signals to that group don't reach this process.
 
     In its own session a process also has no terminal; in a PBS job it must stay in the job's
@@ -197,7 +197,7 @@ def stand_apart() -> None:
         os.setsid()
 
 
-def start_beside(
+def start_spared(
     argv: Sequence[str],
     *,
     stdin: int | None = None,
@@ -210,13 +210,13 @@ def start_beside(
         MusterError: The command can't be executed.
     """
     child = start(argv, stdin=stdin, stdout=stdout, stderr=stderr)
-    _beside.add(child.pid)
+    _spared.add(child.pid)
     return child
 
 
 def let_go(child: Child) -> None:
-    """Forget a child of `start_beside` that has been reaped."""
-    _beside.discard(child.pid)
+    """Forget a child of `start_spared` that has been reaped."""
+    _spared.discard(child.pid)
 
 
 def leave_sessions(sessions: Iterable[int]) -> None:
@@ -232,7 +232,7 @@ def own_package_environment() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class CommandOutput:
     """The output of a short helper process; the status is None when it timed out."""
 
     status: int | None
@@ -240,7 +240,7 @@ class Answered:
     stderr: bytes
 
 
-def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> Answered:
+def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> CommandOutput:
     """Run a command with `request` on standard input until it ends; kill it after `timeout_s`.
 
     Raises:
@@ -252,15 +252,17 @@ def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> Answered:
             list(argv), input=request, capture_output=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired as error:
-        return Answered(status=None, stdout=b"", stderr=error.stderr or b"")
+        return CommandOutput(status=None, stdout=b"", stderr=error.stderr or b"")
     except OSError as error:
         raise MusterError(
             f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
         ) from error
-    return Answered(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    return CommandOutput(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def ask_beside(argv: Sequence[str], timeout_s: float, request: bytes | None = None) -> Answered:
+def ask_spared(
+    argv: Sequence[str], timeout_s: float, request: bytes | None = None
+) -> CommandOutput:
     """Run a command that `end_children` spares, from any thread; kill it after `timeout_s`.
 
     Without a request its standard input is /dev/null.
@@ -282,16 +284,16 @@ def ask_beside(argv: Sequence[str], timeout_s: float, request: bytes | None = No
         raise MusterError(
             f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
         ) from error
-    _beside.add(popen.pid)
+    _spared.add(popen.pid)
     with popen:
         try:
             out, err = popen.communicate(request, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             popen.kill()
-            return Answered(status=None, stdout=b"", stderr=b"")
+            return CommandOutput(status=None, stdout=b"", stderr=b"")
         finally:
-            _beside.discard(popen.pid)
-    return Answered(status=popen.returncode, stdout=out, stderr=err)
+            _spared.discard(popen.pid)
+    return CommandOutput(status=popen.returncode, stdout=out, stderr=err)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +338,7 @@ def is_running(pid: int) -> bool:
     return facts is not None and facts.can_run
 
 
-def state_beside(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str | None:
+def local_process_state(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str | None:
     """Return the state of a process on this machine (`X`: gone); None if it may be elsewhere.
 
     `whose` and `own` are (`boot_id()`, `network_id()`) of that process and of this one.
@@ -347,9 +349,9 @@ def state_beside(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str 
     return facts.state if facts is not None else "X"
 
 
-def state_here(pid: int, whose: tuple[str, str]) -> str | None:
-    """Return `state_beside` of a process with the ids `whose`, seen from this process."""
-    return state_beside(pid, whose, (boot_id(), network_id()))
+def process_state_here(pid: int, whose: tuple[str, str]) -> str | None:
+    """Return `local_process_state` of a process with the ids `whose`, seen from this process."""
+    return local_process_state(pid, whose, (boot_id(), network_id()))
 
 
 def all_processes() -> list[ProcessFacts]:
@@ -467,7 +469,7 @@ def end_children(keep: frozenset[int] = frozenset()) -> bool:
     Call it until it returns False: when this process is a subreaper, the children of a killed child
     become ours, so each pass meets the next generation.
     """
-    keep |= (_inherited or frozenset()) | _beside
+    keep |= (_inherited or frozenset()) | _spared
     left = False
     for pid in _ended_children(keep):
         kill_quietly(pid)
@@ -552,13 +554,13 @@ class Starter:
 
 
 def start_agent(
-    argv: Sequence[str], *, beside: bool = False, keeps_output: bool = False
+    argv: Sequence[str], *, spared: bool = False, keeps_output: bool = False
 ) -> Starter:
     """Start a command that starts an agent.
 
     Args:
         argv: The command.
-        beside: `end_children` spares it.
+        spared: `end_children` spares it.
         keeps_output: Keep its standard output along with its standard error: the agent writes
             nothing there, and pbsdsh reports there how it ended.
 
@@ -568,7 +570,7 @@ def start_agent(
     pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(1 + keeps_output)]
     streams = dict(zip(("stderr", "stdout"), (write_fd for _, write_fd in pipes), strict=False))
     try:
-        child = (start_beside if beside else start)(argv, **streams)
+        child = (start_spared if spared else start)(argv, **streams)
     except BaseException:
         for read_fd, _ in pipes:
             os.close(read_fd)

@@ -69,5 +69,5 @@ def worst_first(findings: Sequence[Finding]) -> list[Finding]:
 
 def render(finding: Finding, word: str | None = None) -> str:
     """Return a finding in the form of every message; it begins with its level or `word`."""
-    told = render_report(finding.report)
-    return (word or finding.level.value) + told.removeprefix("error")
+    rendered = render_report(finding.report)
+    return (word or finding.level.value) + rendered.removeprefix("error")

@@ -28,10 +28,10 @@ from torchmuster.diagnose.doctor.show import NodeView, Situation, names_of
 from torchmuster.diagnose.finding import Finding, Level, worst_first
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
 from torchmuster.errors import MusterError
-from torchmuster.launcher.facts.collect import FactsOrder, collect, own_torch
+from torchmuster.launcher.facts.collect import FactsRequest, collect, own_torch
 
 JOB_END_LIMIT_S = 60.0
-_JOB_LOOK_S = 0.5
+_JOB_POLL_S = 0.5
 JOB_FILE = "tiny_job.py"
 _GOOD_FIT = 0.9
 _MAX_LINE = 1 << 20
@@ -104,9 +104,9 @@ def _keep(path: str, text: str) -> None:
     atomic.replace_file(path, text.encode())
 
 
-def look_here(script: str | None) -> Outcome:
+def check_this_machine(script: str | None) -> Outcome:
     """Return the findings about this machine, without a run."""
-    order = FactsOrder(
+    order = FactsRequest(
         is_long=True,
         environment=os.environ,
         run_dir=nearest_folder(muster_home()),
@@ -129,7 +129,7 @@ def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
     if event is None:
         joined = (one.event for one in events)
         came = {name_alone(one.node) for one in joined if isinstance(one, AgentJoinedEvent)}
-        found = _calls_in_vain(run_dir, came, result) or _nothing_seen(result)
+        found = _failed_calls(run_dir, came, result) or _no_preflight_finding(result)
         return Outcome(findings=tuple(found), could_tell=False)
     findings = [codec.from_plain(Finding, one) for one in event.findings]
     ended_early = any(finding.is_certain for finding in findings)
@@ -169,7 +169,7 @@ def _ended_well(result: Result | None) -> bool:
     return result is not None and result.state is RunState.SUCCEEDED
 
 
-def _calls_in_vain(run_dir: RunDir, came: set[str], result: Result | None) -> list[Finding]:
+def _failed_calls(run_dir: RunDir, came: set[str], result: Result | None) -> list[Finding]:
     """Return one finding for each reason why agents could not reach the head."""
     seen: dict[tuple[str, str], list[str]] = {}
     folder = os.path.dirname(run_dir.agent_log("n"))
@@ -203,7 +203,7 @@ def _last_call(path: str) -> re.Match[str] | None:
     return found[-1] if found else None
 
 
-def _nothing_seen(result: Result | None) -> list[Finding]:
+def _no_preflight_finding(result: Result | None) -> list[Finding]:
     report = result.report if result is not None else None
     if report is None:
         what = "the run ended before the nodes were looked at"
@@ -211,7 +211,7 @@ def _nothing_seen(result: Result | None) -> list[Finding]:
     return [_from_report(report, "not-started")]
 
 
-def not_started(errors: Sequence[MusterError]) -> Outcome:
+def outcome_of_errors(errors: Sequence[MusterError]) -> Outcome:
     """Return an outcome for errors that prevented any check from starting."""
     reports = [report_of_error(error) for error in errors]
     found = tuple(_from_report(report, "not-started") for report in reports)
@@ -362,7 +362,7 @@ def wait_for_job(run_dir: RunDir, *, limit_s: float = JOB_END_LIMIT_S) -> None:
         job = view_newest(run_dir)
         if job is None or job.state.is_final or job.state is JobState.UNKNOWN:
             return
-        pause.wait(_JOB_LOOK_S)
+        pause.wait(_JOB_POLL_S)
 
 
 def remove_run(run_dir: RunDir) -> None:

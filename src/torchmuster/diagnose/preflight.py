@@ -199,7 +199,7 @@ _PREFLIGHT_MAX_ROWS = 256
 
 
 @dataclass(slots=True)
-class _Said:
+class _AgentFacts:
     """The facts that one agent has sent, and when they were requested."""
 
     asked_at: float  # by this machine's clock
@@ -225,7 +225,7 @@ class Preflight:
     own_network_id: str = field(default_factory=proc.network_id)
     error: Report | None = None
     has_failed: bool = False
-    _said: dict[str, _Said] = field(default_factory=dict)  # by incarnation
+    _said: dict[str, _AgentFacts] = field(default_factory=dict)  # by incarnation
     _settled: frozenset[str] = frozenset()
     _ready_at: float | None = None
     _matrix: Matrix | None = None
@@ -259,7 +259,7 @@ class Preflight:
             self._ask(member, ())
 
     def _ask(self, member: Member, names: tuple[str, ...]) -> None:
-        self._said[member.hello.incarnation] = _Said(asked_at=self.wall())
+        self._said[member.hello.incarnation] = _AgentFacts(asked_at=self.wall())
         script = self.plan.preflight_script
         self.send(member, part_messages.AskFacts(is_long=self.is_long, names=names, script=script))
 
@@ -272,7 +272,7 @@ class Preflight:
         elif self._matrix is not None:
             self._matrix.take(member, message)
 
-    def take_failure(self, report: Report) -> bool:
+    def handle_network_failure(self, report: Report) -> bool:
         """Record that no network connects the nodes; return whether the run continues anyway."""
         if self.is_long and not self._no_network:
             self._no_network = (report.error, *report.because)
@@ -334,14 +334,14 @@ class Preflight:
         situation = self._situation(members, network)
         findings = compare(situation)
         certain = [finding for finding in findings if finding.is_certain]
-        self._tell_all(situation, findings)
+        self._record_findings(situation, findings)
         if not certain:
             return
         self.has_failed = True
         if not self.is_long:
             self.error = _report(certain[0])
 
-    def _tell_all(self, situation: "Situation", findings: "Sequence[Finding]") -> None:
+    def _record_findings(self, situation: "Situation", findings: "Sequence[Finding]") -> None:
         rows: dict[str, Any] = {}
         if not self.is_long:
             from torchmuster.diagnose.doctor.show import software_rows
@@ -410,7 +410,7 @@ def _order(member: Member) -> tuple[bool, float, str]:
     return not member.hello.wants_place_0, place, member.hello.host
 
 
-def _clock(said: _Said) -> tuple[float | None, float]:
+def _clock(said: _AgentFacts) -> tuple[float | None, float]:
     """Return how far a node's clock is ahead of the head's, and the uncertainty, in seconds."""
     if said.facts is None:
         return None, 0.0

@@ -40,7 +40,7 @@ def _run(check: GpuCheck, machine: device.GpuMachine) -> CheckResult:
     limit_s = check.limit_s * machine.patience
     begun, before = time.monotonic(), device.in_use(machine)
     words = ["-m", "torchmuster.gpucheck", "--one", check.name, "--scratch", scratch]
-    argv = proc.node_program("leashed", sys.executable, *words)
+    argv = proc.node_program("dies_with_parent", sys.executable, *words)
     child, status = proc.start(argv, env=proc.own_package_environment(), stderr=2), None
     try:
         status = child.wait(limit_s)

@@ -46,7 +46,7 @@ def look() -> GpuMachine:
         )
     if not count_devices():
         return GpuMachine(why_none="the kernel shows no NVIDIA device")
-    gpus, driver, why = ask_gpus(proc.ask_beside, 10.0)
+    gpus, driver, why = ask_gpus(proc.ask_spared, 10.0)
     chosen = visible_gpus()
     seen = [gpu for gpu in gpus if {str(gpu.index), gpu.uuid} & set(chosen)]
     return GpuMachine(gpus=tuple(seen), driver=driver, why_none=why or "none is visible")

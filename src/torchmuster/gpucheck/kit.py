@@ -28,7 +28,7 @@ class ImpossibleError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class FinishedCommand:
     """A command that has ended, with its output and facts.
 
     Attributes:
@@ -63,7 +63,7 @@ class Ran:
         if not holds:
             self.fail(what)
 
-    def expect_words(self, *words: str) -> None:
+    def expect_text(self, *words: str) -> None:
         """Fail the check unless the output contains all of these words."""
         missing = [word for word in words if word not in self.text]
         self.expect(not missing, f"it does not say {', '.join(map(repr, missing))}")
@@ -98,7 +98,7 @@ class Kit:
         ok: bool | None = True,
         limit_s: float = _RUN_S,
         over_nodes: bool = False,
-    ) -> Ran:
+    ) -> FinishedCommand:
         """Run a script of the kit with `muster run OPTIONS`.
 
         Args:
@@ -128,7 +128,7 @@ class Kit:
         limit_s: float = _RUN_S,
         program: Sequence[str] = ("-m", "torchmuster"),
         over_nodes: bool = False,
-    ) -> Ran:
+    ) -> FinishedCommand:
         """Run muster, or another module of this interpreter; return its output and facts."""
         self._num_runs += 1
         facts = os.path.join(self.scratch, f"facts-{self._num_runs}")
@@ -141,8 +141,8 @@ class Kit:
         with open(path, "wb") as said:
             environment, out = self._environment(facts, env), said.fileno()
             # Its own folder: without muster the library keeps snapshots where it is started.
-            leashed = proc.node_program("leashed", *argv)
-            child = proc.start(leashed, env=environment, cwd=facts, stdout=out, stderr=out)
+            argv = proc.node_program("dies_with_parent", *argv)
+            child = proc.start(argv, env=environment, cwd=facts, stdout=out, stderr=out)
         code = child.wait(limit_s := limit_s * self.machine.patience)
         if code is None:
             for pid in [child.pid, *proc.descendants(child.pid)]:
@@ -150,7 +150,7 @@ class Kit:
             child.wait(10.0)
         with open(path, errors="replace") as file:
             text = file.read()
-        return Ran(
+        return FinishedCommand(
             line=" ".join(["python", *argv[1:]]),
             code=code,
             text=text if code is not None else f"{text}\n(ended after {limit_s:g} s)",
@@ -174,7 +174,7 @@ class Kit:
                 own[name] = value
         return own
 
-    def torchrun(self, num: int, script: str, *words: object, restarts: int = 0) -> Ran:
+    def torchrun(self, num: int, script: str, *words: object, restarts: int = 0) -> FinishedCommand:
         """Run a script of the kit with torchrun at its best settings."""
         options = ["--standalone", "--nproc-per-node", num, "--max-restarts", restarts]
         line = [*options, os.path.join(SCRIPTS, f"{script}.py"), *words]

@@ -15,17 +15,17 @@ def as_markdown(whole: Mapping[str, Any]) -> str:
     """Return the page: what ran where, and each check with its outcome and numbers."""
     lines = ["# What has run on GPUs", "", f"{summary(whole)}", ""]
     for number, call in enumerate(whole["calls"]):
-        told = "; ".join(f"{name} {_flat(value)}" for name, value in call.items())
-        lines.append(f"- call {number}: {told}")
+        line = "; ".join(f"{name} {_flat(value)}" for name, value in call.items())
+        lines.append(f"- call {number}: {line}")
     lines += ["", "| check | promise | outcome | s | numbers, evidence |", "|---|---|---|---|---|"]
     for check in CHECKS:
         found = whole["checks"].get(check.name)
         if found is None:
             lines.append(f"| {check.name} | {check.promise} | not run | | |")
             continue
-        told = "; ".join(f"{name}: {value}" for name, value in found["measures"].items())
+        line = "; ".join(f"{name}: {value}" for name, value in found["measures"].items())
         more = _flat(found["evidence"])[:300]
-        text = "; ".join(part for part in (told, more) if part).replace("|", "\\|")
+        text = "; ".join(part for part in (line, more) if part).replace("|", "\\|")
         row = [check.name, check.promise, found["outcome"], f"{found['seconds']:g}", text]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
@@ -49,8 +49,8 @@ def summary(whole: Mapping[str, Any] | None) -> str:
     impossible = [c["name"] for c in found if c["outcome"] == IMPOSSIBLE]
     ran = {c["name"] for c in found}
     missing = [check.name for check in CHECKS if check.name not in ran] + impossible
-    told = f"not run: {', '.join(missing)}" if len(missing) < 7 else f"{len(missing)} not run"
-    parts += [told] if missing else []
+    coverage = f"not run: {', '.join(missing)}" if len(missing) < 7 else f"{len(missing)} not run"
+    parts += [coverage] if missing else []
     return "; ".join(parts)
 
 

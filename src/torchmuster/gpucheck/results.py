@@ -52,7 +52,7 @@ def _commit() -> str:
     """Return the commit of the source, or the checksum of an installed package."""
     folder = os.path.dirname(package_folder())
     try:
-        said = proc.ask_beside(["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"], 10.0)  # fmt: skip
+        said = proc.ask_spared(["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"], 10.0)  # fmt: skip
         if said.status == 0:
             return said.stdout.decode().strip()
     except Exception:  # noqa: BLE001 - a machine without git, or no checkout

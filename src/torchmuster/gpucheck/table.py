@@ -13,7 +13,7 @@ from typing import Any
 
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.gpucheck.device import GpuMachine, in_use
-from torchmuster.gpucheck.kit import SCRIPTS, FailedError, ImpossibleError, Kit, Ran
+from torchmuster.gpucheck.kit import SCRIPTS, FailedError, FinishedCommand, ImpossibleError, Kit
 from torchmuster.launcher.engines.own_job import find_own_job
 
 # Numbers: starts and recovery compared with torchrun, interleaved; the cost of a step; a GPT of 100
@@ -36,7 +36,7 @@ def starts(num: int) -> Callable[[Kit], None]:
     return check
 
 
-def _until_sum(ran: Ran) -> float:
+def _until_sum(ran: FinishedCommand) -> float:
     sums = ran.all("total")
     ran.expect(sums == [4.0 * len(sums)] * len(sums), f"the sums are {sums}")
     return float(max(ran.all("done")) - ran.began)
@@ -61,7 +61,7 @@ def recovery(kit: Kit) -> None:
     _compare(kit, took, "SIGKILL to the next step, s")
 
 
-def _gap(ran: Ran) -> float:
+def _gap(ran: FinishedCommand) -> float:
     ran.expect(ran.all("killed") == [4], f"killed at steps {ran.all('killed')}, not at 4")
     dead = max(fact["at"] for fact in ran.facts if "killed" in fact)
     return float(min(f["at"] for f in ran.facts if "step" in f and f["at"] > dead) - dead)
@@ -112,7 +112,7 @@ def nccl_refuses(kit: Kit) -> None:
         env={"CUDA_VISIBLE_DEVICES": kit.machine.names[0]},
         ok=False,
     )
-    ran.expect_words("use the same GPU", "as many ranks on a node as it has GPUs")
+    ran.expect_text("use the same GPU", "as many ranks on a node as it has GPUs")
 
 
 def gloo_shares(kit: Kit) -> None:
@@ -197,8 +197,8 @@ def too_many_ranks(kit: Kit) -> None:
     num = len(kit.machine.gpus) + 1
     ran = kit.muster(["--nproc-per-node", num, "--max-restarts", 0], "shared", ok=False)
     words = "has no GPU" if num > 2 else "share one GPU"
-    ran.expect_words(words, "share_gpus")
-    ran.expect_words(f"{num} workers on a node with {num - 1} GPU")
+    ran.expect_text(words, "share_gpus")
+    ran.expect_text(f"{num} workers on a node with {num - 1} GPU")
 
 
 def shared_device(kit: Kit) -> None:
@@ -245,29 +245,29 @@ def killed(kit: Kit) -> None:
         "load, s": round(moments[2] - moments[1], 3),
         "first step, s": round(moments[3] - moments[2], 3),
     }
-    ran.expect_words("SIGKILL in rank 0")
+    ran.expect_text("SIGKILL in rank 0")
 
 
 def out_of_memory(kit: Kit) -> None:
     """Out of memory is named, with what was asked for and what was free."""
     ran = _fault(kit, "memory")
-    ran.expect_words("1024.00 GiB", "out of memory")
+    ran.expect_text("1024.00 GiB", "out of memory")
     ran.expect(re.search(r"free", ran.text), "it does not say what was free")
 
 
 def device_assert(kit: Kit) -> None:
     """A device-side assert is named."""
-    _fault(kit, "assert").expect_words("device-side assert")
+    _fault(kit, "assert").expect_text("device-side assert")
 
 
 def illegal_address(kit: Kit) -> None:
     """An illegal address is named."""
-    _fault(kit, "address").expect_words("illegal memory access")
+    _fault(kit, "address").expect_text("illegal memory access")
 
 
-def _fault(kit: Kit, kind: str) -> Ran:
+def _fault(kit: Kit, kind: str) -> FinishedCommand:
     ran = kit.muster(_ONCE, "fault", kind, ok=False)
-    ran.expect_words("rank 0")
+    ran.expect_text("rank 0")
     return ran
 
 
@@ -278,7 +278,7 @@ def hang_in_collective(kit: Kit) -> None:
     options = ["--nproc-per-node", 2, "--max-restarts", 0, "--hang-timeout", f"{_HANG_S}s"]
     words = [f"backend={'nccl' if nccl else 'gloo'}", "hangs=1", f"limit_s={10 * _HANG_S}"]
     ran = kit.muster(options, "group", *words, env=env, ok=False, limit_s=4 * _HANG_S)
-    ran.expect_words("rank 1", "stood still")
+    ran.expect_text("rank 1", "stood still")
 
 
 def hang_in_kernel(kit: Kit) -> None:
@@ -298,7 +298,7 @@ def xid(kit: Kit) -> None:
     with open(path, "w") as file:
         file.write(_KERNEL_LOG if not os.environ.get("GPUCHECK_BREAK") else "quiet\n")
     ran = kit.command(["explain", path])
-    ran.expect_words("Xid 79")
+    ran.expect_text("Xid 79")
 
 
 # Fork: the parent has imported torch without touching CUDA; its children use CUDA.
@@ -307,7 +307,7 @@ def xid(kit: Kit) -> None:
 _PRELOAD = "torchmuster.gpucheck.scripts.early"
 
 
-def _expect_total(ran: Ran, total: float) -> None:
+def _expect_total(ran: FinishedCommand, total: float) -> None:
     ran.expect(ran.one("total") == total, f"the result is {ran.one('total')}, not {total}")
 
 
@@ -325,7 +325,7 @@ def child_uses_device(kit: Kit) -> None:
 def early_initialisation(kit: Kit) -> None:
     """CUDA that is initialised before the fork is refused with the line that did it, and the workers start afresh."""
     ran = kit.muster([*_ONE, "--preload", _PRELOAD], "use", "plain", env={"GPUCHECK_EARLY": "init"})
-    ran.expect_words("initialised CUDA in the spawner", "early.py:")
+    ran.expect_text("initialised CUDA in the spawner", "early.py:")
     _expect_total(ran, 8192.0)
     ran.expect(not ran.one("forked"), "the worker was forked all the same")
 
@@ -375,7 +375,7 @@ def verified_steps(kit: Kit) -> None:
         "share=1",
         env={"CUDA_VISIBLE_DEVICES": f"{name},{name}"},
     )
-    ran.expect_words("bit for bit the same")
+    ran.expect_text("bit for bit the same")
 
 
 def replay(kit: Kit) -> None:
@@ -383,7 +383,7 @@ def replay(kit: Kit) -> None:
     words = ("kind=plain", "steps=12", "on_nan=stop", "nan_at=6")
     kit.muster(["--nproc-per-node", 1, "--max-restarts", 0], "train", *words, ok=False)
     ran = kit.command(["replay", "last", "--no-debugger"])
-    ran.expect_words("step 7", "NaN")
+    ran.expect_text("step 7", "NaN")
 
 
 def top(kit: Kit) -> None:
@@ -396,9 +396,9 @@ def top(kit: Kit) -> None:
     try:
         for _ in range(60):
             shown = _json(kit.command(["top", "last", "--json"]).text)
-            told = [mib for mib in (shown.get("sample") or {}).get("gpu_mib", []) if mib]
-            if told:
-                return expect_use(told[0], in_use(kit.machine)[0] >> 20)
+            reported = [mib for mib in (shown.get("sample") or {}).get("gpu_mib", []) if mib]
+            if reported:
+                return expect_use(reported[0], in_use(kit.machine)[0] >> 20)
             time.sleep(0.5)  # noqa: TID251 - the sample of another process is waited for
         raise FailedError(f"`muster top` shows no memory of a GPU: {shown}")
     finally:
@@ -418,9 +418,9 @@ def doctor(kit: Kit) -> None:
     expect_gpus(_json(kit.command(["doctor", "--json", "--no-job"]).text), kit.machine)
 
 
-def expect_gpus(told: Any, machine: GpuMachine) -> None:
+def expect_gpus(facts: Any, machine: GpuMachine) -> None:
     """Fail unless `muster doctor --json` lists the same GPUs and driver as nvidia-smi."""
-    (node,) = told["nodes"]
+    (node,) = facts["nodes"]
     shown = (node["num_gpus"], node["gpu"] or "", node["driver"])
     first = machine.gpus[0]
     if shown[0] != len(machine.gpus) or first.name not in shown[1] or shown[2] != machine.driver:
@@ -470,7 +470,7 @@ def exact_resume(kind: str) -> Callable[[Kit], None]:
     return check
 
 
-def _killed_run(kit: Kit, *words: str) -> Ran:
+def _killed_run(kit: Kit, *words: str) -> FinishedCommand:
     """Return a run whose worker was killed and that resumed from a snapshot."""
     ran = kit.muster([*_ONE, "--max-restarts", 5], "train", *words)
     kills, resumed = ran.all("killed"), ran.all("resumed")
@@ -480,7 +480,7 @@ def _killed_run(kit: Kit, *words: str) -> Ran:
     return ran
 
 
-def expect_same(kit: Kit, plain: Ran, killed: Ran, *words: str) -> None:
+def expect_same(kit: Kit, plain: FinishedCommand, killed: FinishedCommand, *words: str) -> None:
     """Fail unless the weights are equal, or as close as those of two undisturbed runs."""
     if plain.one("weights") == killed.one("weights"):
         kit.measures["bit for bit"] = True

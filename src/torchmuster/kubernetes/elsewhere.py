@@ -11,10 +11,10 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.errors import ChannelError
 from torchmuster.launcher.views.elsewhere import (
-    HasPath,
-    KeptElsewhere,
+    ClusterRecords,
     RecordCopy,
-    RecordsElsewhere,
+    RemoteFiles,
+    RunFolder,
 )
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchmuster.multirun.sweep.plan import SweepPlan
 
 
-class InPods(RecordsElsewhere):
+class RecordsInPods(ClusterRecords):
     """Records that are in pods, or on their volume."""
 
     def copied(self, run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
@@ -67,14 +67,14 @@ class InPods(RecordsElsewhere):
 
         return words_on_reach(run_dir)
 
-    def kept(self, run_dir: HasPath) -> KeptElsewhere | None:
+    def kept(self, run_dir: RunFolder) -> RemoteFiles | None:
         from torchmuster.kubernetes.node.order import ORDER_FILE, read_order
 
         path = os.path.join(run_dir.path, "pods", ORDER_FILE)
         with contextlib.suppress(codec.CodecError):
             if os.path.exists(path):
                 order = read_order(path)
-                return KeptElsewhere(
+                return RemoteFiles(
                     home=order.home, path=order.run_dir.path, outlives=order.has_volume
                 )
         return None

@@ -13,14 +13,14 @@ PLUGS = {
         "conduct-group-pods": "kubernetes.firstpod.conduct_group:main",
     },
     "job_places": {
-        "objects": "kubernetes.cli.places:AsPods",
+        "objects": "kubernetes.cli.places:PodsPlace",
         "again": "kubernetes.cli.places:pods_again",
     },
     "cells": {
         "sweep pods": "kubernetes.cli.places:SweepInPods",
         "workflow pods": "kubernetes.cli.places:GroupsInPods",
     },
-    "elsewhere": {"pods": "kubernetes.elsewhere:InPods"},
+    "elsewhere": {"pods": "kubernetes.elsewhere:RecordsInPods"},
     "run_owners": {"member": "kubernetes.pods.sweep_runs:own_member"},
     "workflow_places": {"cluster": "kubernetes.pods.group:cluster_of"},
     "arrays": {"objects": "kubernetes.elsewhere:MemberPods"},

@@ -48,7 +48,7 @@ PLUGS = {
         "unpack": "launcher.node.shipping.unpack:main",
         "remote": "launcher.node.remote.main:main",
         "proxy": "launcher.node.remote.proxy:main",
-        "leashed": "launcher.programs.leashed:main",
+        "dies_with_parent": "launcher.programs.dies_with_parent:main",
         "debugger": "launcher.programs.debugger:main",
         "conduct": "launcher.jobs.conduct:main",
         "succeed": "launcher.jobs.succeed:main",
@@ -64,7 +64,7 @@ PLUGS = {
     "ends": {
         "whole": "launcher.views.account:whole",
         "go_on": "launcher.views.account:how_to_go_on",
-        "left": "launcher.views.account:what_is_left",
+        "left": "launcher.views.account:describe_results",
     },
     "script_readers": {"source": "launcher.node.spawner.script:SourceReader"},
     "script_kinds": {"function": "launcher.node.spawner.function"},
@@ -78,7 +78,7 @@ PLUGS = {
         "exec": "launcher.head.parts:ExecPart",
         "metrics": "launcher.head.parts:MetricsPart",
     },
-    "start_checks": {"survey": "launcher.head.start_checks:SurveyedStart"},
+    "start_checks": {"survey": "launcher.head.start_checks:SurveyAndPreflight"},
     "agent_parts": {"inquiries": "launcher.node.inquiries:Inquiries"},
     "kinds": {
         "run view": "launcher.views.find:view_of_run",

@@ -5,7 +5,7 @@ from torchmuster.core.model.plan import RunPlan
 
 
 def own_in_session(plan: RunPlan, run_dir: RunDir) -> int:
-    """Own a run whose agents the doors of a session fork; return its exit code.
+    """Own a run whose agents the servers of a session fork; return its exit code.
 
     Raises:
         NotFoundError: The session has ended.

@@ -1,4 +1,4 @@
-"""The engine for a session on this machine: a local engine whose agents the doors fork."""
+"""The engine for a session on this machine: a local engine whose agents the servers fork."""
 
 import os
 from collections.abc import Callable
@@ -10,8 +10,13 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.node.options import AgentOrder
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import ChannelError
-from torchmuster.multirun.door.call import DoorAgent, call_door, send_order, wait_for_door
-from torchmuster.multirun.door.messages import fork_order
+from torchmuster.multirun.server.call import (
+    SessionAgent,
+    connect_to_server,
+    send_order,
+    wait_for_server,
+)
+from torchmuster.multirun.server.messages import fork_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +33,21 @@ class HeldSession:
     lives: Callable[[], bool]
 
 
-def _say_to_nobody(sentence: str) -> None:
+def _discard(sentence: str) -> None:
     """Discard the sentence."""
 
 
 @dataclass
 class SessionEngine(LocalEngine):
-    """The agents of one run, forked by the doors of a session.
+    """The agents of one run, forked by the servers of a session.
 
     Attributes:
         say: Tells the user why a start takes longer.
     """
 
-    keeps_agents: ClassVar[bool] = False  # a door forks again only when all its forks have ended
+    keeps_agents: ClassVar[bool] = False  # a server forks again only when all its forks have ended
     session: HeldSession = field(kw_only=True)
-    say: Callable[[str], None] = _say_to_nobody
+    say: Callable[[str], None] = _discard
     _is_starting: bool = False
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
@@ -63,7 +68,7 @@ class SessionEngine(LocalEngine):
         try:
             super().start_all(first_attempt=first_attempt, restarts_spent=restarts_spent)
             for _, agent in self._agents:
-                if isinstance(agent, DoorAgent):
+                if isinstance(agent, SessionAgent):
                     agent.on_renewal = tell
                     agent.wait_started()
         except BaseException:
@@ -79,19 +84,19 @@ class SessionEngine(LocalEngine):
         fork = fork_order(self.plan, order, environment)
         try:
             if self._is_starting:
-                line = wait_for_door(held.run_dir, place, held.lives)
-            else:  # in the owner's loop: the next attempt asks a door that opens later
-                line = call_door(held.run_dir, place)
+                line = wait_for_server(held.run_dir, place, held.lives)
+            else:  # in the owner's loop: the next attempt asks a server that opens later
+                line = connect_to_server(held.run_dir, place)
             send_order(line, fork, [fd for fd in fds if fd is not None])
         except ChannelError as error:
             if self._is_starting:
                 raise ended(held.name, error) from error
-            return DoorAgent(None, held.name, f"{error.what}: {error.why or error.where}")
-        return DoorAgent(line, held.name)
+            return SessionAgent(None, held.name, f"{error.what}: {error.why or error.where}")
+        return SessionAgent(line, held.name)
 
     def _words_of(self, child: HasStatus) -> tuple[str, ...]:
-        """Return why a door has not started an agent."""
-        return child.said if isinstance(child, DoorAgent) else ()
+        """Return why a server has not started an agent."""
+        return child.said if isinstance(child, SessionAgent) else ()
 
 
 def ended(name: str, error: ChannelError) -> ChannelError:

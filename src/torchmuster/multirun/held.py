@@ -17,13 +17,13 @@ from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.launcher.engines.ssh import SshEngine
 from torchmuster.launcher.engines.ssh_bundle import Bundle
 from torchmuster.launcher.engines.ssh_command import SshHost
-from torchmuster.launcher.engines.ssh_places import SshWishes
+from torchmuster.launcher.engines.ssh_places import SshOptions
 from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.engine import HeldSession
 from torchmuster.multirun.views.session_route import SessionRoute
-from torchmuster.multirun.views.sessions import job_ends_at, plan_of, why_gone
+from torchmuster.multirun.views.sessions import plan_of, session_job_end, why_gone
 
-_PATIENCE_S = 20.0  # torch is imported before a door opens again
+_PATIENCE_S = 20.0  # torch is imported before a server opens again
 
 
 def is_elsewhere(held: HeldSession) -> bool:
@@ -56,7 +56,7 @@ def own_on_nodes(
     """
     of_session = plan_of(held.run_dir)
     way = SessionRoute(view_run(held.run_dir), held.lives, _PATIENCE_S)
-    wishes = SshWishes(
+    wishes = SshOptions(
         hosts=tuple(SshHost(name=name) for name in of_session.node_names[: plan.max_nodes]),
         where=f"--session {held.name}",
         by_slots=False,
@@ -67,7 +67,7 @@ def own_on_nodes(
         leave_environment(run_dir.environment, set_by_schedulers())
     bundle = Bundle(ssh=(), sha="", root="", files=(), way=way)
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
-    ends_at = job_ends_at(held.run_dir)
+    ends_at = session_job_end(held.run_dir)
     deadline = Deadline(JobTime(WARN_S, ends_at)) if ends_at is not None else None
     try:
         with note_failed_start(run_dir):

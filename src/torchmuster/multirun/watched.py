@@ -50,7 +50,7 @@ class SavedFiles:
 
     def look(self) -> tuple[str, ...]:
         """Return the files saved since the last call; wait until the editor has finished saving."""
-        found = self._look_once()
+        found = self._poll_once()
         if not found:
             return ()
         saved = dict.fromkeys(found)
@@ -70,7 +70,7 @@ class SavedFiles:
         """Return how long to wait before the next check."""
         return min(max(_LOOK_S, self._took_s * _COST), _MOST_LOOK_S)
 
-    def _look_once(self) -> list[str]:
+    def _poll_once(self) -> list[str]:
         """Return the known files that were saved; only if there are none, look for new ones.
 
         Listing asks git, and no run should wait for that.

@@ -18,7 +18,7 @@ from torchmuster.errors import MusterError
 from torchmuster.launcher.views.find import view_run
 
 LIMIT_S = 1.0
-_apart: list[
+_page_processes: list[
     proc.Child
 ] = []  # processes that make pages; a notebook, which lives on, reaps them at its next run's end
 
@@ -39,7 +39,7 @@ def report_at_end(run_dir: RunDir, run_id: str, *, limit_s: float = LIMIT_S) -> 
     if not making.is_alive():
         return f"report: {near(run_dir.report)}"
     is_late.set()
-    if not _go_on_apart(run_dir):
+    if not _continue_in_process(run_dir):
         return f"report: muster report {short_id(run_id)}"
     return f"report: {near(run_dir.report)} (it is being made)"
 
@@ -67,7 +67,7 @@ def _note(run_dir: RunDir, why: str) -> None:
         atomic.replace_file(run_dir.report_log, why.encode(errors="replace"), mode=0o600)
 
 
-def _go_on_apart(run_dir: RunDir) -> bool:
+def _continue_in_process(run_dir: RunDir) -> bool:
     """Start a process that makes the page and outlives this one; return whether it has started."""
     words = [sys.executable, "-m", "torchmuster.report", run_dir.path]
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -75,7 +75,7 @@ def _go_on_apart(run_dir: RunDir) -> bool:
         env = proc.own_package_environment()
         child = proc.start(words, env=env, cwd="/", stdout=nowhere, stderr=nowhere)
         proc.leave_sessions([child.pid])
-        _apart[:] = [one for one in (*_apart, child) if one.poll() is None]
+        _page_processes[:] = [one for one in (*_page_processes, child) if one.poll() is None]
     except MusterError as error:
         _note(run_dir, f"{error.what}: {error.why}\n")
         return False

@@ -8,15 +8,15 @@ from markupsafe import Markup
 
 from torchmuster.launcher.model.run import several
 from torchmuster.report import plots
-from torchmuster.report.plots import Area, Dot, Labels, PlotBar, PlotLine, PlotPiece
+from torchmuster.report.plots import Area, Dot, PlotBar, PlotLabels, PlotLine, PlotPiece
 from torchmuster.report.story import (
     Band,
-    MemberTold,
-    RanksTold,
+    MemberStory,
+    RanksStory,
     RankTotals,
-    SeriesTold,
+    SeriesStory,
     Story,
-    SweepTold,
+    SweepStory,
 )
 from torchmuster.report.words import figure, node_time, percent, span
 
@@ -52,7 +52,7 @@ class PlotSheet:
 # Metrics.
 
 
-def metric_plot(story: Story, series: SeriesTold, prefix: str, number: int) -> PlotSheet:
+def metric_plot(story: Story, series: SeriesStory, prefix: str, number: int) -> PlotSheet:
     """Return the plot of a metric over the steps, with redone steps and the starts of attempts."""
     known = [(v, s) for v, s in zip(series.values, series.steps, strict=True) if v is not None]
     words = "No finite value was recorded."
@@ -75,7 +75,7 @@ def metric_plot(story: Story, series: SeriesTold, prefix: str, number: int) -> P
         for one in story.attempts[-40:]
         if one.first_step and one.number
     ]
-    labels = Labels(
+    labels = PlotLabels(
         key=f"{prefix}m{number}", title=series.name, words=words, x="step", y=series.name[:40]
     )
     return PlotSheet(
@@ -93,18 +93,26 @@ def metric_plot(story: Story, series: SeriesTold, prefix: str, number: int) -> P
 
 def parameter_plots(story: Story, prefix: str) -> tuple[PlotSheet, ...]:
     """Return a plot for each parameter that a sweep has varied: the members' metric against it."""
-    told = story.sweep
-    members = [one for one in told.members if one.metric is not None] if told is not None else []
-    if told is None or not told.metric or len(members) < 2:
+    sweep_story = story.sweep
+    members = (
+        [one for one in sweep_story.members if one.metric is not None]
+        if sweep_story is not None
+        else []
+    )
+    if sweep_story is None or not sweep_story.metric or len(members) < 2:
         return ()
-    varied = [at for at in range(len(told.names)) if len({one.values[at] for one in members}) > 1]
-    return tuple(_parameter_plot(told, members, at, prefix) for at in varied[:_MOST_PARAMETERS])
+    varied = [
+        at for at in range(len(sweep_story.names)) if len({one.values[at] for one in members}) > 1
+    ]
+    return tuple(
+        _parameter_plot(sweep_story, members, at, prefix) for at in varied[:_MOST_PARAMETERS]
+    )
 
 
 def _parameter_plot(
-    told: SweepTold, members: Sequence[MemberTold], at: int, prefix: str
+    sweep_story: SweepStory, members: Sequence[MemberStory], at: int, prefix: str
 ) -> PlotSheet:
-    name, values = told.names[at], [one.values[at] for one in members]
+    name, values = sweep_story.names[at], [one.values[at] for one in members]
     numbers = [_as_number(value) for value in values]
     known = [value for value in numbers if value is not None]
     names = () if len(known) == len(values) else tuple(dict.fromkeys(sorted(values)))
@@ -112,18 +120,18 @@ def _parameter_plot(
         Dot(
             x=x if not names and x is not None else float(names.index(value)),
             y=one.metric or 0.0,
-            title=f"member {one.number}: {name} {value}, {told.metric} {figure(one.metric)}",
-            style="dot best" if one.number == told.best else "dot",
+            title=f"member {one.number}: {name} {value}, {sweep_story.metric} {figure(one.metric)}",
+            style="dot best" if one.number == sweep_story.best else "dot",
         )
         for one, value, x in zip(members, values, numbers, strict=True)
     ]
     best = dots[0].title  # members are sorted
-    labels = Labels(
+    labels = PlotLabels(
         key=f"{prefix}p{at}",
-        title=f"{told.metric} against {name}",
+        title=f"{sweep_story.metric} against {name}",
         words=f"The best: {best}.",
         x=name[:60],
-        y=told.metric[:40],
+        y=sweep_story.metric[:40],
     )
     return PlotSheet(
         key=labels.key,
@@ -151,7 +159,7 @@ def _split(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, floa
     return found
 
 
-def _few(series: SeriesTold) -> list[tuple[int, float | None]]:
+def _few(series: SeriesStory) -> list[tuple[int, float | None]]:
     points = [*zip(series.steps, series.values, strict=True)]
     if len(points) <= _POINTS_OF_TABLE:
         return points
@@ -178,7 +186,9 @@ def step_time_plot(story: Story, prefix: str) -> PlotSheet | None:
             ],
         )
     ]
-    labels = Labels(key=f"{prefix}steptime", title="Time of a step", words=words, x="step", y="ms")
+    labels = PlotLabels(
+        key=f"{prefix}steptime", title="Time of a step", words=words, x="step", y="ms"
+    )
     rows = tuple((f"{step:,}", span(value)) for step, value in _few(series))
     return PlotSheet(
         key=labels.key,
@@ -193,16 +203,16 @@ def step_time_plot(story: Story, prefix: str) -> PlotSheet | None:
 # Ranks.
 
 
-def phases_plot(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
+def phases_plot(ranks: RanksStory | None, prefix: str) -> PlotSheet | None:
     """Return a plot of each rank's phases in a step, as bars or columns; None without data."""
     if ranks is None or not ranks.has_phases:
         return None
-    totals = [one for one in ranks.totals if one.told_steps]
+    totals = [one for one in ranks.totals if one.phased_steps]
     if not totals:
         return None
     slow = slowest_of(ranks)[0].rank if slowest_of(ranks) else -1
     words = "The mean step of each rank by what it did. Time spent waiting for other ranks is the others' time: the rank that waits least is the one they wait for."
-    labels = Labels(
+    labels = PlotLabels(
         key=f"{prefix}phases",
         title="A step of each rank, by phase",
         words=words,
@@ -211,11 +221,13 @@ def phases_plot(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
     )
     if len(totals) <= _BARS_UP_TO:
         rows = [_phase_bar(one, is_marked=one.rank == slow) for one in totals]
-        svg = plots.bars(labels, rows, is_time=False, left=150)
+        svg = plots.bar_plot(labels, rows, is_time=False, left=150)
     else:
-        labels = Labels(key=labels.key, title=labels.title, words=words, x="rank", y="ms a step")
+        labels = PlotLabels(
+            key=labels.key, title=labels.title, words=words, x="rank", y="ms a step"
+        )
         layers = [
-            (style, [1000 * getattr(t, key) / t.told_steps for t in totals])
+            (style, [1000 * getattr(t, key) / t.phased_steps for t in totals])
             for _, style, key in PHASES
         ]
         svg = plots.columns(labels, [str(t.rank) for t in totals], layers)
@@ -225,7 +237,7 @@ def phases_plot(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
 def _phase_bar(one: RankTotals, *, is_marked: bool) -> PlotBar:
     pieces, begin = [], 0.0
     for name, style, key in PHASES:
-        each = 1000 * getattr(one, key) / one.told_steps
+        each = 1000 * getattr(one, key) / one.phased_steps
         pieces.append(
             PlotPiece(
                 begin=begin,
@@ -243,7 +255,7 @@ def _phase_bar(one: RankTotals, *, is_marked: bool) -> PlotBar:
     )
 
 
-def heat_of_ranks(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
+def rank_heat_plot(ranks: RanksStory | None, prefix: str) -> PlotSheet | None:
     """Return a heat map of each rank's own work over time; None without data."""
     if (
         ranks is None
@@ -252,18 +264,18 @@ def heat_of_ranks(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
     ):
         return None
     words = f"A step's own work of each rank in spans of {span(ranks.width_s)}: a bright row is a rank that is slow all the time, a bright column a moment that was slow for all."
-    labels = Labels(
+    labels = PlotLabels(
         key=f"{prefix}heat",
         title="Own work of each rank over time",
         words=words,
         x="since the first sample",
         y="rank",
     )
-    svg = plots.heat(labels, ranks.own_ms, span_s=ranks.width_s, unit="ms")
+    svg = plots.heat_plot(labels, ranks.own_ms, span_s=ranks.width_s, unit="ms")
     return PlotSheet(key=labels.key, title=labels.title, words=words, svg=svg, is_wide=True)
 
 
-def band_plot(ranks: RanksTold, band: Band, prefix: str, number: int) -> PlotSheet:
+def band_plot(ranks: RanksStory, band: Band, prefix: str, number: int) -> PlotSheet:
     """Return the plot of a quantity over time: its median and range over all ranks."""
     xs = [(n + 0.5) * ranks.width_s for n in range(ranks.num_spans)]
     most = max((v for v in band.most if v is not None), default=None)
@@ -273,7 +285,7 @@ def band_plot(ranks: RanksTold, band: Band, prefix: str, number: int) -> PlotShe
     words = f"The median rank and, shaded, from the least to the most of all. Median {figure(usual)} {band.unit}, at most {figure(most)} {band.unit}.".replace(
         " ,", ","
     ).replace(" .", ".")
-    labels = Labels(
+    labels = PlotLabels(
         key=f"{prefix}b{number}",
         title=title,
         words=words,
@@ -302,7 +314,7 @@ def band_plot(ranks: RanksTold, band: Band, prefix: str, number: int) -> PlotShe
     )
 
 
-def slowest_of(ranks: RanksTold | None) -> tuple[RankTotals, ...]:
+def slowest_of(ranks: RanksStory | None) -> tuple[RankTotals, ...]:
     """Return the ranks with the most own work per step, the slowest first."""
     known = [one for one in (ranks.totals if ranks else ()) if one.own_s is not None]
     return (
@@ -342,13 +354,13 @@ def cost_plot(story: Story, prefix: str) -> PlotSheet | None:
         begin += share * 100
     rows.append(("all", node_time(cost.held_s), "100 %"))
     words = "Every node second between the start of the run and its end, by what it was for."
-    labels = Labels(
+    labels = PlotLabels(
         key=f"{prefix}cost-plot",
         title="Where the time of the nodes went",
         words=words,
         x="percent of all node time",
     )
-    svg = plots.bars(labels, [PlotBar(name="", pieces=pieces)], is_time=False, left=20)
+    svg = plots.bar_plot(labels, [PlotBar(name="", pieces=pieces)], is_time=False, left=20)
     return PlotSheet(
         key=labels.key,
         title=labels.title,
@@ -391,7 +403,7 @@ def matrix_of(story: Story) -> tuple[tuple[tuple[str, str], ...], ...]:
     return tuple(rows)
 
 
-def heat_of_network(story: Story, prefix: str) -> PlotSheet | None:
+def network_heat_plot(story: Story, prefix: str) -> PlotSheet | None:
     """Return a heat map of the rates between nodes, if too many for a table; None without data."""
     network = story.network
     if network is None or len(network.nodes) <= _MATRIX_UP_TO:
@@ -408,12 +420,12 @@ def heat_of_network(story: Story, prefix: str) -> PlotSheet | None:
         f"What one connection moved between {count} nodes: {len(rates)} pairs, median {figure(rates[len(rates) // 2])} MB/s,"
         f" least {figure(rates[0])} MB/s. A dark row or column is a node that is slow to all others; empty: not measured."
     )
-    labels = Labels(
+    labels = PlotLabels(
         key=f"{prefix}pairs",
         title="Rates between nodes",
         words=words,
         x="to node",
         y="from node",
     )
-    svg = plots.heat(labels, rows, span_s=None, unit="MB/s")
+    svg = plots.heat_plot(labels, rows, span_s=None, unit="MB/s")
     return PlotSheet(key=labels.key, title=labels.title, words=words, svg=svg, is_wide=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.launcher.model.run import mapped, number, text, whole
-from torchmuster.report.loose import LooseRecord
-from torchmuster.report.story import FORM, RankTotals, SeriesTold, Story
+from torchmuster.report.loose import TolerantRecord
+from torchmuster.report.story import FORM, RankTotals, SeriesStory, Story
 from torchmuster.report.words import figure, node_time, percent, span
 
 _MAX_LINES = 2000  # of the difference between two differences
@@ -82,7 +82,9 @@ Points = dict[int, dict[str, Value]]
 
 def compare(one: Story, other: Story) -> Comparison:
     """Return how two runs differ; read their metrics again, because a story thins long series."""
-    mine, theirs = (_points(LooseRecord(RunDir(story.folder).training)) for story in (one, other))
+    mine, theirs = (
+        _points(TolerantRecord(RunDir(story.folder).training)) for story in (one, other)
+    )
     first, num_common = first_difference(mine, theirs)
     code, data = _code(one, other), _data(one, other)
     environment = _environment(one, other)
@@ -135,8 +137,8 @@ def _points(events: Iterable[Mapping[str, Any]]) -> Points:
         step = whole(event.get("step"))
         if event.get("event") == "metrics" and step is not None:
             values = mapped(event.get("values"))
-            told = {text(name, 80): _value(value) for name, value in values.items()}
-            found[step] = {name: value for name, value in told.items() if value is not None}
+            values_of = {text(name, 80): _value(value) for name, value in values.items()}
+            found[step] = {name: value for name, value in values_of.items() if value is not None}
     return found
 
 
@@ -147,7 +149,7 @@ def _value(value: Any) -> Value | None:
     return number(value)
 
 
-def told_value(value: Value | None) -> str:
+def value_text(value: Value | None) -> str:
     """Return a metric's value as text."""
     return value if isinstance(value, str) else figure(value) if value is not None else "none"
 
@@ -166,7 +168,7 @@ def _sentence(first: FirstDifference | None, num_common: int, **parts: Sequence[
             if first.equal_until is not None
             else ""
         )
-        return f"The metrics are {until}different from step {first.step:,} on ({first.metric}: {told_value(first.one)} and {told_value(first.other)}); {why}."
+        return f"The metrics are {until}different from step {first.step:,} on ({first.metric}: {value_text(first.one)} and {value_text(first.other)}); {why}."
     if num_common:
         return (
             f"The metrics are the same at all {num_common:,} steps that both have recorded; {why}."
@@ -178,12 +180,12 @@ def _only_in_one(one: str, other: str, mine: set[str], theirs: set[str]) -> str:
     """Return sentences about metrics that only one run records; empty if a run has no metrics."""
     if not mine or not theirs:
         return ""
-    told = [
+    lines = [
         f" Only {name} records {', '.join(sorted(names)[:8])}."
         for name, names in ((one, mine - theirs), (other, theirs - mine))
         if names
     ]
-    return "".join(told)
+    return "".join(lines)
 
 
 def _code(one: Story, other: Story) -> tuple[Compared, ...]:
@@ -323,7 +325,7 @@ def _loss(one: Story, other: Story) -> tuple[Compared, ...]:
     return tuple(_joined(rows(one), rows(other)))
 
 
-def _last(series: SeriesTold) -> str:
+def _last(series: SeriesStory) -> str:
     if series.bad_since is not None:
         return f"{series.bad_since[1]} since step {series.bad_since[0]:,}"
     known = [(s, v) for s, v in zip(series.steps, series.values, strict=True) if v is not None]

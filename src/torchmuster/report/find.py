@@ -24,9 +24,17 @@ from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import find_run, view_run
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView
-from torchmuster.report.loose import LooseRecord, object_in
+from torchmuster.report.loose import TolerantRecord, object_in
 from torchmuster.report.read import MALFORMED, owner_of, read_run_story, read_what
-from torchmuster.report.story import Cost, Ending, GroupTold, MemberTold, Story, SweepTold, TaskTold
+from torchmuster.report.story import (
+    Cost,
+    Ending,
+    GroupStory,
+    MemberStory,
+    Story,
+    SweepStory,
+    TaskStory,
+)
 from torchmuster.workflow.owner.view import WorkflowRun
 
 # The story of a sweep: its members with values, metric and state, the best first.
@@ -55,7 +63,7 @@ def read_sweep_story(view: SweepRun) -> Story:
         began=began,
         ended=ended if is_final else None,
         cost=Cost(),
-        sweep=_told(sweep) if sweep is not None else None,
+        sweep=_sweep_story(sweep) if sweep is not None else None,
         gaps=tuple(gaps),
     )
 
@@ -94,10 +102,10 @@ def _counted(sweep: SweepView | None) -> str:
     return ", ".join(f"{num} {state.value}" for state, num in counted.items())
 
 
-def _told(sweep: SweepView) -> SweepTold:
+def _sweep_story(sweep: SweepView) -> SweepStory:
     metric, best = sweep.plan.metric, sweep.best
     ordered = sorted(sweep.members, key=lambda member: _order(sweep, member))
-    return SweepTold(
+    return SweepStory(
         names=tuple(text(name, 200) for name in sweep.plan.names),
         metric=text(metric.name, 200) if metric is not None else "",
         goal=metric.goal.value if metric is not None else "",
@@ -115,9 +123,9 @@ def _order(sweep: SweepView, member: MemberView) -> tuple[bool, float, int]:
     return False, -value if metric.is_better(1.0, 0.0) else value, member.number
 
 
-def _member(sweep: SweepView, member: MemberView) -> MemberTold:
+def _member(sweep: SweepView, member: MemberView) -> MemberStory:
     value = member.value
-    return MemberTold(
+    return MemberStory(
         number=member.number,
         values=tuple(text(one, 200) for one in sweep.plan.members[member.number]),
         state=member.state.value,
@@ -175,7 +183,7 @@ def read_workflow_story(view: RunView) -> Story:
     stated = {text(one.group, 200): one for one in said if isinstance(one, GroupStateEvent)}
     rows = [row for row in listed(plan.get("groups"))[:_MAX_GROUPS] if isinstance(row, dict)]
     found = [_group(run_dir, row, stated) for row in rows]
-    groups = tuple(told for told, _, _ in found)
+    groups = tuple(group_story for group_story, _, _ in found)
     times = [at for _, first, last in found for at in (first, last) if at is not None]
     times += [at for at in (events.began, events.last_at) if at is not None]
     began, ended = min(times, default=None), max(times, default=None)
@@ -236,7 +244,7 @@ def _workflow_ending(
 
 def _group(
     run_dir: RunDir, row: Mapping[str, Any], stated: Mapping[str, GroupStateEvent]
-) -> tuple[GroupTold, float | None, float | None]:
+) -> tuple[GroupStory, float | None, float | None]:
     name = text(row.get("name"), 200)
     said = stated.get(name)
     group = _Group(state="SUBMITTING", why="")
@@ -246,23 +254,23 @@ def _group(
         run_dir.group(name) if name and os.sep not in name and name not in (".", "..") else None
     )
     if folder is not None:
-        _take_events(group, LooseRecord(folder.events))
+        _apply_events(group, TolerantRecord(folder.events))
         outcome, _ = object_in(folder.result)
         group.state = text(outcome.get("state"), 60) or group.state
         report = mapped(outcome.get("report"))
         group.why = text(report.get("error")) or group.why
     tasks = [one for one in listed(row.get("tasks"))[:_MAX_TASKS] if isinstance(one, dict)]
-    told = GroupTold(
+    group_story = GroupStory(
         name=name,
         state=group.state,
         why=group.why,
         after=tuple(text(one, 200) for one in listed(row.get("after"))),
         tasks=tuple(_task(run_dir, text(one.get("name"), 200), one, group) for one in tasks),
     )
-    return told, group.first_at, group.last_at
+    return group_story, group.first_at, group.last_at
 
 
-def _take_events(group: _Group, lines: Iterable[Mapping[str, Any]]) -> None:
+def _apply_events(group: _Group, lines: Iterable[Mapping[str, Any]]) -> None:
     for one in filter(None, map(parse, lines)):
         group.first_at = one.at if group.first_at is None else group.first_at
         group.last_at = one.at
@@ -279,11 +287,11 @@ def _take_events(group: _Group, lines: Iterable[Mapping[str, Any]]) -> None:
                 group.why = text(why)
 
 
-def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> TaskTold:
+def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> TaskStory:
     said = group.tasks.get(name, _Task(state=group.state))
     is_plain = bool(name) and os.sep not in name and name not in (".", "..")
     output = run_dir.task_output(name) if is_plain else ""
-    return TaskTold(
+    return TaskStory(
         name=name,
         state=said.state or group.state,
         attempts=said.attempt + 1 if said.began is not None else 0,
@@ -297,7 +305,7 @@ def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> 
     )
 
 
-def _trainings(groups: Iterable[GroupTold], gaps: list[str]) -> tuple[tuple[str, Story], ...]:
+def _trainings(groups: Iterable[GroupStory], gaps: list[str]) -> tuple[tuple[str, Story], ...]:
     named = [
         (task.name, task.training) for group in groups for task in group.tasks if task.training
     ]

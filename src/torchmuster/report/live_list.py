@@ -17,14 +17,14 @@ from torchmuster.launcher.views.find import all_dirs, ask_for_all, view_run
 from torchmuster.launcher.views.live import (
     TrainingTail,
     command_of,
-    job_words,
+    describe_job_state,
     last_sample,
     num_workers_of,
 )
 from torchmuster.launcher.views.run_view import RunView
 
 _MOST_ENDED = 5
-_FATE_KNOWN_S = 600.0  # after this time, no scheduler restarts a job that has ended
+_SETTLED_AFTER_S = 600.0  # after this time, no scheduler restarts a job that has ended
 Mark = tuple[tuple[int, int] | None, ...]
 
 
@@ -108,7 +108,7 @@ class _ListedRun:
         training = self._training.read(is_over=view.state.is_final)
         bad = bad_loss(dict(training.values), dict(training.not_finite)) if training else ""
         steps = [step for step in (sample.steps if sample is not None else ()) if step is not None]
-        waits = view.record.wait_words(now) if not view.state.is_final else ""
+        waits = view.record.wait_sentence(now) if not view.state.is_final else ""
         return LiveRow(
             run_id=view.run_id,
             state=view.state.value,
@@ -123,7 +123,7 @@ class _ListedRun:
                 is_final=view.state.is_final,
             ),
             elapsed_s=account.elapsed_s,
-            why=account.ended_by or waits or bad or job_words(view) or command_of(view),
+            why=account.ended_by or waits or bad or describe_job_state(view) or command_of(view),
         )
 
     def _newest_sample(self) -> RankSample | None:
@@ -158,7 +158,7 @@ def _is_old(run_dir: RunDir, mark: Mark) -> bool:
     if not any(map(os.path.exists, (run_dir.job, run_dir.jobs, run_dir.arrays))):
         return True
     newest = max((one[0] for one in mark if one is not None), default=0)
-    return time.time() - newest / 1e9 > _FATE_KNOWN_S
+    return time.time() - newest / 1e9 > _SETTLED_AFTER_S
 
 
 def _stat(path: str) -> tuple[int, int] | None:

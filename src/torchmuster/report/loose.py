@@ -10,7 +10,7 @@ from torchmuster.core.plainfile import open_plain
 _DEEP = (ValueError, RecursionError)
 
 
-class LooseRecord:
+class TolerantRecord:
     """The lines of a file, each a JSON object; counts lines that could not be read."""
 
     def __init__(self, path: str) -> None:

@@ -2,11 +2,11 @@
 
 from torchmuster.report import plots
 from torchmuster.report.charts import PlotSheet
-from torchmuster.report.compare import Compared, Comparison, told_value
+from torchmuster.report.compare import Compared, Comparison, value_text
 from torchmuster.report.page import render
-from torchmuster.report.plots import Labels, PlotLine
+from torchmuster.report.plots import PlotLabels, PlotLine
 from torchmuster.report.sheet import MAX_METRICS, Answer
-from torchmuster.report.story import SeriesTold, Story
+from torchmuster.report.story import SeriesStory, Story
 from torchmuster.report.words import span
 
 
@@ -29,7 +29,7 @@ def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
         f"step {first.step:,}" if first is not None else "none" if both.num_common else "not known"
     )
     more = (
-        f"{first.metric}: {told_value(first.one)} and {told_value(first.other)}"
+        f"{first.metric}: {value_text(first.one)} and {value_text(first.other)}"
         if first is not None
         else f"{both.num_common:,} steps compared"
     )
@@ -89,9 +89,9 @@ def _metrics(one: Story, other: Story) -> list[PlotSheet]:
     ]
 
 
-def _metric(number: int, one: SeriesTold, other: SeriesTold, mine: str, theirs: str) -> PlotSheet:
+def _metric(number: int, one: SeriesStory, other: SeriesStory, mine: str, theirs: str) -> PlotSheet:
     words = f"{one.name} of {mine} and, dashed, of {theirs}."
-    labels = Labels(key=f"m{number}", title=one.name, words=words, x="step", y=one.name[:40])
+    labels = PlotLabels(key=f"m{number}", title=one.name, words=words, x="step", y=one.name[:40])
     lines = [
         PlotLine(name=mine, points=[*zip(one.steps, one.values, strict=True)]),
         PlotLine(

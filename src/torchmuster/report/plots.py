@@ -28,7 +28,7 @@ PALETTE = (
 NUM_LEVELS = 64
 
 
-def heatmap(rows: Sequence[Sequence[float | None]], low: float, high: float) -> str:
+def heatmap_png(rows: Sequence[Sequence[float | None]], low: float, high: float) -> str:
     """Return an image as a `data:` URI: one pixel for each value, transparent where there is none.
 
     Args:
@@ -235,7 +235,7 @@ class PlotBar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
+class PlotLabels:
     """The texts of a plot: a short title, a sentence that says what it shows, and its axes."""
 
     key: str
@@ -245,8 +245,8 @@ class Labels:
     y: str = ""
 
 
-def _picture(
-    labels: Labels, width: float, height: float, body: Markup, more: Markup = _NOTHING
+def _svg(
+    labels: PlotLabels, width: float, height: float, body: Markup, more: Markup = _NOTHING
 ) -> Markup:
     return Markup(
         '<svg viewBox="0 0 {w:.0f} {h:.0f}" role="img" aria-labelledby="{key}-t {key}-d"{more}>'
@@ -298,7 +298,7 @@ def _y_axis(scale: Scale, left: float, right: float, label: str) -> Markup:
 
 
 def line_plot(
-    labels: Labels,
+    labels: PlotLabels,
     lines: Sequence[PlotLine],
     *,
     areas: Sequence[Area] = (),
@@ -369,7 +369,7 @@ def line_plot(
         labels.x,
         labels.y,
     )
-    return _picture(labels, WIDTH, HEIGHT, Markup("").join(body), data)
+    return _svg(labels, WIDTH, HEIGHT, Markup("").join(body), data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +382,7 @@ class Dot:
     style: str = "dot"
 
 
-def dot_plot(labels: Labels, dots: Sequence[Dot], names: Sequence[str] = ()) -> Markup:
+def dot_plot(labels: PlotLabels, dots: Sequence[Dot], names: Sequence[str] = ()) -> Markup:
     """Return a plot of points.
 
     Args:
@@ -403,7 +403,7 @@ def dot_plot(labels: Labels, dots: Sequence[Dot], names: Sequence[str] = ()) -> 
     body = [_x_axis(across, places, _TOP, bottom, x), _y_axis(up, _LEFT, right, y)]
     circle = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="4.5"><title>{}</title></circle>')
     body += [circle.format(d.style, across.at(d.x), up.at(d.y), d.title) for d in dots]
-    return _picture(labels, WIDTH, HEIGHT, Markup("").join(body))
+    return _svg(labels, WIDTH, HEIGHT, Markup("").join(body))
 
 
 def _way(line: PlotLine, across: Scale, up: Scale) -> str:
@@ -442,8 +442,8 @@ def _area(area: Area, across: Scale, up: Scale) -> str:
     return "".join(parts)
 
 
-def bars(
-    labels: Labels,
+def bar_plot(
+    labels: PlotLabels,
     rows: Sequence[PlotBar],
     *,
     is_time: bool,
@@ -458,7 +458,7 @@ def bars(
     parts = [_x_axis(across, places, 4, bottom, labels.x)]
     for number, row in enumerate(rows):
         parts.append(_bar(row, across, 8 + _ROW * number, left))
-    return _picture(labels, width, bottom + 36, Markup("").join(parts))
+    return _svg(labels, width, bottom + 36, Markup("").join(parts))
 
 
 def _bar(row: PlotBar, across: Scale, top: float, left: float) -> Markup:
@@ -501,7 +501,7 @@ def _bar(row: PlotBar, across: Scale, top: float, left: float) -> Markup:
 
 
 def columns(
-    labels: Labels, names: Sequence[str], layers: Sequence[tuple[str, Sequence[float]]]
+    labels: PlotLabels, names: Sequence[str], layers: Sequence[tuple[str, Sequence[float]]]
 ) -> Markup:
     """Return a plot of stacked columns, one for each rank, with a single path for each layer.
 
@@ -532,11 +532,11 @@ def columns(
                 pieces.append(f"M{x:.1f} {foot:.1f}V{top:.1f}H{end:.1f}V{foot:.1f}z")
             base[n] += value
         parts.append(Markup('<path class="{}" d="{}"/>').format(style, "".join(pieces)))
-    return _picture(labels, width, HEIGHT, Markup("").join(parts))
+    return _svg(labels, width, HEIGHT, Markup("").join(parts))
 
 
-def heat(
-    labels: Labels,
+def heat_plot(
+    labels: PlotLabels,
     rows: Sequence[Sequence[float | None]],
     *,
     span_s: float | None,
@@ -573,7 +573,7 @@ def heat(
     parts = [
         Markup(
             '<image href="{}" x="{}" y="{}" width="{:.1f}" height="{}" preserveAspectRatio="none"/>'
-        ).format(heatmap(rows, low, high), _LEFT, _TOP, across.end - _LEFT, height),
+        ).format(heatmap_png(rows, low, high), _LEFT, _TOP, across.end - _LEFT, height),
         _x_axis(across, along, bottom, bottom + 4, labels.x),
     ]
     for value, words in places:
@@ -588,15 +588,15 @@ def heat(
             '<text class="axis" transform="translate(13 {:.1f}) rotate(-90)" text-anchor="middle">{}</text>'
         ).format(_TOP + height / 2, labels.y)
     )
-    parts.append(_key_of_colours(low, high, unit, height))
-    return _picture(labels, 1000, bottom + 40, Markup("").join(parts))
+    parts.append(_colour_key(low, high, unit, height))
+    return _svg(labels, 1000, bottom + 40, Markup("").join(parts))
 
 
 def _whole_ticks(scale: Scale) -> list[tuple[float, str]]:
     return [(value, f"{value:.0f}") for value, _ in ticks(scale, 6) if value == int(value)]
 
 
-def _key_of_colours(low: float, high: float, unit: str, height: float) -> Markup:
+def _colour_key(low: float, high: float, unit: str, height: float) -> Markup:
     """Return the colour key next to a heat map."""
     left, num = 1000 - 92, 16
     step = (height - 4) / num

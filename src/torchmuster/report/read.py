@@ -18,7 +18,7 @@ from torchmuster.core.model.failure import RanCode, WorkerEnd
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import HIDDEN, hide_in_words, hide_secrets, is_secret_name
+from torchmuster.core.model.text import HIDDEN, hide_in_arguments, hide_secrets, is_secret_name
 from torchmuster.core.owner.record import DAMAGED
 from torchmuster.errors import MusterError
 from torchmuster.launcher.model.run import (
@@ -40,20 +40,20 @@ from torchmuster.launcher.owner.origin import CodeVersion, Origin
 from torchmuster.launcher.views.account import account_of, how_to_go_on
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.launcher.views.training import TrainingReader
-from torchmuster.report.loose import LooseRecord, object_in
+from torchmuster.report.loose import TolerantRecord, object_in
 from torchmuster.report.story import (
-    AttemptTold,
+    AttemptStory,
     Band,
     Cost,
     Ending,
-    NetworkTold,
-    PairTold,
-    RanksTold,
+    NetworkStory,
+    NodePair,
+    RanksStory,
     RankTotals,
     Story,
     WhatRan,
 )
-from torchmuster.report.training import told_training, when_reached
+from torchmuster.report.training import training_story, when_reached
 
 # The attempts of a training run: the head's record joined with the training library's.
 
@@ -62,12 +62,12 @@ _MAX_NODES = 64
 _MAX_NETWORK, _MAX_PAIRS = 256, 4096
 
 
-def told_attempts(
+def attempt_stories(
     record: RunRecord,
     attempts: Sequence[AttemptRecord],
     training: TrainingState | None,
     saved_step: int | None,
-) -> tuple[AttemptTold, ...]:
+) -> tuple[AttemptStory, ...]:
     """Return all attempts, joined with what the training library has recorded for each.
 
     Args:
@@ -77,7 +77,7 @@ def told_attempts(
         saved_step: The step from which a restart would continue after the last attempt.
     """
     starts = training.starts if training is not None else []
-    found: list[AttemptTold] = []
+    found: list[AttemptStory] = []
     place = 0
     for index, attempt in enumerate(attempts):
         is_last = index + 1 == len(attempts)
@@ -90,7 +90,7 @@ def told_attempts(
         if is_last:
             kept = saved_step
         state = record.result.state.value if is_last and record.result is not None else ""
-        one = _told(attempt, start, state)
+        one = _attempt_story(attempt, start, state)
         if training is not None and start is not None and kept is not None:
             kept = min(kept, start.last_step)
             one = replace(one, kept_step=kept, kept_at=when_reached(training, start, kept))
@@ -98,13 +98,13 @@ def told_attempts(
     return tuple(found)
 
 
-def _told(attempt: AttemptRecord, start: LibraryStart | None, state: str) -> AttemptTold:
+def _attempt_story(attempt: AttemptRecord, start: LibraryStart | None, state: str) -> AttemptStory:
     failure, cause, nodes = attempt.failure, attempt.cause, attempt.start.nodes
     ended_by = text(failure.what, 500) if failure is not None else text(attempt.stop, 300)
     if not ended_by and attempt.ended is not None:
         ended_by = "all workers ended well" if state == "succeeded" else state
     last_step = cause.step if cause is not None else None
-    return AttemptTold(
+    return AttemptStory(
         number=attempt.number,
         began=attempt.began,
         ended=attempt.ended,
@@ -137,7 +137,7 @@ def _evidence(cause: WorkerEnd) -> tuple[str, ...]:
     return (*found, *(text(one) for one in more if one is not None))
 
 
-def told_network(record: RunRecord) -> NetworkTold | None:
+def network_story(record: RunRecord) -> NetworkStory | None:
     """Return the network of a run: what its workers used, or what the preflight has measured."""
     network, looked = record.network, record.preflight
     if network is not None:
@@ -147,11 +147,11 @@ def told_network(record: RunRecord) -> NetworkTold | None:
         pairs, sentence = looked.pairs, ""
     else:
         return None
-    return NetworkTold(
+    return NetworkStory(
         sentence=sentence,
         nodes=tuple(text(name, 80) for name in nodes[:_MAX_NETWORK]),
         pairs=tuple(
-            PairTold(
+            NodePair(
                 source=source,
                 target=target,
                 why=text(why, 200) or None,
@@ -164,7 +164,7 @@ def told_network(record: RunRecord) -> NetworkTold | None:
     )
 
 
-def few_attempts(attempts: Sequence[AttemptTold]) -> tuple[AttemptTold, ...]:
+def few_attempts(attempts: Sequence[AttemptStory]) -> tuple[AttemptStory, ...]:
     """Return the attempts; if there are very many, the first and the last."""
     if len(attempts) <= WHOLE_FIRST + WHOLE_LAST:
         return tuple(attempts)
@@ -186,7 +186,7 @@ def few_attempts(attempts: Sequence[AttemptTold]) -> tuple[AttemptTold, ...]:
 
 
 def cost_of(
-    attempts: Sequence[AttemptTold],
+    attempts: Sequence[AttemptStory],
     *,
     blocked_s: float | None,
     began: float | None,
@@ -246,7 +246,7 @@ def cost_of(
     )
 
 
-def _kept_s(attempt: AttemptTold, trains: float, over: float) -> float:
+def _kept_s(attempt: AttemptStory, trains: float, over: float) -> float:
     """Return how long an attempt's training counts: up to the step from which the next resumed."""
     if attempt.kept_at is None:
         return 0.0
@@ -285,16 +285,16 @@ class _Span:
     num_ranks: int
     sums: dict[str, Column] = field(default_factory=dict)
     steps: Column = field(default_factory=list)
-    told_steps: Column = field(default_factory=list)  # steps whose phases are known
+    phased_steps: Column = field(default_factory=list)  # steps whose phases are known
     gauges: dict[str, Known] = field(default_factory=dict)
     over_s: dict[str, float] = field(default_factory=dict)
     since: float = math.inf  # when the time of its samples began, which may be in earlier spans
 
-    def add(self, sums: Mapping[str, Column], steps: Column, told_steps: Column) -> None:
+    def add(self, sums: Mapping[str, Column], steps: Column, phased_steps: Column) -> None:
         for name, column in sums.items():
             self.sums[name] = _added(self.sums.get(name, []), column)
         self.steps = _added(self.steps, steps)
-        self.told_steps = _added(self.told_steps, told_steps)
+        self.phased_steps = _added(self.phased_steps, phased_steps)
 
     def gauge(self, name: str, column: Known, over_s: float) -> None:
         before = self.gauges.get(name)
@@ -311,14 +311,14 @@ class _Span:
     def take(self, other: "_Span") -> None:
         self.since = min(self.since, other.since)
         self.num_ranks = max(self.num_ranks, other.num_ranks)
-        self.add(other.sums, other.steps, other.told_steps)
+        self.add(other.sums, other.steps, other.phased_steps)
         for name, column in other.gauges.items():
             self.gauge(name, column, other.over_s[name])
 
 
 @dataclass(slots=True)
 class SampleRecord:
-    """Sums over `samples.jsonl`; `told` returns them as an immutable value."""
+    """Sums over `samples.jsonl`; `summary` returns them as an immutable value."""
 
     began: float | None = None
     width_s: float = _LEAST_WIDTH_S
@@ -344,16 +344,16 @@ class SampleRecord:
         if nodes != self._nodes_before:
             self._nodes_before = nodes
             self._nodes[:size] = [text(node, 80) for node in nodes]
-        steps, is_told = self._steps(line, size)
+        steps, is_known = self._steps(line, size)
         sums = {name: _zeros(line.get(name), size) for name in _PHASES}
-        sums = {name: _of_told(column, is_told) for name, column in sums.items() if column}
-        told_steps = _of_told(steps, is_told)
+        sums = {name: _where_known(column, is_known) for name, column in sums.items() if column}
+        phased_steps = _where_known(steps, is_known)
         self.has_phases = self.has_phases or bool(sums)
         if io := _zeros(line.get("io_mib"), size):
             sums["io_mib"] = io
         span = self._span(at, size)
         span.since = min(span.since, at - over_s)
-        span.add(sums, steps, told_steps)
+        span.add(sums, steps, phased_steps)
         for name in _GAUGES:
             column = _knowns(line.get(name), size)
             if column is not None and name == "rss_mib":
@@ -374,8 +374,8 @@ class SampleRecord:
         before = before if len(before) == size else [None] * size
         self._attempt, self._steps_before = attempt, now
         steps = [max(0.0, (a or 0.0) - (b or 0.0)) for a, b in zip(now, before, strict=True)]
-        is_told = [bool(b) and r is not None for b, r in zip(before, rest, strict=True)]
-        return steps, is_told
+        is_known = [bool(b) and r is not None for b, r in zip(before, rest, strict=True)]
+        return steps, is_known
 
     def _span(self, at: float, size: int) -> _Span:
         place = max(0, int((at - (self.began or at)) / self.width_s))
@@ -396,7 +396,7 @@ class SampleRecord:
                 spans[place // 2] = self._spans[place]
         self._spans = spans
 
-    def told(self) -> RanksTold | None:
+    def summary(self) -> RanksStory | None:
         """Return the summary; None without samples."""
         if self.began is None or not self._spans:
             return None
@@ -404,7 +404,7 @@ class SampleRecord:
         spans = self._filled_spans(num_spans)
         own = [_own_ms(span) if span is not None else [] for span in spans]
         size = len(self._nodes)
-        return RanksTold(
+        return RanksStory(
             began=self.began,
             width_s=self.width_s,
             num_spans=num_spans,
@@ -461,7 +461,7 @@ def _total(rank: int, node: str, span: _Span, own: Known, median: float) -> Rank
         rank=rank,
         node=node,
         steps=int(span.steps[rank]) if rank < len(span.steps) else 0,
-        told_steps=int(span.told_steps[rank]) if rank < len(span.told_steps) else 0,
+        phased_steps=int(span.phased_steps[rank]) if rank < len(span.phased_steps) else 0,
         data_s=summed("data_s"),
         forward_s=summed("forward_s"),
         after_s=round(max(0.0, summed("rest_s") - summed("wait_s")), 3),
@@ -484,7 +484,7 @@ def _own_ms(span: _Span) -> Known:
     data, forward, rest, wait = (
         _filled(span.sums.get(n, zeros), span.num_ranks) for n in _PHASES[:4]
     )
-    steps = _filled(span.told_steps, span.num_ranks)
+    steps = _filled(span.phased_steps, span.num_ranks)
     return [
         round(1000 * max(0.0, d + f + r - w) / n, 3) if n > 0 else None
         for d, f, r, w, n in zip(data, forward, rest, wait, steps, strict=True)
@@ -517,8 +517,8 @@ def _zeros(value: object, size: int) -> Column:
     return [one if one is not None and one > 0 else 0.0 for one in found] if found else []
 
 
-def _of_told(column: Column, is_told: Sequence[bool]) -> Column:
-    return [one if told else 0.0 for one, told in zip(column, is_told, strict=True)]
+def _where_known(column: Column, is_known: Sequence[bool]) -> Column:
+    return [one if known else 0.0 for one, known in zip(column, is_known, strict=True)]
 
 
 def _filled(column: Sequence[float], size: int) -> Sequence[float]:
@@ -599,7 +599,7 @@ class _Reading:
         samples = self._samples()
         ending = self._ending(events)
         saved = self._saved_step(training)
-        attempts = told_attempts(events, recorded, training, saved)
+        attempts = attempt_stories(events, recorded, training, saved)
         causes = frequent_causes(recorded, _MAX_CAUSES)
         ended = events.last_at if ending.is_final else time.time()
         cost = cost_of(
@@ -625,9 +625,9 @@ class _Reading:
             causes=tuple((text(what, 300), num) for what, num in causes),
             moments=tuple(events.moments),
             num_moments=events.num_moments,
-            training=told_training(training) if training is not None else None,
-            ranks=samples.told() if samples is not None else None,
-            network=told_network(events),
+            training=training_story(training) if training is not None else None,
+            ranks=samples.summary() if samples is not None else None,
+            network=network_story(events),
             cost=cost,
             gaps=tuple(self.gaps),
         )
@@ -668,7 +668,7 @@ class _Reading:
                 "there is no samples.jsonl: how each rank stood over time is not known"
             )
             return None
-        record = LooseRecord(self.run_dir.samples)
+        record = TolerantRecord(self.run_dir.samples)
         samples = read_samples(record)
         self._note_gaps(record.path, record.why_not, record.num_bad)
         if samples.num_bad:
@@ -678,18 +678,20 @@ class _Reading:
         return samples
 
     def _saved_step(self, training: TrainingState | None) -> int | None:
-        told = whole(self.result.get("saved_step"))
-        if told is not None or training is None:
-            return told
+        of_result = whole(self.result.get("saved_step"))
+        if of_result is not None or training is None:
+            return of_result
         done = [save.step for save in training.saves if save.done_at is not None]
         return max(done, default=None)
 
     def _ending(self, events: RunRecord) -> Ending:
         state = self.view.state.value
-        told = text(self.result.get("state"), 40)
+        state_text = text(self.result.get("state"), 40)
         known = {one.value: one for one in RunState}
-        if told and self.view.result is None:  # the result is of another version, or half written
-            state = told
+        if (
+            state_text and self.view.result is None
+        ):  # the result is of another version, or half written
+            state = state_text
         report = mapped(self.result.get("report"))
         because = lines(report.get("because"))
         sentence, at, hint = (
@@ -763,7 +765,7 @@ def read_what(
     if program.get("kind") == "module":
         words.insert(0, "-m")
     return WhatRan(
-        command=hide_in_words(words[:500]),
+        command=hide_in_arguments(words[:500]),
         folder=text(program.get("cwd")),
         interpreter=" ".join(text(word) for word in listed(program.get("python"))[:20]),
         engine=engine,

@@ -3,30 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchmuster.launcher.model.run import RankEnd, loss_of, several, since_words
+from torchmuster.launcher.model.run import RankEnd, loss_of, several, since_suffix
 from torchmuster.report import plots
 from torchmuster.report.charts import (
     PHASES,
     PlotSheet,
     band_plot,
     cost_plot,
-    heat_of_network,
-    heat_of_ranks,
     matrix_of,
     metric_plot,
+    network_heat_plot,
     parameter_plots,
     phases_plot,
+    rank_heat_plot,
     slowest_of,
     step_time_plot,
 )
-from torchmuster.report.plots import Labels, PlotBar, PlotPiece
+from torchmuster.report.plots import PlotBar, PlotLabels, PlotPiece
 from torchmuster.report.story import (
-    AttemptTold,
+    AttemptStory,
     RankTotals,
-    SeriesTold,
+    SeriesStory,
     Story,
-    SweepTold,
-    TrainingTold,
+    SweepStory,
+    TrainingStory,
 )
 from torchmuster.report.words import figure, node_time, percent, span
 
@@ -40,15 +40,15 @@ _MOST_TELLING = 20  # attempts whose evidence is shown
 
 
 @dataclass(frozen=True, slots=True)
-class _Stay:
+class _LanePart:
     """A rank or a node in one attempt, and the ranks that ended there by themselves."""
 
-    attempt: AttemptTold
+    attempt: AttemptStory
     node: str
     ends: tuple[RankEnd, ...]
 
 
-def timeline_of_attempts(story: Story, prefix: str) -> PlotSheet | None:
+def attempts_plot(story: Story, prefix: str) -> PlotSheet | None:
     """Return a plot with a bar per attempt (the first and last of many); None without attempts."""
     if not story.attempts or story.began is None:
         return None
@@ -58,7 +58,7 @@ def timeline_of_attempts(story: Story, prefix: str) -> PlotSheet | None:
     left = story.num_attempts - len(shown)
     words = "A bar for each attempt: its start, the training that counts, and the training that was lost. A cross: a failure ended it."
     words += f" {left} attempts between are left out." if left else ""
-    labels = Labels(
+    labels = PlotLabels(
         key=f"{prefix}timeline-plot",
         title="Attempts over time",
         words=words,
@@ -68,28 +68,28 @@ def timeline_of_attempts(story: Story, prefix: str) -> PlotSheet | None:
         key=labels.key,
         title=labels.title,
         words=words,
-        svg=plots.bars(labels, rows, is_time=True, left=150),
+        svg=plots.bar_plot(labels, rows, is_time=True, left=150),
         is_wide=True,
     )
 
 
-def _few(attempts: Sequence[AttemptTold]) -> Sequence[AttemptTold]:
+def _few(attempts: Sequence[AttemptStory]) -> Sequence[AttemptStory]:
     """Return the first and the last attempts, as many as a plot has rows."""
     if len(attempts) <= _ROWS_OF_PLOT:
         return attempts
     return (*attempts[:4], *attempts[4 - _ROWS_OF_PLOT :])
 
 
-def telling_attempts(attempts: Sequence[AttemptTold]) -> tuple[AttemptTold, ...]:
+def attempts_with_new_evidence(attempts: Sequence[AttemptStory]) -> tuple[AttemptStory, ...]:
     """Return failed attempts with other evidence than the one before; the last of very many."""
-    found: list[AttemptTold] = []
+    found: list[AttemptStory] = []
     for one in attempts:
         if one.has_failed and (not found or one.evidence != found[-1].evidence):
             found.append(one)
     return tuple(one for one in found[-_MOST_TELLING:] if one.evidence or one.num_ends > 1)
 
 
-def _attempt_bar(one: AttemptTold, began: float, end: float) -> PlotBar:
+def _attempt_bar(one: AttemptStory, began: float, end: float) -> PlotBar:
     over = max(one.ended if one.ended is not None else end, one.began)
     trains = min(one.training_at or one.workers_at or over, over)
     counts = (
@@ -132,7 +132,7 @@ def _attempt_bar(one: AttemptTold, began: float, end: float) -> PlotBar:
     )
 
 
-def lanes_of_ranks(story: Story, prefix: str) -> PlotSheet | None:
+def rank_lanes_plot(story: Story, prefix: str) -> PlotSheet | None:
     """Return a plot with a lane per rank, or per node if many; None if it would add nothing."""
     shown = _few(story.attempts)
     if story.began is None or not any(one.nodes for one in shown):
@@ -149,40 +149,40 @@ def lanes_of_ranks(story: Story, prefix: str) -> PlotSheet | None:
     left = len(rows) - len(kept)
     words += f" {left} more, where nothing failed, are left out." if left else ""
     key = f"{prefix}lanes-plot"
-    labels = Labels(
+    labels = PlotLabels(
         key=key,
         title=f"{what.capitalize()}s over time",
         words=words,
         x="since the start of the run",
     )
-    svg = plots.bars(labels, kept, is_time=True, left=150)
+    svg = plots.bar_plot(labels, kept, is_time=True, left=150)
     return PlotSheet(key=key, title=labels.title, words=words, svg=svg, is_wide=True)
 
 
-def _rank_lanes(story: Story, shown: Sequence[AttemptTold]) -> list[PlotBar]:
-    lanes: dict[int, list[_Stay]] = {}
+def _rank_lanes(story: Story, shown: Sequence[AttemptStory]) -> list[PlotBar]:
+    lanes: dict[int, list[_LanePart]] = {}
     for one in shown:
         ends = {end.rank: end for end in one.ends}
         for node in one.nodes:
             for rank in _ranks_in(node.ranks):
                 own = ends.get(rank)
-                lanes.setdefault(rank, []).append(_Stay(one, node.node, (own,) if own else ()))
+                lanes.setdefault(rank, []).append(_LanePart(one, node.node, (own,) if own else ()))
     return [
         _lane(story, f"rank {rank} on {stays[-1].node}"[:22], stays)
         for rank, stays in sorted(lanes.items())
     ]
 
 
-def _node_lanes(story: Story, shown: Sequence[AttemptTold]) -> list[PlotBar]:
-    lanes: dict[str, list[_Stay]] = {}
+def _node_lanes(story: Story, shown: Sequence[AttemptStory]) -> list[PlotBar]:
+    lanes: dict[str, list[_LanePart]] = {}
     for one in shown:
         for node in one.nodes:
             ends = tuple(end for end in one.ends if end.node == node.node)
-            lanes.setdefault(node.node, []).append(_Stay(one, node.node, ends))
+            lanes.setdefault(node.node, []).append(_LanePart(one, node.node, ends))
     return [_lane(story, node[:22], stays) for node, stays in lanes.items()]
 
 
-def _lane(story: Story, name: str, stays: Sequence["_Stay"]) -> PlotBar:
+def _lane(story: Story, name: str, stays: Sequence["_LanePart"]) -> PlotBar:
     began, pieces, signs, words = story.began or 0.0, [], [], ""
     for stay in stays:
         one = stay.attempt
@@ -215,7 +215,7 @@ def _ranks_in(text: str) -> list[int]:
     return found
 
 
-def timeline_of_tasks(story: Story) -> PlotSheet | None:
+def tasks_plot(story: Story) -> PlotSheet | None:
     """Return a plot with a bar for each task of a workflow; None if no task has begun."""
     tasks = [task for group in story.groups for task in group.tasks if task.began is not None]
     if not tasks or story.began is None:
@@ -243,7 +243,7 @@ def timeline_of_tasks(story: Story) -> PlotSheet | None:
     words = (
         "A bar for each task, from the start of its first attempt to its end. A cross: it failed."
     )
-    labels = Labels(
+    labels = PlotLabels(
         key="timeline-plot",
         title="Tasks over time",
         words=words,
@@ -253,7 +253,7 @@ def timeline_of_tasks(story: Story) -> PlotSheet | None:
         key=labels.key,
         title=labels.title,
         words=words,
-        svg=plots.bars(labels, rows, is_time=True, left=170),
+        svg=plots.bar_plot(labels, rows, is_time=True, left=170),
         is_wide=True,
     )
 
@@ -286,7 +286,7 @@ class Sheet:
     answers: tuple[Answer, ...]
     timeline: PlotSheet | None
     lanes: PlotSheet | None
-    telling: tuple[AttemptTold, ...]
+    telling: tuple[AttemptStory, ...]
     metrics: tuple[PlotSheet, ...]
     num_metrics_left_out: int
     phases: PlotSheet | None
@@ -311,15 +311,15 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
     return Sheet(
         prefix=prefix,
         answers=tuple(_answers(story, prefix)),
-        timeline=timeline_of_tasks(story) if story.groups else timeline_of_attempts(story, prefix),
-        lanes=lanes_of_ranks(story, prefix),
-        telling=telling_attempts(story.attempts),
+        timeline=tasks_plot(story) if story.groups else attempts_plot(story, prefix),
+        lanes=rank_lanes_plot(story, prefix),
+        telling=attempts_with_new_evidence(story.attempts),
         metrics=tuple(
             metric_plot(story, one, prefix, n) for n, one in enumerate(series[:MAX_METRICS])
         ),
         num_metrics_left_out=max(0, len(series) - MAX_METRICS),
         phases=phases_plot(story.ranks, prefix),
-        over_time=heat_of_ranks(story.ranks, prefix),
+        over_time=rank_heat_plot(story.ranks, prefix),
         step_time=None
         if any(s.name == _OWN_STEP_TIME for s in series)
         else step_time_plot(story, prefix),
@@ -331,7 +331,7 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
         slowest=slowest_of(story.ranks),
         cost=cost_plot(story, prefix),
         matrix=matrix_of(story),
-        pairs=heat_of_network(story, prefix),
+        pairs=network_heat_plot(story, prefix),
         parameters=parameter_plots(story, prefix),
         inner=inner,
     )
@@ -340,7 +340,7 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
 # The answers on top.
 
 
-def _answer_of_sweep(sweep: SweepTold, prefix: str) -> list[Answer]:
+def _answer_of_sweep(sweep: SweepStory, prefix: str) -> list[Answer]:
     """Return the answer that names the best member; empty without a metric."""
     best = next((one for one in sweep.members if one.number == sweep.best), None)
     if best is None or best.metric is None:
@@ -359,7 +359,7 @@ def _answer_of_sweep(sweep: SweepTold, prefix: str) -> list[Answer]:
     ]
 
 
-def _answer_of_bad_loss(training: TrainingTold, prefix: str) -> list[Answer]:
+def _answer_of_bad_loss(training: TrainingStory, prefix: str) -> list[Answer]:
     """Return an answer if the run's loss is not finite any more; otherwise empty."""
     last = {one.name: one for one in training.series if one.num_points}
     name = loss_of(last)
@@ -376,10 +376,10 @@ def _answer_of_bad_loss(training: TrainingTold, prefix: str) -> list[Answer]:
     ]
 
 
-def _last_value(series: SeriesTold) -> str:
+def _last_value(series: SeriesStory) -> str:
     if series.bad_since is not None:
         since, word = series.bad_since
-        return f"last {series.name} {word}{since_words(since)}"
+        return f"last {series.name} {word}{since_suffix(since)}"
     value = next((v for v in reversed(series.values) if v is not None), None)
     return f"last {series.name} {figure(value)}"
 
@@ -492,11 +492,11 @@ def _slow_part(story: Story, slowest: RankTotals) -> str:
     found = []
     for name, _, key in PHASES[:3]:
         others = sorted(
-            getattr(t, key) / t.told_steps
+            getattr(t, key) / t.phased_steps
             for t in totals
-            if t.told_steps and t.rank != slowest.rank
+            if t.phased_steps and t.rank != slowest.rank
         )
-        own = getattr(slowest, key) / max(slowest.told_steps, 1)
+        own = getattr(slowest, key) / max(slowest.phased_steps, 1)
         usual = others[len(others) // 2] if others else 0.0
         found.append((own - usual, name, own, usual))
     _, name, own, usual = max(found)

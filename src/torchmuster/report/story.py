@@ -75,7 +75,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptTold:
+class AttemptStory:
     """One attempt.
 
     Attributes:
@@ -114,7 +114,7 @@ class AttemptTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesTold:
+class SeriesStory:
     """A metric over the steps that count, thinned to a few thousand points with extremes kept.
 
     Attributes:
@@ -138,7 +138,7 @@ class SeriesTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochTold:
+class EpochStory:
     """An epoch with its count of samples; `samples` is None without our loader."""
 
     epoch: int
@@ -152,7 +152,7 @@ class EpochTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveTold:
+class SaveStory:
     """A snapshot: how long the loop waited, and when it was complete; None if never recorded."""
 
     step: int
@@ -162,7 +162,7 @@ class SaveTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingTold:
+class TrainingStory:
     """What the training library has recorded.
 
     Attributes:
@@ -175,11 +175,11 @@ class TrainingTold:
     step: int
     steps_done: int
     is_finished: bool
-    series: tuple[SeriesTold, ...] = ()
-    step_time: SeriesTold | None = None
-    epochs: tuple[EpochTold, ...] = ()
+    series: tuple[SeriesStory, ...] = ()
+    step_time: SeriesStory | None = None
+    epochs: tuple[EpochStory, ...] = ()
     num_epochs: int = 0
-    saves: tuple[SaveTold, ...] = ()
+    saves: tuple[SaveStory, ...] = ()
     num_saves: int = 0
     blocked_s: float = 0.0
     order: tuple[tuple[str, str], ...] = ()
@@ -193,7 +193,7 @@ class RankTotals:
 
     Attributes:
         after_s: After the forward pass: backward, optimizer, and the rest until the next batch.
-        told_steps: The number of steps whose phases are known; the phases' seconds are theirs.
+        phased_steps: The number of steps whose phases are known; the phases' seconds are theirs.
         own_s: The rank's own work per step, without waiting for others.
         over_median: The share by which `own_s` is above the median of all ranks.
     """
@@ -201,7 +201,7 @@ class RankTotals:
     rank: int
     node: str
     steps: int
-    told_steps: int = 0
+    phased_steps: int = 0
     data_s: float = 0.0
     forward_s: float = 0.0
     after_s: float = 0.0
@@ -229,7 +229,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksTold:
+class RanksStory:
     """The ranks over time, from `samples.jsonl`.
 
     Attributes:
@@ -250,7 +250,7 @@ class RanksTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairTold:
+class NodePair:
     """The connection of two nodes, given by their indices in the list."""
 
     source: int
@@ -261,12 +261,12 @@ class PairTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkTold:
+class NetworkStory:
     """The network that the workers used, and what was measured between nodes."""
 
     sentence: str
     nodes: tuple[str, ...] = ()
-    pairs: tuple[PairTold, ...] = ()
+    pairs: tuple[NodePair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +299,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTold:
+class TaskStory:
     """A task of a workflow; `training` is the folder of its own run's record, if it made one."""
 
     name: str
@@ -315,18 +315,18 @@ class TaskTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupTold:
+class GroupStory:
     """A group of a workflow."""
 
     name: str
     state: str
     why: str
     after: tuple[str, ...]
-    tasks: tuple[TaskTold, ...]
+    tasks: tuple[TaskStory, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberTold:
+class MemberStory:
     """A member of a sweep.
 
     Attributes:
@@ -348,7 +348,7 @@ class MemberTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepTold:
+class SweepStory:
     """The members of a sweep and their outcome.
 
     Attributes:
@@ -365,7 +365,7 @@ class SweepTold:
     goal: str
     best: int | None
     counted: tuple[tuple[str, int], ...]
-    members: tuple[MemberTold, ...]
+    members: tuple[MemberStory, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,24 +390,24 @@ class Story:
     ending: Ending
     began: float | None = None
     ended: float | None = None
-    attempts: tuple[AttemptTold, ...] = ()
+    attempts: tuple[AttemptStory, ...] = ()
     num_attempts: int = 0
     causes: tuple[tuple[str, int], ...] = ()
     moments: tuple[RecordMoment, ...] = ()
     num_moments: int = 0
-    training: TrainingTold | None = None
-    ranks: RanksTold | None = None
-    network: NetworkTold | None = None
+    training: TrainingStory | None = None
+    ranks: RanksStory | None = None
+    network: NetworkStory | None = None
     cost: Cost = field(default_factory=Cost)
-    groups: tuple[GroupTold, ...] = ()
+    groups: tuple[GroupStory, ...] = ()
     trainings: "tuple[tuple[str, Story], ...]" = ()
-    sweep: SweepTold | None = None
+    sweep: SweepStory | None = None
     gaps: tuple[str, ...] = ()
 
     @property
     def slowest(self) -> RankTotals | None:
         """Return the rank with the most own work; None if too few ranks or steps are known."""
         known = [t for t in (self.ranks.totals if self.ranks else ()) if t.own_s is not None]
-        if any(t.told_steps < LEAST_STEPS for t in known):
+        if any(t.phased_steps < LEAST_STEPS for t in known):
             return None
         return max(known, key=lambda t: t.own_s or 0.0) if len(known) > 1 else None

@@ -13,7 +13,7 @@ from torchmuster.launcher.model.run import (
     thinned,
 )
 from torchmuster.launcher.model.training import MOST_SAVES, LibraryStart, TrainingState
-from torchmuster.report.story import EpochTold, SaveTold, SeriesTold, TrainingTold
+from torchmuster.report.story import EpochStory, SaveStory, SeriesStory, TrainingStory
 
 MAX_SERIES = 40
 
@@ -29,14 +29,14 @@ def when_reached(state: TrainingState, start: LibraryStart, step: int) -> float 
     return reached
 
 
-def told_training(state: TrainingState) -> TrainingTold | None:
+def training_story(state: TrainingState) -> TrainingStory | None:
     """Return the story of a training; None if the library has recorded no start."""
     if not state.starts:
         return None
     first = list(state.metrics.by_name)[:MAX_SERIES]
     epochs = sorted(state.epochs, key=lambda one: one.epoch)
     saves = sorted(state.saves, key=lambda one: one.step)
-    return TrainingTold(
+    return TrainingStory(
         step=state.starts[-1].last_step,
         steps_done=state.steps_done,
         is_finished=state.is_finished,
@@ -45,7 +45,7 @@ def told_training(state: TrainingState) -> TrainingTold | None:
         ),
         step_time=_series("step time", state.times) if state.times.points else None,
         epochs=tuple(
-            EpochTold(
+            EpochStory(
                 epoch=one.epoch,
                 step=one.step,
                 elapsed_s=one.elapsed_s,
@@ -59,7 +59,7 @@ def told_training(state: TrainingState) -> TrainingTold | None:
         ),
         num_epochs=state.num_epochs,
         saves=tuple(
-            SaveTold(step=one.step, at=one.at, blocked_s=one.blocked_s, done_at=one.done_at)
+            SaveStory(step=one.step, at=one.at, blocked_s=one.blocked_s, done_at=one.done_at)
             for one in saves[-MOST_SAVES:]
             if one.at is not None
         ),
@@ -75,10 +75,10 @@ def _numbers_of(values: Mapping[str, float]) -> tuple[tuple[str, float | None], 
     return tuple((text(name, 80), number(value)) for name, value in [*values.items()][:MAX_SERIES])
 
 
-def _series(name: str, series: Series) -> SeriesTold:
+def _series(name: str, series: Series) -> SeriesStory:
     kept, again = thinned(series.points, MOST_POINTS), thinned(series.redone, MOST_REDONE)
     since = series.since if series.points else None
-    return SeriesTold(
+    return SeriesStory(
         name=text(name, 80),
         steps=tuple(step for step, _ in kept),
         values=tuple(number(value) for _, value in kept),

@@ -201,15 +201,15 @@ class FiniteGradients:
             "host": socket.gethostname()[:64],
             "sum": checksum(map(shard_of, gradients)),
         }
-        told: list[dict[str, Any]] = gather_json(mine) if self._world_size > 1 else [mine]
-        ranks = [rank for rank, one in enumerate(told) if one["bad"]]
+        stated: list[dict[str, Any]] = gather_json(mine) if self._world_size > 1 else [mine]
+        ranks = [rank for rank, one in enumerate(stated) if one["bad"]]
         return BadStep(
             step=self._step() + 1,
             ranks=ranks,
-            why=_in_words(told, ranks),
-            samples={rank: told[rank]["ids"] for rank in ranks if told[rank]["ids"]},
-            checksums=[one["sum"] for one in told],
-            is_once=any(told[rank]["again"] is False for rank in ranks),
+            why=_in_words(stated, ranks),
+            samples={rank: stated[rank]["ids"] for rank in ranks if stated[rank]["ids"]},
+            checksums=[one["sum"] for one in stated],
+            is_once=any(stated[rank]["again"] is False for rank in ranks),
         )
 
     def _is_bad_again(self) -> bool | None:
@@ -227,21 +227,21 @@ class FiniteGradients:
         return [int(one) for one in ids[max(len(ids) - count, 0) :]]
 
 
-def _in_words(told: list[dict[str, Any]], ranks: list[int]) -> str:
+def _in_words(stated: list[dict[str, Any]], ranks: list[int]) -> str:
     """Return in words where it began, and what the second forward showed."""
     if not ranks:
         return "the model's outputs were finite on all ranks: it began in the loss or in backward"
     why = f"the model's output was not finite on {name_ranks(ranks)}"
-    ids = told[ranks[0]]["ids"]
+    ids = stated[ranks[0]]["ids"]
     if ids:
         more = ", ..." if len(ids) > _MOST_SAMPLES else ""
         named = ", ".join(map(str, ids[:_MOST_SAMPLES])) + more
         why += f"; samples of rank {ranks[0]} in this batch: {named}"
-    once = [rank for rank in ranks if told[rank]["again"] is False]
-    again = [rank for rank in ranks if told[rank]["again"]]
+    once = [rank for rank in ranks if stated[rank]["again"] is False]
+    again = [rank for rank in ranks if stated[rank]["again"]]
     same = "made again with the same weights, samples and random numbers it"
     if once:
-        hosts = ", ".join(dict.fromkeys(told[rank]["host"] for rank in once))
+        hosts = ", ".join(dict.fromkeys(stated[rank]["host"] for rank in once))
         why += f"; {same} is finite on {name_ranks(once)} ({hosts})"
     elif again:
         why += f"; {same} is not finite again: the data or the model, not the machine"
@@ -263,7 +263,7 @@ def are_finite(gradients: list[torch.Tensor]) -> bool:
     largest = torch.nn.utils.get_total_norm(shards, norm_type=math.inf)  # 0 for no shards
     is_bad = torch.logical_not(torch.isfinite(largest))
     if any(map(has_shards, gradients)):
-        told = is_bad.to(shard_of(gradients[0]).device, torch.int32)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return not bool(told)
+        any_bad = is_bad.to(shard_of(gradients[0]).device, torch.int32)
+        dist.all_reduce(any_bad, dist.ReduceOp.MAX)
+        return not bool(any_bad)
     return not bool(is_bad)

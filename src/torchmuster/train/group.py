@@ -156,7 +156,7 @@ def print_own_errors_in_words(on_failure: Callable[[], None]) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         on_failure()
-        if isinstance(error, MusterError) and is_beside_replayed_rank():
+        if isinstance(error, MusterError) and is_uninspected_replay_rank():
             return  # the rank that the user inspects reports it
         if isinstance(error, MusterError):
             print(_in_words(error, trace), file=sys.stderr, end="", flush=True)
@@ -294,7 +294,7 @@ def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], 
     )
 
 
-def is_beside_replayed_rank() -> bool:
+def is_uninspected_replay_rank() -> bool:
     """Say whether this is a replay in which the user inspects another rank."""
     order = replay_order(os.environ)
     return order is not None and os.environ.get("RANK") != str(order.rank)

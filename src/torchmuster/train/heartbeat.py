@@ -21,7 +21,7 @@ from torchmuster.core.model.progress import RankPhase
 _TELL_EVERY_S = 0.05
 # Indexed by phase number: enum members are slow to hash and compare, and this runs in every step.
 _IS_ASIDE = tuple(p in (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN) for p in RankPhase)
-_IS_ALWAYS_TOLD = tuple(_IS_ASIDE[p] or p is RankPhase.OVER for p in RankPhase)
+_IS_ALWAYS_REPORTED = tuple(_IS_ASIDE[p] or p is RankPhase.OVER for p in RankPhase)
 
 
 class Heartbeat:
@@ -36,7 +36,7 @@ class Heartbeat:
         self._serial = 0
         self._phase = RankPhase.STARTING
         self._since = self._step_at = time.monotonic()
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._steps_here = 0
         self._step = 0
         self._seconds = [0.0] * len(RankPhase)
@@ -52,7 +52,11 @@ class Heartbeat:
         self._seconds[before] += spent_s
         if _IS_ASIDE[before]:
             self._aside_s += spent_s
-        if now - self._told_at > _TELL_EVERY_S or _IS_ALWAYS_TOLD[phase] or _IS_ALWAYS_TOLD[before]:
+        if (
+            now - self._reported_at > _TELL_EVERY_S
+            or _IS_ALWAYS_REPORTED[phase]
+            or _IS_ALWAYS_REPORTED[before]
+        ):
             self._tell(now)
 
     def step(self, number: int) -> None:
@@ -96,7 +100,7 @@ class Heartbeat:
                 os.close(fd)
 
     def _tell(self, now: float) -> None:
-        self._told_at = now
+        self._reported_at = now
         self._serial += 1
         self._write(
             heartbeat.pack(

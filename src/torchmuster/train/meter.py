@@ -163,14 +163,14 @@ class RunMetrics:
         self._device = device
         self._meter = Meter()
         self._progress = StepsDone(sys.stderr)
-        self._told_at, self._told_step = time.monotonic(), 0
+        self._reported_at, self._reported_step = time.monotonic(), 0
 
     def begin(self, step: int) -> None:
         """Start measuring speed at `step`, and record the planned number of steps."""
         if self._is_first and self.total_steps is not None:
             self.record.event("planned", step=step, total_steps=self.total_steps)
         self._progress.begin(step)
-        self._told_at, self._told_step = time.monotonic(), step
+        self._reported_at, self._reported_step = time.monotonic(), step
 
     def add(self, values: Mapping[str, Number], weight: float) -> None:
         """Add means over `weight` samples of this rank."""
@@ -231,8 +231,8 @@ class RunMetrics:
 
     def _speed(self, step: int) -> dict[str, float]:
         """Return the wall-clock seconds per step since the last call, everything included."""
-        now, steps = time.monotonic(), step - self._told_step
-        spent_s, self._told_at, self._told_step = now - self._told_at, now, step
+        now, steps = time.monotonic(), step - self._reported_step
+        spent_s, self._reported_at, self._reported_step = now - self._reported_at, now, step
         return {STEP_SECONDS: spent_s / steps} if steps > 0 else {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

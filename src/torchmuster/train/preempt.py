@@ -86,8 +86,8 @@ class TimeLimit:
         now = time.time()
         if now >= max(ends_at - margin_s, self._look_at):
             self._look_at = now + _LOOK_EVERY_S
-            told = _told_end()
-            self._job_ends_at = ends_at = told if told is not None else ends_at
+            recorded = recorded_end_of_job()
+            self._job_ends_at = ends_at = recorded if recorded is not None else ends_at
         return ends_at
 
 
@@ -100,18 +100,18 @@ def _began_at() -> float:
         return time.time()
 
 
-def _told_end() -> float | None:
+def recorded_end_of_job() -> float | None:
     """Return the end of the job that the run's owner recorded last; None without one."""
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
-    told = None
+    recorded = None
     with (
         suppress(OSError, ValueError, KeyError, TypeError),
         open(RunDir(run_dir or "").events, errors="replace") as record,
     ):
         for line in record:
             if '"event":"time_limit"' in line:
-                told = float(json.loads(line)["ends_at"])
-    return told
+                recorded = float(json.loads(line)["ends_at"])
+    return recorded
 
 
 def how_to_go_on(folder: str) -> str:

@@ -183,7 +183,7 @@ class Run:
         self._generators_before_evaluation: dict[str, Any] | None = None
         self._end_of_epoch: EndOfEpoch | None = None
         self._batch_counted = -1
-        self._told_epoch = -1  # the last epoch whose end was reported
+        self._reported_epoch = -1  # the last epoch whose end was reported
         self.is_in_epoch = False  # the script is in the loop over `epochs`
         self._epoch_began_at = time.monotonic()
         self._is_over = False
@@ -235,7 +235,7 @@ class Run:
             self.is_in_epoch = True
             yield clock.epoch
             self.is_in_epoch = False
-            self._tell_epoch()
+            self._report_epoch()
             later = self._metrics.end_epoch(clock.steps_done)
             if later:
                 self._world.say(f"epoch {clock.epoch}: {in_words(later)}")
@@ -345,7 +345,7 @@ class Run:
             if self._watch.unpark():
                 self.stop()
         if self._clock.is_at_end_of_epoch:
-            self._tell_epoch()
+            self._report_epoch()
             self._end_of_epoch = self._saves.note_end_of_epoch()
 
     @contextmanager
@@ -431,9 +431,9 @@ class Run:
         clock.begin_boundaries()
         if world.rank == 0:
             order = self._data.order_settings() if self._data is not None else None
-            told = {"world_size": world.world_size, "folder": url, "order": order}
-            told |= {"source": "memory"} if loaded is not None and loaded.held else {}
-            self._metrics.record.event("resumed", step=clock.steps_done, **told)
+            shown = {"world_size": world.world_size, "folder": url, "order": order}
+            shown |= {"source": "memory"} if loaded is not None and loaded.held else {}
+            self._metrics.record.event("resumed", step=clock.steps_done, **shown)
         self._watch.begin(clock.boundary)
         if loaded is not None:
             step, epoch = clock.steps_done, clock.epoch
@@ -489,12 +489,12 @@ class Run:
         is_due = self._metrics.reduce(self.steps_done, flag=is_late and self._world.rank == 0)
         self._clock.is_due = self._clock.is_due or is_due
 
-    def _tell_epoch(self) -> None:
+    def _report_epoch(self) -> None:
         """Prove what the epoch saw and report its means, once; a collective."""
         clock, data = self._clock, self._data
-        if self._told_epoch == clock.epoch:
+        if self._reported_epoch == clock.epoch:
             return
-        self._told_epoch = clock.epoch
+        self._reported_epoch = clock.epoch
         means = self.epoch_means()
         proof = prove(data) if data is not None else {}
         elapsed_s = time.monotonic() - self._epoch_began_at

@@ -87,7 +87,7 @@ class Saves:
     def __init__(
         self,
         objects: Objects,
-        crew: writer.Writers[Folder],
+        writers: writer.Writers[Folder],
         record: MetricsRecord,
         *,
         memory: MemorySaves | None = None,
@@ -98,7 +98,7 @@ class Saves:
 
         Args:
             objects: The script's objects.
-            crew: From `find_crew`.
+            writers: From `choose_writers`.
             record: The record of the run; rank 0 writes to it.
             memory: Makes snapshots in memory, if enabled.
             warn: Called with the message of a failed save; None: raise the error.
@@ -107,12 +107,12 @@ class Saves:
         self.step = -1
         self.at = time.monotonic()
         self._objects = objects
-        self._crew = crew
+        self._writers = writers
         self._memory = memory
         self._record = record
         self._warn = warn
         self._skips = skips
-        self._saver = writer.Saver(crew)
+        self._saver = writer.Saver(writers)
         self._staging = Staging()
         self._num_orders = 0
         self._loaded_step: int | None = None
@@ -121,7 +121,7 @@ class Saves:
     @property
     def folder_url(self) -> str:
         """The folder of the snapshots: a path or URL."""
-        return (self.source or self._crew.folder).url
+        return (self.source or self._writers.folder).url
 
     @property
     def last_s(self) -> float:
@@ -141,11 +141,11 @@ class Saves:
             SnapshotError: There are snapshots, but none is good or none fits; or earlier ones have
                 vanished.
         """
-        crew, memory, held = self._crew, self._memory, None
-        reads = crew.rank == 0 or crew.copies
+        writers, memory, held = self._writers, self._memory, None
+        reads = writers.rank == 0 or writers.copies
         if reads:
-            crew.folder.tidy(crew.generation)
-        source = self.source or crew.folder
+            writers.folder.tidy(writers.generation)
+        source = self.source or writers.folder
 
         def look_in_memory(age: tuple[int, int]) -> bool:
             nonlocal held
@@ -159,7 +159,7 @@ class Saves:
         elif self.source is not None:
             what = "there is no snapshot that the step can be made from"
             raise NoGoodSnapshotError(what, where=self.source.url, fix="choose a later --step")
-        elif crew.rank == 0:
+        elif writers.rank == 0:
             self._refuse_to_forget()
         if agreed.age[1] >= 0:
             self.step = self._loaded_step = agreed.age[1]
@@ -171,7 +171,7 @@ class Saves:
         return loaded
 
     def _check_room(self, memory: MemorySaves) -> None:
-        has_part = memory.crew.confirms or self._crew.rank == 0 or memory.crew.copies
+        has_part = memory.writers.confirms or self._writers.rank == 0 or memory.writers.copies
         memory.check_room(
             self._objects.expected_bytes() if has_part else 0, self._objects.still_to_come()
         )
@@ -213,7 +213,7 @@ class Saves:
         """
         self._saver.wait()
         number, self._num_orders = self._num_orders, self._num_orders + 1
-        self._saver.submit(self._order(moment, self._crew, self._staging, number))
+        self._saver.submit(self._order(moment, self._writers, self._staging, number))
         self.step, self.at = moment.step, time.monotonic()
 
     def is_due_in_memory(self, step: int) -> bool:
@@ -235,7 +235,7 @@ class Saves:
         number = memory.next_number()
         try:
             later = memory.stepped if moment.end is None else ()
-            memory.submit(self._order(moment, memory.crew, memory.staging, number, later))
+            memory.submit(self._order(moment, memory.writers, memory.staging, number, later))
         except NoRoomError as error:
             memory.refuse(number, moment.step, error)
 
@@ -255,13 +255,13 @@ class Saves:
                 self._saver.wait()
             self._saver.check()
             if by_all and self._num_orders:
-                writer.wait_for_outcome(self._crew, self._num_orders - 1)
+                writer.wait_for_outcome(self._writers, self._num_orders - 1)
         except SnapshotError as error:
             if self._warn is None:
                 raise
             self._warn(f"error: {error.what}; because: {error.why}; {self.what_is_saved(now)}")
         written = self._saver.written_step
-        if self._crew.rank == 0 and written is not None and written != self._noted_step:
+        if self._writers.rank == 0 and written is not None and written != self._noted_step:
             self._noted_step = written
             self._record.event("saved", step=now, saved=written, folder=self.folder_url)
 
@@ -282,7 +282,7 @@ class Saves:
     def _order(
         self,
         moment: Moment,
-        crew: writer.Writers[Any],
+        writers: writer.Writers[Any],
         staging: Staging,
         number: int,
         later: Container[str] = (),
@@ -291,11 +291,11 @@ class Saves:
         staged: Staged | None = None
         state: Any = None
         buffers: tuple[tuple[int, int], ...] = ()
-        if sharded or crew.rank == 0 or crew.copies:
+        if sharded or writers.rank == 0 or writers.copies:
             state, tensors = (end.state, end.tensors) if end else self._objects.pack()
-            staged = _stage(tensors, staging, crew.rank, later, sharded=sharded)
+            staged = _stage(tensors, staging, writers.rank, later, sharded=sharded)
             state = {**state, OWN_NAME: pack(moment.own, OWN_NAME, {})}
-            if not sharded and crew.copies:
+            if not sharded and writers.copies:
                 buffers = staged.places(self._objects.buffer_paths())
         return writer.WriteOrder(
             number=number,
@@ -339,7 +339,7 @@ def record_path(folder: Folder) -> str:
     return os.path.join(folder.url if is_local else os.getcwd(), "training.jsonl")
 
 
-def find_crew(
+def choose_writers(
     world: Any, url: str, *, keep: int, timeout_s: float, is_sharded: bool
 ) -> writer.Writers[Folder]:
     """Choose the ranks that write: agree on a generation, test whether nodes share the folder.

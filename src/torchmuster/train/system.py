@@ -60,9 +60,9 @@ class SystemMetrics:
         if mark == self._seen:
             return {}
         self._seen = mark
-        told = system_values(_last_object(self._run_dir.samples))
+        known = system_values(_last_object(self._run_dir.samples))
         saved = _last_saved(self._run_dir.training)
-        return {**told, **({"system/snapshot_step": float(saved)} if saved is not None else {})}
+        return {**known, **({"system/snapshot_step": float(saved)} if saved is not None else {})}
 
 
 def system_values(sample: Mapping[str, Any]) -> dict[str, float]:

@@ -43,7 +43,7 @@ from torchmuster.train.once import OncePlace, folder_of
 from torchmuster.train.once import once as once_in
 from torchmuster.train.replay.run import is_replay, make_run
 from torchmuster.train.run import Run, RunSettings
-from torchmuster.train.saves import Saves, default_folder, find_crew, record_path
+from torchmuster.train.saves import Saves, choose_writers, default_folder, record_path
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
 from torchmuster.train.verify.watch import verify_steps
 from torchmuster.train.wrap import check_model, unwrap, wrap_sharded, wrap_whole
@@ -427,12 +427,14 @@ class World:
         if is_replay():  # it must not write where the replayed run does
             folder, sinks, tensorboard, memory_every_steps = None, None, None, None
         where, sharded = folder or default_folder(), things.is_sharded
-        crew = find_crew(self, where, keep=keep, timeout_s=save_timeout_s, is_sharded=sharded)
+        writers = choose_writers(
+            self, where, keep=keep, timeout_s=save_timeout_s, is_sharded=sharded
+        )
         in_memory = None
         if memory_every_steps is not None:
             wanted = MemorySettings(memory_every_steps, memory_copies, memory_mb_per_s)
-            in_memory = open_memory(wanted, crew, self, is_sharded=sharded)
-        record = MetricsRecord(record_path(crew.folder))
+            in_memory = open_memory(wanted, writers, self, is_sharded=sharded)
+        record = MetricsRecord(record_path(writers.folder))
         chosen = open_sinks(sinks, tensorboard) if self.is_first else []
         metrics = RunMetrics(self.device, record, chosen, self.say, is_first=self.is_first)
 
@@ -442,7 +444,7 @@ class World:
 
         warns = warn if on_save_error == "warn" else None
         skips = when_busy == "skip"
-        saves = Saves(things, crew, record, memory=in_memory, warn=warns, skips=skips)
+        saves = Saves(things, writers, record, memory=in_memory, warn=warns, skips=skips)
         settings = RunSettings(
             every_steps=every_steps,
             every_s=every_s,

@@ -29,7 +29,7 @@ from torchmuster.train.heartbeat import Heartbeat, StepState
 _MEASURE_EVERY, _LONG_STEP_S = 8, 0.05  # measure every 8th backward; long steps always
 
 
-class WeighedDDP(DistributedDataParallel):
+class WeightedDDP(DistributedDataParallel):
     """DistributedDataParallel that weights each rank's gradient by its share of the batch."""
 
     require_forward_param_sync: bool
@@ -130,7 +130,7 @@ class WaitMeter:
 
     def _note_last(self, parameter: torch.Tensor) -> None:
         if self._last is None:
-            _behind_backward(self._keep_last)
+            _after_backward(self._keep_last)
         self._last = parameter
 
     def _keep_last(self) -> None:
@@ -144,11 +144,11 @@ class WaitMeter:
         if self._is_due:
             self._is_due = False
             self._ready_at = time.monotonic()
-            _behind_backward(self._behind)
+            _after_backward(self._queue_end)
 
-    def _behind(self) -> None:
+    def _queue_end(self) -> None:
         # DDP has queued its own wait by now; a callback queued here runs after it.
-        _behind_backward(self._note_end)
+        _after_backward(self._note_end)
 
     def _note_end(self) -> None:
         now = time.monotonic()
@@ -157,7 +157,7 @@ class WaitMeter:
         self._backwards, self._every, self._measured_at = 0, 1 if are_long else _MEASURE_EVERY, now
 
 
-def _behind_backward(call: Callable[[], None]) -> None:
+def _after_backward(call: Callable[[], None]) -> None:
     """Call a function at the end of the running backward, after what has been queued so far."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
@@ -237,7 +237,7 @@ def wrap_whole(
     """Return `module` wrapped by DDP; in a world of one, with weighted gradients only."""
     has_gradients = any(p.requires_grad for p in module.parameters())
     if torch.distributed.get_world_size() > 1 and has_gradients:
-        return WeighedDDP(module, step_state, settle=settle, **options)
+        return WeightedDDP(module, step_state, settle=settle, **options)
     _hook(module, step_state)
     return module
 

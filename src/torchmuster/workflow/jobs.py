@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.codec import to_words
+from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.model.text import few_of
-from torchmuster.core.proc import NODE_DOOR
+from torchmuster.core.proc import NODE_ENTRY
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.base import PYTHON, Dialect
 from torchmuster.launcher.model.job import JobDependency, JobRequest, NodeChunk
@@ -32,7 +32,7 @@ class GroupJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupJobWords:
+class GroupJobArguments:
     """The command line of `conduct-group` in a job script."""
 
     run_dir: str
@@ -110,7 +110,7 @@ def _request(
     excluded = dict.fromkeys(name for task in group.tasks for name in task.resources.nodes_excluded)
     num_nodes = sum(chunk.num_nodes for chunk in chunks)
     min_nodes = sum(task.min_nodes for task in group.tasks)
-    words = GroupJobWords(run_dir=run_dir.path, group=group.name, engine=engine)
+    words = GroupJobArguments(run_dir=run_dir.path, group=group.name, engine=engine)
     limit_s = site_job.time_limit_s
     if group.exec_timeout_s is not None:
         limit_s = group.exec_timeout_s + MARGIN_S
@@ -118,7 +118,7 @@ def _request(
         site_job,
         name=f"{plan.name}-{group.name}",
         chunks=chunks,
-        head=(PYTHON, NODE_DOOR, "conduct-group", *to_words(words)),
+        head=(PYTHON, NODE_ENTRY, "conduct-group", *to_arguments(words)),
         about=(
             f"The head of group {group.name}: it starts an agent on each node of this job, waits for all, "
             "runs the tasks, stores outputs; its exit code is the group's."

@@ -291,7 +291,7 @@ class GroupNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingStart:
+class TrainingInput:
     """One attempt of a training task: the input of its nested training run.
 
     Attributes:
@@ -319,7 +319,7 @@ class TrainingStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStart:
+class GroupInput:
     """The input of a group's head, and of its tasks' agents, from the owner of the workflow.
 
     Attributes:

@@ -34,7 +34,7 @@ PLUGS = {
         "workflow in-job": "workflow.cli.places:InThisJob",
         "workflow hosts": "workflow.cli.places:OnHosts",
         "workflow job": "workflow.cli.places:AsJobs",
-        "workflow nowhere": "workflow.cli.places:WorkflowAt",
+        "workflow nowhere": "workflow.cli.places:WorkflowCell",
     },
     "kinds": {
         "workflow view": "workflow.owner.view:view_of_record",

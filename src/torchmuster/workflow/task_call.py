@@ -26,7 +26,7 @@ from torchmuster.errors import BarrierError, BarrierTimeoutError, ChannelError, 
 Say = Callable[[str], None]
 
 # The head ends a wait, because it knows which callers are missing; this is the fallback.
-_PATIENCE_S = 10.0
+_SPARE_S = 10.0
 
 
 def check_in_task() -> str:
@@ -60,10 +60,10 @@ def wait_at_barrier(
     head = f"barrier `{name}`"
 
     def on_silence(left_s: float) -> None:
-        left_s = max(0.0, left_s - _PATIENCE_S)
+        left_s = max(0.0, left_s - _SPARE_S)
         tell(f"{head}: no message from the head of the group; {left_s:.0f} s left")
 
-    deadline_s = time.monotonic() + timeout_s + _PATIENCE_S
+    deadline_s = time.monotonic() + timeout_s + _SPARE_S
     frame = ipc.pack(AskBarrier(name=name, count=count, rank=rank, timeout_s=timeout_s))
     with _connect(path) as agent:
         # An agent that refuses sends its reason before it reads, then hangs up: read that reason.
@@ -79,7 +79,7 @@ def wait_at_barrier(
                     kind = BarrierTimeoutError if failed.timed_out else BarrierError
                     raise kind(failed.what, where=failed.where, why=failed.why, fix=failed.fix)
                 case _:
-                    raise _no_answer_of_ours(path)
+                    raise _invalid_answer(path)
 
 
 def _next_answer(
@@ -88,7 +88,7 @@ def _next_answer(
     try:
         return ipc.receive(agent, AgentAnswer, deadline_s, on_silence)
     except CodecError:
-        raise _no_answer_of_ours(path) from None
+        raise _invalid_answer(path) from None
     except TimeoutError:
         raise ChannelError("the agent of this task did not answer in time", where=path) from None
     except (EOFError, OSError) as error:
@@ -97,7 +97,7 @@ def _next_answer(
         raise ChannelError("the agent of this task has ended", where=path, why=why) from error
 
 
-def _no_answer_of_ours(path: str) -> ChannelError:
+def _invalid_answer(path: str) -> ChannelError:
     fix = "check that this process and the agent have the same version of torchmuster"
     return ChannelError("the agent of this task gave an invalid answer", where=path, fix=fix)
 

@@ -194,7 +194,7 @@ def test_a_fork_in_a_job_of_pbs_leads_a_group_and_no_session(in_a_pbs_job):
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
-        proc.stand_apart()
+        proc.detach_from_parent()
         os.write(write_fd, f"{os.getsid(0)} {os.getpgid(0)}".encode())
         os._exit(0)
     os.waitpid(pid, 0)

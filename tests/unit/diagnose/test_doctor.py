@@ -18,7 +18,7 @@ from torchmuster.diagnose.gather import (
     as_values,
     describe_fit,
     fit_of,
-    not_started,
+    outcome_of_errors,
     phases,
     prepare_job,
     read_outcome,
@@ -200,7 +200,7 @@ def test_what_kept_the_nodes_from_starting_is_a_finding_each():
         MusterError("a can't be used", where="a", why="no route", fix="ping a"),
         MusterError("b can't be used"),
     ]
-    outcome = not_started(errors)
+    outcome = outcome_of_errors(errors)
     assert [f.error for f in outcome.findings] == ["a can't be used", "b can't be used"]
     first = outcome.findings[0]
     assert (first.cause, first.at, first.because, first.hint) == (

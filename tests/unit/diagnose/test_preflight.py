@@ -243,9 +243,9 @@ def test_nodes_that_never_open_a_port_end_the_matrix_in_time():
 
 def test_the_long_form_takes_over_when_no_network_connects_the_nodes():
     report = Report(error="n1 can't reach n2", because=("hsn0: refused",))
-    assert not House().preflight.take_failure(report)
+    assert not House().preflight.handle_network_failure(report)
     house = House("long")
-    assert house.preflight.take_failure(report)
+    assert house.preflight.handle_network_failure(report)
     house.settle()
     house.call_each_other()
     house.settle()

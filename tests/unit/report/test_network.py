@@ -8,18 +8,18 @@ from kit.records import make_run, over, result
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
 from torchmuster.report.sheet import sheet_of
-from torchmuster.report.story import NetworkTold, PairTold
+from torchmuster.report.story import NetworkStory, NodePair
 
 
 def story_of(tmp_path, count):
     pairs = tuple(
-        PairTold(source=a, target=b, mb_per_s=100.0 if a else 10.0, latency_us=20.0, why="")
+        NodePair(source=a, target=b, mb_per_s=100.0 if a else 10.0, latency_us=20.0, why="")
         for a in range(count)
         for b in range(count)
         if a != b
     )
     made = make_run(tmp_path / "r", events=[over(0, "failed")], ended=result())
-    network = NetworkTold(sentence="eth0", nodes=tuple(f"n{n}" for n in range(count)), pairs=pairs)
+    network = NetworkStory(sentence="eth0", nodes=tuple(f"n{n}" for n in range(count)), pairs=pairs)
     return replace(find_story(made.path), network=network)
 
 

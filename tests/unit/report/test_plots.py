@@ -10,22 +10,22 @@ import pytest
 
 from torchmuster.report.plots import (
     Area,
-    Labels,
     PlotBar,
+    PlotLabels,
     PlotLine,
     PlotPiece,
     Scale,
-    bars,
+    bar_plot,
     columns,
-    heat,
-    heatmap,
+    heat_plot,
+    heatmap_png,
     line_plot,
     ticks,
     time_ticks,
     value_scale,
 )
 
-LABELS = Labels(key="k", title="T <&> T", words="W", x="step", y="loss")
+LABELS = PlotLabels(key="k", title="T <&> T", words="W", x="step", y="loss")
 
 
 def drawn(svg):
@@ -91,7 +91,7 @@ def test_bars_have_titles_signs_and_words_where_there_is_room():
     )
     other = PlotBar(name="x", pieces=[PlotPiece(begin=0, end=10, style="s", title="ten")])
 
-    picture = drawn(bars(LABELS, [row, other], is_time=True))
+    picture = drawn(bar_plot(LABELS, [row, other], is_time=True))
 
     widths = [float(one.get("width")) for one in picture.iter("rect")]
     assert widths[1] == pytest.approx(5 * widths[0], rel=0.01)
@@ -140,7 +140,7 @@ def pixels(uri):
 
 
 def test_a_heat_map_has_a_pixel_for_each_value():
-    assert pixels(heatmap([[0.0, 1.0], [0.5, None], [9.0]], 0.0, 1.0)) == [
+    assert pixels(heatmap_png([[0.0, 1.0], [0.5, None], [9.0]], 0.0, 1.0)) == [
         [1, 64],
         [33, 0],
         [64, 0],
@@ -151,7 +151,7 @@ def test_one_spike_does_not_hide_the_rest_of_a_heat_map():
     rows = [[1.0 + 0.01 * (n % 10) for n in range(200)] for _ in range(4)]
     rows[0][0] = 1e6
 
-    (image,) = drawn(heat(LABELS, rows, span_s=1.0, unit="ms")).iter("image")
+    (image,) = drawn(heat_plot(LABELS, rows, span_s=1.0, unit="ms")).iter("image")
 
     assert len({level for row in pixels(image.get("href")) for level in row}) >= 10
 

@@ -141,7 +141,7 @@ def test_the_first_sample_of_an_attempt_counts_for_no_rank(folder):
 
     totals = story_of(folder).ranks.totals
 
-    assert [(one.steps, one.told_steps) for one in totals] == [(1100, 100), (1100, 100)]
+    assert [(one.steps, one.phased_steps) for one in totals] == [(1100, 100), (1100, 100)]
     assert totals[0].own_s == pytest.approx((0.1 + 1.0 + 2.0) / 100)
 
 
@@ -150,7 +150,7 @@ def test_a_rank_of_which_a_sample_tells_no_phases_is_not_taken_for_a_fast_one(fo
     rows = [sample(10, steps=(100, 100), data=()), partly, sample(30, steps=(300, 300))]
     make_run(folder, samples=rows, ended=result())
 
-    assert [one.told_steps for one in story_of(folder).ranks.totals] == [200, 100]
+    assert [one.phased_steps for one in story_of(folder).ranks.totals] == [200, 100]
     assert [one.data_s for one in story_of(folder).ranks.totals] == [1.1, 0.1]
 
 
@@ -179,7 +179,7 @@ def test_a_long_run_has_a_bounded_number_of_spans_of_time(folder):
 
     assert ranks.num_spans <= 240
     assert ranks.num_samples == 999
-    assert ranks.totals[0].told_steps == 9980  # all but the first sample's
+    assert ranks.totals[0].phased_steps == 9980  # all but the first sample's
     assert ranks.totals[0].data_s == pytest.approx(99.8)
 
 

@@ -4,11 +4,11 @@ import xml.etree.ElementTree as ET
 
 from kit.records import EVENTS, event, make_run, start
 from torchmuster.report.find import find_story
-from torchmuster.report.sheet import lanes_of_ranks
+from torchmuster.report.sheet import rank_lanes_plot
 
 
 def drawn(run):
-    sheet = lanes_of_ranks(find_story(run.path), "")
+    sheet = rank_lanes_plot(find_story(run.path), "")
     tree = ET.fromstring(str(sheet.svg).replace(" data-read=1", ""))
     names = [one.text for one in tree.iter("text") if (one.get("class") or "").startswith("name")]
     marked = [one.text for one in tree.iter("text") if one.get("class") == "name strong"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.contract import AttemptFacts, WorkerPlace, worker_environment
+from torchmuster.core.model.contract import AttemptFacts, WorkerRanks, worker_environment
 from torchmuster.errors import UsageError
 from torchmuster.train.launch import (
     Launcher,
@@ -81,7 +81,7 @@ def test_torchrun_is_read():
 
 
 def test_muster_is_torchrun_with_a_variable_of_ours():
-    place = WorkerPlace(
+    place = WorkerRanks(
         rank=5,
         local_rank=1,
         world_size=8,

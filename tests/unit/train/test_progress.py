@@ -12,7 +12,7 @@ from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.model import progress as heartbeat
 from torchmuster.core.node.heartbeats import last_step
-from torchmuster.launcher.node.progress import NodeProgress
+from torchmuster.launcher.node.progress import ProgressReader
 from torchmuster.train.heartbeat import open_heartbeat
 
 
@@ -58,7 +58,7 @@ def test_the_last_step_can_be_told_after_the_end_of_a_rank_too(tmp_path):
 
 def test_a_rank_without_beats_is_seen_by_its_processor_time(process, tmp_path):
     pid = process("print('up', flush=True)\nwhile True: pass")
-    reader = NodeProgress(str(tmp_path), 0)
+    reader = ProgressReader(str(tmp_path), 0)
     (first,) = reader.read([(0, pid)])
     assert first.beat_age_s is None
     until(reader, pid, lambda found: found.active_s > first.active_s)
@@ -70,7 +70,7 @@ def test_a_child_that_works_counts_for_a_rank_that_waits_for_it(process, tmp_pat
         "child = subprocess.Popen([sys.executable, '-S', '-c', 'while True: pass'])\n"
         "print('up', flush=True)\nchild.wait()"
     )
-    reader = NodeProgress(str(tmp_path), 0)
+    reader = ProgressReader(str(tmp_path), 0)
     (first,) = reader.read([(0, pid)])
     until(reader, pid, lambda found: found.active_s > first.active_s + 0.05)
 
@@ -85,7 +85,7 @@ def test_beats_are_read_with_their_age(process, tmp_path):
     heartbeats = open_heartbeat(environ)
     heartbeats.step(11)
     heartbeats.step(12)
-    (found,) = NodeProgress(str(tmp_path), 0).read([(0, pid)])
+    (found,) = ProgressReader(str(tmp_path), 0).read([(0, pid)])
     heartbeats.close()
     assert (found.step, found.steps_here) == (12, 2)
     assert 0 <= found.beat_age_s < 30
@@ -95,7 +95,7 @@ def test_beats_are_read_with_their_age(process, tmp_path):
 def test_a_process_that_is_gone_has_no_state(tmp_path):
     child = subprocess.Popen(["true"])
     child.wait()
-    (found,) = NodeProgress(str(tmp_path), 0).read([(0, child.pid)])
+    (found,) = ProgressReader(str(tmp_path), 0).read([(0, child.pid)])
     assert found.state == ""
 
 
@@ -106,7 +106,7 @@ def test_one_look_at_all_processes_serves_all_idle_ranks(process, tmp_path, monk
         (rank, process("import signal\nprint('up', flush=True)\nsignal.pause()"))
         for rank in range(3)
     ]
-    reader = NodeProgress(str(tmp_path), 0)
+    reader = ProgressReader(str(tmp_path), 0)
     reader.read(workers)
     for _ in range(100):
         looks.clear()
@@ -125,7 +125,7 @@ def test_memory_and_data_of_what_a_rank_has_started_count_for_it(process, tmp_pa
         "child = subprocess.Popen([sys.executable, '-S', '-c', code], stdin=subprocess.PIPE)\n"
         "child.wait()"
     )
-    reader = NodeProgress(str(tmp_path), 0)
+    reader = ProgressReader(str(tmp_path), 0)
     found = until(reader, pid, lambda found: found.rss_mib > 64)
     until(reader, pid, lambda found: found.io_bytes > 64 << 20)
     assert (found.gpu_percent, found.gpu_mib) == (None, None)
@@ -141,7 +141,7 @@ def test_a_child_that_has_ended_takes_nothing_away(process, tmp_path):
         "signal.pause()"
     )
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    reader = NodeProgress(str(tmp_path), 0)
+    reader = ProgressReader(str(tmp_path), 0)
     seen = [until(reader, pid, lambda found: found.active_s > 0.1)]
     stop.touch()
     wait_until(lambda: not children.read_text(), "the child is gone")

@@ -124,7 +124,7 @@ def test_what_is_no_answer_of_ours_ends_the_call(monkeypatch, answer):
 
 def test_an_agent_that_never_answers_is_left_at_the_limit_and_its_silence_is_told(monkeypatch):
     monkeypatch.setattr(ipc, "SILENCE_S", 0.05)
-    monkeypatch.setattr(task_call, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(task_call, "_SPARE_S", 0.1)
     told = []
     over = threading.Event()
 
@@ -170,7 +170,7 @@ def test_at_the_limit_it_names_who_is_missing_and_exits_as_a_time_out(monkeypatc
 def test_a_lost_task_fails_the_wait_with_its_name(monkeypatch):
     with FakeHead(("a", "b")) as head:
         monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
-        head.member_gone("b", "exit code 3")
+        head.end_member("b", "exit code 3")
         with pytest.raises(BarrierError, match="task `b` has ended") as caught:
             torchmuster.barrier()
     assert (caught.value.why, caught.value.exit_code) == ("b: exit code 3", 12)

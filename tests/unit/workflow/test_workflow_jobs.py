@@ -82,7 +82,7 @@ def test_time_limit_is_the_timeout_and_the_time_for_data():
 
 def test_head_conducts_its_group():
     (job,) = jobs(workflow(group("g")), queue="gpu", account="p")
-    words = f"$PYTHON {proc.NODE_DOOR} conduct-group --run-dir=/runs/r1 --group=g --engine=slurm"
+    words = f"$PYTHON {proc.NODE_ENTRY} conduct-group --run-dir=/runs/r1 --group=g --engine=slurm"
     assert job.job.head == tuple(words.split())
     assert (job.job.queue, job.job.account, job.job.python) == ("gpu", "p", "/env/bin/python")
 

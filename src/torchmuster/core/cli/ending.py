@@ -45,7 +45,7 @@ def wanted() -> str:
     return (context.meta.get(_KEY) if context is not None else None) or CHOICES[1]
 
 
-GOES_ON = 130
+CONTINUES_CODE = 130
 # This process owns the run in the background; its caller waits for the run's id.
 is_launched = False
 # `muster dev` shows only what the ranks print and why they failed, and prints its own last line.
@@ -95,7 +95,7 @@ def follow_run(
         result = follow(voice)
         for screen in screens:
             screen.end()
-        code = GOES_ON
+        code = CONTINUES_CODE
         if result is not None:
             is_read = getattr(plan, "preflight", "") in (
                 "long",
@@ -152,9 +152,9 @@ def go_to_the_background(run_id: str, run_dir: "RunDir") -> None:
 
 def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False) -> int:
     """Let a detached process follow the run; print the run's id."""
-    from torchmuster.core.owner.detach import detach_supervisor
+    from torchmuster.core.owner.detach import start_background_owner
 
-    detach_supervisor(run_dir)
+    start_background_owner(run_dir)
     return print_id(run_id, as_json=as_json)
 
 

@@ -44,7 +44,7 @@ def where_of(request: "RunRequest") -> Where:
     )
 
 
-def where_of_words(given: Mapping[str, Any]) -> Where:
+def where_of_options(given: Mapping[str, Any]) -> Where:
     """Return what the options of a command line say about the place for runs."""
     names = ("engine", "hosts", "hostfile", "here")
     return Where(session=given.get("session"), **{name: given[name] for name in names})

@@ -61,12 +61,12 @@ class Here(Place):
         from torchmuster.core.cli.ending import go_to_the_background
         from torchmuster.core.engines.local import LocalEngine
         from torchmuster.core.owner.create import room_warnings
-        from torchmuster.core.owner.detach import detach_supervisor
+        from torchmuster.core.owner.detach import start_background_owner
         from torchmuster.core.owner.session import EarlyStop, own_terminal
 
         warn(room_warnings(run_dir.path))
         if detach:
-            detach_supervisor(run_dir)
+            start_background_owner(run_dir)
             return None
         go_to_the_background(plan.run_id, run_dir)  # before the agents inherit our streams
         engine = LocalEngine(plan, run_dir, self.gpus, terminal=own_terminal())

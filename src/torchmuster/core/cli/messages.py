@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torchmuster.core import plugs
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.repeats import Shown, shortened
+from torchmuster.core.model.repeats import ShownOutput, shortened
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import printable, render_report, report_of_error
 from torchmuster.core.model.verdict import Report, Result
@@ -88,7 +88,7 @@ def _unsaved_end(result: Result) -> str:
     return f"; step {step}, its end, is not saved: {last}"
 
 
-def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> Report | None:
+def last_report(result: Result, run_dir: RunDir, shown: ShownOutput | None = None) -> Report | None:
     """Return the report at the end of a run, with evidence from its logs; None if it adds nothing.
 
     Args:

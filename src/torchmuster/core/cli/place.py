@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # Options that only a scheduler's job has.
-OF_A_JOB = {
+JOB_OPTIONS = {
     "time_limit": "--time",
     "queue": "--partition",
     "account": "--account",
@@ -115,7 +115,7 @@ class Place:
         return found(self)
 
 
-class Nowhere(Place):
+class UnknownPlace(Place):
     """Stands in for an unknown place, already noted, so that other problems are found too."""
 
     kind = "nowhere"
@@ -132,7 +132,7 @@ class Nowhere(Place):
 
 def say_ignored_of_a_job(place: Place, given: "Mapping[str, Any]") -> None:
     """Say which of the given options are for a scheduler's job and are ignored in this place."""
-    ignored = [word for name, word in OF_A_JOB.items() if given.get(name) is not None]
+    ignored = [word for name, word in JOB_OPTIONS.items() if given.get(name) is not None]
     if ignored:
         warn([f"ignored: {', '.join(ignored)}: {place.takes_no_job_options}"])
 
@@ -140,7 +140,7 @@ def say_ignored_of_a_job(place: Place, given: "Mapping[str, Any]") -> None:
 def check(place: Place, request: "RunRequest", problems: "Problems") -> None:
     """Note the options that a place can't accept, and warn about the ones that it ignores."""
     if place.takes_no_job_options:
-        say_ignored_of_a_job(place, {name: getattr(request, name) for name in OF_A_JOB})
+        say_ignored_of_a_job(place, {name: getattr(request, name) for name in JOB_OPTIONS})
         if request.resubmit:
             fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
             problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)

@@ -305,14 +305,14 @@ def read_order(path: str) -> "LaunchOrder":
 def launch(request: "RunRequest") -> int:
     """Start a run in its place for runs and follow it to its end; return the exit code."""
     from torchmuster.core.cli import ending
-    from torchmuster.core.cli.spelling import option_behind, option_names
+    from torchmuster.core.cli.spelling import misplaced_option, option_names
 
     ending.is_launched = request.launched
     if request.engine == "all":
         show: Any = plugs.find("everywhere", "run")
         if show is not None:
             return int(show(request, launch))
-    note = option_behind(request.script, request.args, option_names(run))
+    note = misplaced_option(request.script, request.args, option_names(run))
     if note is not None:
         click.echo(f"muster: {note}", err=True)
     return start_run(request)

@@ -123,7 +123,7 @@ def option_names(command: click.Command) -> set[str]:
     return {name for param in command.params for name in param.opts if name.startswith("--")}
 
 
-def option_behind(script: str, args: Sequence[str], ours: Collection[str]) -> str | None:
+def misplaced_option(script: str, args: Sequence[str], ours: Collection[str]) -> str | None:
     """Return a note about a muster option placed after a script that seems not to know it, or None.
 
     The script still gets the option; its source only decides whether the user may have meant

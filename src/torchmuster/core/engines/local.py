@@ -13,7 +13,7 @@ from typing import ClassVar
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.codec import to_words
+from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.model.lines import Terminal
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.net.address import bind
@@ -39,7 +39,7 @@ class AgentEnd:
 
 def agent_argv(order: AgentOrder) -> list[str]:
     """Return the command of an agent."""
-    return proc.node_program("agent", *to_words(order))
+    return proc.node_program("agent", *to_arguments(order))
 
 
 class AgentProcesses:

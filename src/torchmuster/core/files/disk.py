@@ -37,7 +37,7 @@ def too_old(newest: int, world_size: int) -> int | None:
     return old if old > 0 else None
 
 
-def words_on_limit(world_size: int) -> str:
+def log_limit_notice(world_size: int) -> str:
     """Return the sentence for the first removal of an attempt's logs."""
     return (
         f"from now on the logs of old attempts are removed: a run of {world_size} ranks keeps those of its first"
@@ -141,11 +141,11 @@ class DiskWriter:
     def start(self) -> None:
         """Start the thread."""
         if self.root is not None:
-            self.settle_in(self.root)
+            self.set_root(self.root)
         self._thread = threading.Thread(target=self._work, name="disk writer", daemon=True)
         self._thread.start()
 
-    def settle_in(self, root: str) -> None:
+    def set_root(self, root: str) -> None:
         """Set the run directory if it was not known at the start."""
         if self._root is None:
             self._root = _Root(os.path.normpath(root))
@@ -180,7 +180,7 @@ class DiskWriter:
         with self._changed:
             self._put(_Work(path=path, data=data, replace=True, mode=mode))
 
-    def keep_room(self, path: str) -> None:
+    def reserve_space(self, path: str) -> None:
         """Reserve disk space in a file; it is freed when a full disk would lose a run's result."""
         with self._changed:
             self._room = path

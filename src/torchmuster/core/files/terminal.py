@@ -16,8 +16,8 @@ from torchmuster.core.files.disk import Backlog, DiskWriter, PatientWriter
 from torchmuster.core.model import events
 from torchmuster.core.model.lines import HALF_LINE_S, LineJoiner, StatusBelow
 from torchmuster.core.model.narration import narrate
-from torchmuster.core.model.repeats import Shown
-from torchmuster.core.model.text import as_bytes, moved_in, printable
+from torchmuster.core.model.repeats import ShownOutput
+from torchmuster.core.model.text import as_bytes, printable, transfer_in
 from torchmuster.core.plainfile import write_all
 
 _MAX_WAITING_BYTES = 1 << 20
@@ -39,14 +39,14 @@ class TerminalVoice:
     """
 
     prefix_always: bool = False
-    shown: Shown = field(default_factory=Shown)
+    shown: ShownOutput = field(default_factory=ShownOutput)
     _writers: dict[int, PatientWriter] = field(default_factory=dict)
     _joiner: LineJoiner = field(default_factory=LineJoiner)
     _queue: deque[tuple[int, bytes]] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _lost_lines: int = 0
     _why_lost: str = ""
-    _told_moves: set[str] = field(default_factory=set)
+    _shown_transfers: set[str] = field(default_factory=set)
     _busy: bool = False
     _halves_due: float | None = None  # when waiting half lines are shown
     _status: StatusBelow = field(init=False)
@@ -99,11 +99,11 @@ class TerminalVoice:
         Progress of a transfer is repeated only on a terminal; elsewhere only its first report is
         printed.
         """
-        moved = moved_in(sentence)
+        moved = transfer_in(sentence)
         if moved is not None and not os.isatty(2):
-            if moved in self._told_moves:
+            if moved in self._shown_transfers:
                 return
-            self._told_moves.add(moved)
+            self._shown_transfers.add(moved)
         self.print("".join(f"muster: {line}\n" for line in printable(sentence).splitlines()))
 
     def explain(self, sentence: str) -> None:

@@ -42,7 +42,7 @@ _MOST_SINGLE = {
 
 
 @dataclass(slots=True)
-class EndsTold:
+class EndReports:
     """Bounds the events on an attempt's ends: the first ones singly, the rest grouped by kind."""
 
     _num: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
@@ -111,9 +111,9 @@ class Attempt:
     early_at: float | None = None
     preempted_at: float | None = None
     ended_after_stop: bool = False
-    ends_told: EndsTold = field(default_factory=EndsTold)
+    end_reports: EndReports = field(default_factory=EndReports)
     _ended: set[int] = field(default_factory=set)
-    _told: set[int] = field(default_factory=set)  # ranks whose agents have reported their end
+    _reported: set[int] = field(default_factory=set)  # ranks whose agents have reported their end
     _unreaped: dict[int, Member] = field(default_factory=dict)
     _num_well: int = 0
     _num_echoes: int = 0  # how many of the failures, from the first on, are known echoes
@@ -229,7 +229,7 @@ class Attempt:
                 ),
             )
 
-    def told(
+    def start_event(
         self, why: str, name_of: Callable[[Member], str], spares: tuple[str, ...] | None
     ) -> events.AttemptStartedEvent:
         """Return the event on the attempt's start; `why` says what it follows."""
@@ -249,7 +249,7 @@ class Attempt:
 
     def take(self, end: WorkerEnd, now: float) -> bool:
         """Record a worker's end; return whether it is new, not repeated after a lost connection."""
-        if end.rank in self._told:
+        if end.rank in self._reported:
             return False
         self.add(end)
         if end.kind is EndKind.SUCCESS and self.early_at is None:
@@ -264,7 +264,7 @@ class Attempt:
         self._ended.add(end.rank)
         self._num_well += end.kind is EndKind.SUCCESS and not end.asked
         if end.kind is not EndKind.NODE_LOST:
-            self._told.add(end.rank)
+            self._reported.add(end.rank)
         if end.kind is EndKind.SUCCESS:
             self.early_ranks.append(end.rank)
         if end.is_failure:
@@ -434,7 +434,7 @@ def after_failure(
         cause, last_step(attempt.ends), dead_end=dead_end, after_early_end=early
     )
     again = follows is Next.AGAIN
-    told = AttemptFailedEvent(
+    failed = AttemptFailedEvent(
         attempt=attempt.number,
         what=_what_failed(cause),
         cause=cause,
@@ -442,7 +442,7 @@ def after_failure(
     )
     if again:
         lost = f"the loss of {cause.node}: " if cause.kind is EndKind.NODE_LOST else ""
-        return told, TryAgain(f"after {lost}{describe(cause)}")
+        return failed, TryAgain(f"after {lost}{describe(cause)}")
     circumstances = Circumstances(
         world_size=attempt.world_size,
         attempt=attempt.number,
@@ -457,7 +457,7 @@ def after_failure(
     )
     report = explain_failure(cause, attempt.ends, circumstances)
     code = final_exit_code(cause, first_cause_code=plan.first_cause_code)
-    return told, EndRun(RunState.FAILED, code, report, cause)
+    return failed, EndRun(RunState.FAILED, code, report, cause)
 
 
 def _what_failed(cause: WorkerEnd) -> str:

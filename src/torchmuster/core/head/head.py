@@ -24,7 +24,7 @@ from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.core.net.handshake import Role
 
 SAY_EVERY_S = 5.0
-_OWNER_STANDS_STILL_S = 30.0
+_OWNER_STOPPED_S = 30.0
 _LOOK_AGAIN_S = 0.1
 _TURN_S = 0.1
 _MAX_UNSENT_OUTPUT_BYTES = 1 << 20
@@ -324,7 +324,7 @@ class Head(ABC, Generic[AgentT]):
     async def tell_the_rest(self, outlet: Outlet) -> None:
         """Wait until the owner has read everything and disconnected, or has stalled for 30 s."""
         seen, seen_at = outlet.progress, time.monotonic()
-        while outlet.channel is not None and time.monotonic() - seen_at < _OWNER_STANDS_STILL_S:
+        while outlet.channel is not None and time.monotonic() - seen_at < _OWNER_STOPPED_S:
             if seen != outlet.progress:
                 seen, seen_at = outlet.progress, time.monotonic()
             await self.take_next(_LOOK_AGAIN_S)

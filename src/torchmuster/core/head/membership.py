@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.core import proc
-from torchmuster.core.head.options import Office
+from torchmuster.core.head.options import HeadCredentials
 from torchmuster.core.model import contract
 from torchmuster.core.model.events import StoppingEvent
 from torchmuster.core.model.failure import EndKind, WorkerEnd
@@ -37,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def claim_attempt(
-    office: Office,
+    office: HeadCredentials,
     attempt: int,
     members: tuple[int, ...],
     restarts_spent: int,
@@ -82,7 +82,7 @@ def claim_attempt(
     office.term = claim.number
 
 
-def is_deposed(office: Office) -> bool:
+def is_deposed(office: HeadCredentials) -> bool:
     """Return whether another node has become the head.
 
     If that can't be read now, the next attempt's claim shows it.
@@ -94,13 +94,13 @@ def is_deposed(office: Office) -> bool:
     return newest is not None and newest.number > office.term and newest.holder != office.holder
 
 
-def deposed(office: Office) -> HeadLostError:
+def deposed(office: HeadCredentials) -> HeadLostError:
     """Return the error of a head that another one has replaced."""
     where = office.claims.head_node()
     return HeadLostError(f"{where} has become the head of this run, so this one ends")
 
 
-def _is_newest(office: Office) -> bool:
+def _is_newest(office: HeadCredentials) -> bool:
     try:
         # A fresh look first makes a file, for which there is no space. Without it, the answer may
         # be old, but never too new.
@@ -159,7 +159,9 @@ class Membership:
     jobs: tuple[str, ...] = ()  # the head's scheduler jobs
     left_out_before: frozenset[str] = frozenset()  # machines
     is_running: Callable[[int], bool] = proc.is_running
-    state_of: Callable[[int, tuple[str, str], tuple[str, str]], str | None] = proc.state_beside
+    state_of: Callable[[int, tuple[str, str], tuple[str, str]], str | None] = (
+        proc.local_process_state
+    )
     members: list[Member] = field(default_factory=list)
     _by_incarnation: dict[str, Member] = field(default_factory=dict)
     _holders: dict[int, Member] = field(default_factory=dict)
@@ -461,7 +463,7 @@ class StopRequest:
         is_unsure = self.cause is StopCause.NODE_LOST and now < self.kill_at
         return not is_unsure or now >= self.asked_at + _BETTER_WORD_S
 
-    def told(self, grace_s: float, *, by_torchrun: bool) -> StoppingEvent:
+    def as_event(self, grace_s: float, *, by_torchrun: bool) -> StoppingEvent:
         """Return the event on who stops the run; `muster torchrun` counts one more Ctrl-C."""
         name, who = contract.signal_name(self.signum), self.cause.value
         text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace_s:.0f} s"

@@ -462,7 +462,7 @@ class NodePolicy:
     def _is_spare(self, member: Member) -> bool:
         return self.plan.spares > 0 and member.place is None
 
-    def _told_spares(self) -> tuple[str, ...] | None:
+    def _reported_spares(self) -> tuple[str, ...] | None:
         """Return the spare nodes for the event on an attempt's start; None in a run without any."""
         names = tuple(self.members.name(member) for member in self.members.spares())
         return names[:MAX_LISTED] if self.plan.spares else None

@@ -33,7 +33,7 @@ class Spread(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Office:
+class HeadCredentials:
     """A head's claim to the run, renewed for each attempt, where another node may take its place.
 
     Attributes:
@@ -85,7 +85,7 @@ class TrainingHeadOptions:
     samples_bytes: int = 0
     spread: Spread | None = None
     has_owner: bool = False
-    office: Office | None = None
+    office: HeadCredentials | None = None
     left_out: frozenset[str] = frozenset()
     expected: frozenset[int] = frozenset()
     began_at: float = 0.0

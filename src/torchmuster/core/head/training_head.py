@@ -90,7 +90,7 @@ class TrainingHead(Head[Member]):
         self.parts: dict[str, HeadPart] = {
             name: make(self) for name, make in (made | others).items()
         }
-        self.has_open_door = False  # agents without the common key may use the public one
+        self.serves_open_key = False  # agents without the common key may use the public one
 
     def _checks(self, policy: NodePolicy) -> StartChecks:
         make = plugs.find("start_checks", "survey") or StartChecks
@@ -114,7 +114,7 @@ class TrainingHead(Head[Member]):
 
     def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
         """Record a caller that failed the handshake; garbage is not worth a line."""
-        if error.reason is Reason.WRONG_SECRET and self.has_open_door:
+        if error.reason is Reason.WRONG_SECRET and self.serves_open_key:
             return  # it calls again with the public key
         if error.reason in _WHY_REFUSED:
             self.policy.note_refusal(self.clock(), peer, _WHY_REFUSED[error.reason])
@@ -351,7 +351,7 @@ class TrainingHead(Head[Member]):
         return result
 
     @property
-    def is_telling(self) -> bool:
+    def has_unsent_messages(self) -> bool:
         """Return whether the run is over but its owner may have messages to read."""
         return self.is_over and self._outlet is not None
 

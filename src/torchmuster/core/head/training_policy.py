@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.core.files.disk import too_old, words_on_limit
+from torchmuster.core.files.disk import log_limit_notice, too_old
 from torchmuster.core.head.attempt import (
     Attempt,
     AttemptPhase,
@@ -66,21 +66,21 @@ class Debuggers(set[int]):
         super().clear()
         self._is_failure_seen = False
 
-    def take(self, told: messages.Debugger) -> bool:
+    def take(self, debugger: messages.Debugger) -> bool:
         """Record a rank's state; return whether the client has to know it, to attach a debugger.
 
         Of an attempt's failed ranks, only the first counts: the others fail because of it, or wait
         until they are killed.
         """
-        if not told.active:
-            self.discard(told.rank)
+        if not debugger.active:
+            self.discard(debugger.rank)
             return False
-        if told.waits == contract.PDB:
+        if debugger.waits == contract.PDB:
             if self or self._is_failure_seen:
                 return False
             self._is_failure_seen = True
-        self.add(told.rank)
-        return bool(told.waits)
+        self.add(debugger.rank)
+        return bool(debugger.waits)
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class TrainingPolicy(NodePolicy):
         self._known = _Known()
         self._was_led = False  # by a head that was lost, in this job
         self._say_at = now + FIRST_SAY_S
-        self._told_wait: tuple[object, ...] = ()
+        self._reported_wait: tuple[object, ...] = ()
         self._tell_wait_at, self._wait_pause_s = 0.0, SAY_EVERY_S
         self._failed_at: float | None = None
         self._ending_grace_s = 0.0  # for the survivors of a failure
@@ -207,7 +207,7 @@ class TrainingPolicy(NodePolicy):
             return
         attempt.ended_after_stop |= self._stop is not None
         self._known.debugging.discard(end.rank)
-        if (event := attempt.ends_told.take(end)) is not None:
+        if (event := attempt.end_reports.take(end)) is not None:
             self.tell(event)
 
     def hung(self, now: float, end: WorkerEnd) -> None:
@@ -251,7 +251,7 @@ class TrainingPolicy(NodePolicy):
             grace_s = self.plan.limits.grace_s
             self._stop = StopRequest(signum, cause, now if at_once else now + grace_s, now)
             by_torchrun = self.plan.engine == "torchrun"
-            self.tell(self._stop.told(grace_s, by_torchrun=by_torchrun))
+            self.tell(self._stop.as_event(grace_s, by_torchrun=by_torchrun))
             return
         if self._stop.is_known_better(cause):  # an agent, which only saw a signal, was first
             who = self._stop.cause.value
@@ -315,8 +315,8 @@ class TrainingPolicy(NodePolicy):
         In the end, that is once a minute.
         """
         fact: tuple[object, ...] = (waits.missing, waits.num_missing, waits.wanted, waits.hint)
-        if fact != self._told_wait:
-            self._told_wait, self._wait_pause_s = fact, SAY_EVERY_S
+        if fact != self._reported_wait:
+            self._reported_wait, self._wait_pause_s = fact, SAY_EVERY_S
         elif self.now < self._tell_wait_at:
             return False
         else:
@@ -346,7 +346,7 @@ class TrainingPolicy(NodePolicy):
         self.phase = AttemptPhase.RUNNING
         self._gathering.end()
         if too_old(number, self.attempt.world_size) == 1:
-            self.tell(events.NoticeEvent(text=words_on_limit(self.attempt.world_size)))
+            self.tell(events.NoticeEvent(text=log_limit_notice(self.attempt.world_size)))
         # These are from an earlier attempt.
         self._known.trained_step = self._known.saved_step = None
         if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:
@@ -363,7 +363,7 @@ class TrainingPolicy(NodePolicy):
         interface_of, name_of = self._checks.interface_of, self.members.name
         for member, start in attempt.orders(budget, self.plan.stdin_rank, interface_of, name_of):
             self.send(member, start)
-        self.tell(attempt.told(self._why_next, name_of, self._told_spares()))
+        self.tell(attempt.start_event(self._why_next, name_of, self._reported_spares()))
 
     # Running.
 
@@ -457,7 +457,7 @@ class TrainingPolicy(NodePolicy):
         """Decide what follows an attempt of which nothing is left."""
         self._known.held_failure_said = False
         self._known.debugging.clear()
-        for event in attempt.ends_told.rest():
+        for event in attempt.end_reports.rest():
             self.tell(event)
         follows = self._what_follows(attempt)
         if isinstance(follows, EndRun):
@@ -480,10 +480,10 @@ class TrainingPolicy(NodePolicy):
         preempted = [end for end in attempt.ends if end.kind is EndKind.PREEMPTED]
         if cause is not None and not (preempted and cause.looks_like_echo):
             log_path, dead_end = self._options.run_dir.rank_log, self._leave_out(attempt, cause)
-            told, follows = after_failure(
+            failed, follows = after_failure(
                 attempt, cause, self.book, self.plan, log_path, dead_end=dead_end
             )
-            self.tell(told)
+            self.tell(failed)
             return follows
         if preempted:
             end, last_stop = preempted[0], self._known.last_stop

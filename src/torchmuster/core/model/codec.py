@@ -242,7 +242,7 @@ def _scalar_reader(annotation: Any) -> _Reader:
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         return functools.partial(_read_fields, annotation)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return functools.partial(_read_word, annotation)
+        return functools.partial(_read_enum, annotation)
     name = getattr(annotation, "__name__", str(annotation))
 
     def read(value: Any) -> Any:
@@ -263,7 +263,7 @@ def _scalar_reader(annotation: Any) -> _Reader:
     return read
 
 
-def _read_word(kind: type[enum.Enum], value: Any) -> enum.Enum:
+def _read_enum(kind: type[enum.Enum], value: Any) -> enum.Enum:
     try:
         return kind(value)
     except ValueError:
@@ -288,7 +288,7 @@ def from_word(cls: type[T], words: Sequence[str]) -> T:
         raise _not_understood(words, error) from error
 
 
-def to_words(order: Any) -> list[str]:
+def to_arguments(order: Any) -> list[str]:
     """Return `--name=value` for each field with another value than its default.
 
     The values of a field `command` follow `--`.
@@ -307,7 +307,7 @@ def to_words(order: Any) -> list[str]:
     return words
 
 
-def from_words(cls: type[T], words: Sequence[str]) -> T:
+def from_arguments(cls: type[T], words: Sequence[str]) -> T:
     """Return the value of `to_words`, or of an earlier version of it.
 
     Earlier versions wrote the first field without its name, and others as `--name value`.

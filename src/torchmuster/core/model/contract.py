@@ -98,7 +98,7 @@ READ_LATER_PREFIXES = ("TORCH_NCCL_", "TORCHELASTIC_", "TORCHMUSTER_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlace:
+class WorkerRanks:
     """The position of one worker in the world of one attempt."""
 
     rank: int
@@ -163,7 +163,7 @@ def replay_order(environment: Mapping[str, str]) -> ReplayOrder | None:
     return ReplayOrder(**{**said, "gradients": tuple(said["gradients"])})
 
 
-def worker_environment(place: WorkerPlace, facts: AttemptFacts) -> dict[str, str]:
+def worker_environment(place: WorkerRanks, facts: AttemptFacts) -> dict[str, str]:
     """Return the variables that torchrun would set for this worker."""
     return {
         "RANK": str(place.rank),

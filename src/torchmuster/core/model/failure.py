@@ -49,7 +49,7 @@ class EndKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnWords:
+class ErrorParts:
     """The parts of a muster error other than its sentence, as the worker printed them."""
 
     at: str | None
@@ -79,7 +79,7 @@ class PythonError:
     is_final: bool = False
     bases: tuple[str, ...] = ()
     handled: str | None = None
-    own: OwnWords | None = None
+    own: ErrorParts | None = None
     blames_node: bool = False
 
 
@@ -230,9 +230,9 @@ def error_of_report(report: Mapping[str, Any]) -> PythonError:
     )
 
 
-def _own_words(told: Mapping[str, Any]) -> OwnWords:
-    at, because, hint = (str(told.get(key) or "")[:_MOST_WORDS] for key in _PARTS)
-    return OwnWords(at=at or None, because=tuple(because.splitlines()), hint=hint or None)
+def _own_words(values: Mapping[str, Any]) -> ErrorParts:
+    at, because, hint = (str(values.get(key) or "")[:_MOST_WORDS] for key in _PARTS)
+    return ErrorParts(at=at or None, because=tuple(because.splitlines()), hint=hint or None)
 
 
 def describe(end: WorkerEnd) -> str:

@@ -9,10 +9,10 @@ from torchmuster.core.model.network import significant
 from torchmuster.core.model.text import few_of
 
 if TYPE_CHECKING:
-    from torchmuster.core.model.repeats import Shown
+    from torchmuster.core.model.repeats import ShownOutput
 
 
-def narrate(event: RecordEvent, shown: "Shown | None" = None) -> str | None:
+def narrate(event: RecordEvent, shown: "ShownOutput | None" = None) -> str | None:
     """Return the sentence for an event; None for one that is only recorded.
 
     Args:
@@ -102,12 +102,12 @@ def _attempt_started(event: events.AttemptStartedEvent) -> str:
     return f"attempt {event.attempt}: {where} ({event.why})"
 
 
-def _attempt_failed(event: events.AttemptFailedEvent, shown: "Shown | None") -> str:
+def _attempt_failed(event: events.AttemptFailedEvent, shown: "ShownOutput | None") -> str:
     left, cause = event.restarts_left, event.cause
     what = f"attempt {event.attempt} ended: {event.what}"
     if left is None:
         return what  # the verdict follows
-    told = ""
+    earlier = ""
     if cause is not None:
         traceback = cause.error.traceback if cause.error is not None else ""
         ranks = shown.ranks if shown is not None else {0}
@@ -115,8 +115,8 @@ def _attempt_failed(event: events.AttemptFailedEvent, shown: "Shown | None") -> 
         lines = cause.tail if is_new else ()
         if shown is not None and 0 < len(traceback.splitlines()) <= len(lines):
             shown.note(traceback)
-        told = "".join(f"\n  [rank {cause.rank}] {line}" for line in lines)
-    return f"{what}; {left} restart{'s' if left != 1 else ''} left{told}"
+        earlier = "".join(f"\n  [rank {cause.rank}] {line}" for line in lines)
+    return f"{what}; {left} restart{'s' if left != 1 else ''} left{earlier}"
 
 
 def _early_end(event: events.EarlyEndEvent) -> str:

@@ -72,7 +72,7 @@ class GiveUp:
 OwnerAction = Say | Warn | StopWorkers | AskForEnd | TellEnd | GiveUp
 
 
-class WhatFollows(Enum):
+class AfterLoss(Enum):
     """What follows after a life has ended."""
 
     OVER = "it has its result"
@@ -83,7 +83,7 @@ class WhatFollows(Enum):
 
 
 @dataclass(slots=True)
-class Lives:
+class RestartBudget:
     """Counts how often an owner may restart what it owns.
 
     Attributes:
@@ -103,7 +103,7 @@ class Lives:
 
     def after_loss(
         self, *, has_result: bool = False, is_stopped: bool = False, is_free: bool = False
-    ) -> WhatFollows:
+    ) -> AfterLoss:
         """Count a loss; return what follows.
 
         Args:
@@ -112,14 +112,14 @@ class Lives:
             is_free: It had not begun anything, so the restart is free.
         """
         if has_result:
-            return WhatFollows.OVER
+            return AfterLoss.OVER
         if is_stopped:
-            return WhatFollows.STOPPED
+            return AfterLoss.STOPPED
         if not is_free and not self.left:
-            return WhatFollows.SPENT
+            return AfterLoss.SPENT
         self.spent += not is_free
         self.lost += 1
-        return WhatFollows.AGAIN
+        return AfterLoss.AGAIN
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class StopRequests:
         self._counted_at = now
         return True
 
-    def after_end(self, *, is_whole: bool, is_cancelled: bool) -> WhatFollows:
+    def after_end(self, *, is_whole: bool, is_cancelled: bool) -> AfterLoss:
         """Return what follows an end in a pod: another owner continues if the pod was removed.
 
         Args:
@@ -174,8 +174,8 @@ class StopRequests:
             is_cancelled: A user requested the stop, not the system that removes the pod.
         """
         if self.count and not is_whole and not is_cancelled:
-            return WhatFollows.ELSEWHERE
-        return WhatFollows.OVER
+            return AfterLoss.ELSEWHERE
+        return AfterLoss.OVER
 
 
 @dataclass(slots=True)
@@ -316,7 +316,7 @@ class OwnerPolicy:
     """
 
     name: str
-    lives: Lives
+    lives: RestartBudget
     stops: StopRequests = field(default_factory=StopRequests)
     grace_s: float | None = None
     _heard_at: float = 0.0
@@ -377,7 +377,7 @@ class OwnerPolicy:
 
     def after_loss(
         self, *, has_result: bool = False, is_free: bool = False, is_replaced: bool = False
-    ) -> WhatFollows:
+    ) -> AfterLoss:
         """Handle an end without a reported result; nothing of it may be left.
 
         Args:
@@ -386,6 +386,6 @@ class OwnerPolicy:
             is_replaced: Another owner has taken over.
         """
         if is_replaced:
-            return WhatFollows.ELSEWHERE
+            return AfterLoss.ELSEWHERE
         is_stopped = self.stops.count > 0
         return self.lives.after_loss(has_result=has_result, is_stopped=is_stopped, is_free=is_free)

@@ -105,7 +105,7 @@ class EnvironmentNeeds:
 
 
 # The program of a session: the server that forks agents, wherever torchmuster is on the node.
-DOOR_PROGRAM = "muster:door"
+SESSION_PROGRAM = "muster:door"
 
 # Defaults.
 MAX_RESTARTS = 3
@@ -394,7 +394,7 @@ class RunPlan:
     @property
     def is_session(self) -> bool:
         """Return whether this is a session, which holds nodes for runs, rather than a run."""
-        return self.program.target == DOOR_PROGRAM
+        return self.program.target == SESSION_PROGRAM
 
     @property
     def mixes_output(self) -> bool:

@@ -37,7 +37,7 @@ class _Stream:
 
 
 @dataclass(slots=True)
-class Shown:
+class ShownOutput:
     """Tracks the output that goes to a terminal."""
 
     ranks: set[int] = field(default_factory=set)
@@ -135,7 +135,7 @@ class Shown:
         return [*_release(state), line]
 
 
-def shortened(report: Report, result: Result, shown: Shown) -> Report:
+def shortened(report: Report, result: Result, shown: ShownOutput) -> Report:
     """Return the report with only the end of its traceback if the terminal already shows it."""
     error = result.cause.error if result.cause is not None else None
     lines = error.traceback.rstrip().splitlines() if error is not None else []

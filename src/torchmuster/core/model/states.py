@@ -31,10 +31,12 @@ class RunState(enum.Enum):
     @property
     def is_final(self) -> bool:
         """Return whether nothing can follow this state."""
-        return self not in _RUN_GOES_ON
+        return self not in _RUN_NOT_FINAL
 
 
-_RUN_GOES_ON = frozenset({RunState.STARTING, RunState.WAITING, RunState.RUNNING, RunState.UNKNOWN})
+_RUN_NOT_FINAL = frozenset(
+    {RunState.STARTING, RunState.WAITING, RunState.RUNNING, RunState.UNKNOWN}
+)
 
 
 class State(enum.Enum):

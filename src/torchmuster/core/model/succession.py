@@ -16,7 +16,7 @@ FIRST_ASK_S = 1.5  # let the others vote first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SucceedWords:
+class SucceedOrder:
     """The command line of `succeed`: the run, and the current head's place, process and port."""
 
     run_dir: str
@@ -26,7 +26,7 @@ class SucceedWords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLostWords:
+class NodeLostOrder:
     """The command line of `node-lost`: the run, and the node in question."""
 
     run_dir: str
@@ -67,7 +67,7 @@ class Move(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class HeirView:
     """What an agent observes.
 
     Attributes:
@@ -111,7 +111,7 @@ class Heir:
         """Say whether it has voted that the newest term's head is lost."""
         return self._voted
 
-    def look(self, now: float, sight: Sight) -> Move:
+    def look(self, now: float, sight: HeirView) -> Move:
         """Return the next move; call it about twice a second.
 
         Args:

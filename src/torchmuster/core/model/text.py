@@ -42,7 +42,7 @@ def hide_secrets(text: str) -> str:
     return _ASSIGNED.sub(rf"\1\2{HIDDEN}\2", text)
 
 
-def hide_in_words(words: Sequence[str]) -> tuple[str, ...]:
+def hide_in_arguments(words: Sequence[str]) -> tuple[str, ...]:
     """Return a command line without the values of options that name a secret."""
     found: list[str] = []
     follows = False
@@ -233,7 +233,7 @@ _TRANSFER = re.compile(
 )
 
 
-def moved_in(sentence: str) -> str | None:
+def transfer_in(sentence: str) -> str | None:
     """Return what a sentence that ends like `show_transfer` says is transferred, or None."""
     found = _TRANSFER.fullmatch(sentence)
     return found["what"] if found is not None else None

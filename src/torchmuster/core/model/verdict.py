@@ -43,7 +43,7 @@ class Mark:
     words: str
 
 
-_CANT_BE_MENDED = frozenset({"SyntaxError", "ImportError", "NameError"})
+_PERMANENT_ERRORS = frozenset({"SyntaxError", "ImportError", "NameError"})
 # OS errors caused by a missing or wrong path: they last until the path is fixed.
 _OF_A_PATH = frozenset(
     {
@@ -55,18 +55,18 @@ _OF_A_PATH = frozenset(
     }
 )
 # A worker has no terminal, and a missing build feature stays missing.
-_TOLD_FOR_EVER = re.compile(r"EOF when reading a line|doesn't have \w+ built in")
+_ALWAYS_FINAL = re.compile(r"EOF when reading a line|doesn't have \w+ built in")
 # A limit that a script hits at once, or a truncated file: the next attempt would find it again.
-_TOLD_OF_A_LIMIT = re.compile(
+_HITS_A_LIMIT = re.compile(
     r"DefaultCPUAllocator|no space left|disk quota|Ran out of input|collective mismatch",
     re.IGNORECASE,
 )
-_OF_THE_SURROUNDINGS = frozenset({"OSError", "MemoryError", "EOFError"})
-_NAMED_FOR_SURROUNDINGS = re.compile(
+_ENVIRONMENT_ERRORS = frozenset({"OSError", "MemoryError", "EOFError"})
+_ENVIRONMENT_NAMES = re.compile(
     r"Timeout|TimedOut|Connect|Network|Socket|HTTP|Unavailable|Throttl|RateLimit|Transient"
     r"|^Dist\w*Error$|OutOfMemory|AcceleratorError|BrokenProcessPool"
 )
-_TOLD_BY_SURROUNDINGS = re.compile(
+_ENVIRONMENT_MESSAGES = re.compile(
     r"""
       CUDA\ (driver\ )?error | CUBLAS | cuDNN\ error | CUDNN_STATUS | \bNCCL | HIP\ error
     | out\ of\ memory | can't\ allocate\ memory | cannot\ allocate\ memory | timed\ out
@@ -89,9 +89,9 @@ _SHELLS_SIGNAL = 128
 def prospect(end: WorkerEnd) -> Prospect:
     """Return the prospect of another attempt after this end."""
     said = _said(end)
-    if end.is_final or _TOLD_FOR_EVER.search(said):
+    if end.is_final or _ALWAYS_FINAL.search(said):
         return Prospect.NONE
-    if _TOLD_OF_A_LIMIT.search(said):
+    if _HITS_A_LIMIT.search(said):
         return Prospect.DOUBTFUL
     if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
         by_signal = (end.exit_code or 0) > _SHELLS_SIGNAL  # a shell's code for a signal
@@ -106,13 +106,13 @@ def prospect(end: WorkerEnd) -> Prospect:
     if error.blames_node:
         return Prospect.OPEN  # its node gets no ranks again
     names = {error.type_name.rpartition(".")[2], *error.bases}
-    if _TOLD_BY_SURROUNDINGS.search(said) or ECHOES.search(said):
+    if _ENVIRONMENT_MESSAGES.search(said) or ECHOES.search(said):
         return Prospect.OPEN
-    if names & _CANT_BE_MENDED or "ModuleNotFoundError" in names:
+    if names & _PERMANENT_ERRORS or "ModuleNotFoundError" in names:
         return Prospect.NONE
     if names & _OF_A_PATH:
         return Prospect.DOUBTFUL
-    if names & _OF_THE_SURROUNDINGS or any(map(_NAMED_FOR_SURROUNDINGS.search, names)):
+    if names & _ENVIRONMENT_ERRORS or any(map(_ENVIRONMENT_NAMES.search, names)):
         return Prospect.OPEN
     return Prospect.DOUBTFUL
 

@@ -252,14 +252,14 @@ async def let_save(
     for rank, pid in attempt.running:
         if (rank, pid) not in saving:
             proc.kill_quietly(pid)
-    deadline, told = time.monotonic() + grace_s, set[int]()
+    deadline, reported = time.monotonic() + grace_s, set[int]()
     while saving and time.monotonic() < deadline:
         waiting = await asyncio.to_thread(waits, attempt.attempt, saving)
         for rank, pid in saving:
             if rank in waiting:
                 proc.kill_quietly(pid)
-            elif rank not in told:
-                told.add(rank)
+            elif rank not in reported:
+                reported.add(rank)
                 proc.kill_quietly(pid, signal.SIGTERM)
         await asyncio.sleep(_LOOK_EVERY_S)
         saving = [one for one in attempt.running if one in saving]
@@ -451,11 +451,11 @@ class Agent:
         )
 
     def become_head(
-        self, address: tuple[str, int], told: tuple[tuple[str, int], ...], term: int
+        self, address: tuple[str, int], announced: tuple[tuple[str, int], ...], term: int
     ) -> None:
-        """Switch to the run's new head, in this process; `told` is where others find it."""
+        """Switch to the run's new head, in this process; `announced` is where others find it."""
         self.options = replace(self.options, is_head=True)
-        self.link.turn_to((address,), told, term)
+        self.link.turn_to((address,), announced, term)
 
     @property
     def is_idle(self) -> bool:
@@ -528,7 +528,7 @@ class Agent:
     def _take_welcome(self, welcome: messages.Welcome) -> None:
         first = self.welcome is None
         self.welcome = welcome
-        self.disk.settle_in(self.options.run_directory(welcome.run_id).path)
+        self.disk.set_root(self.options.run_directory(welcome.run_id).path)
         stuck = self.link.welcome(welcome)
         if stuck is not None:
             self.send(messages.Notice(text=f"between {welcome.node} and the head {stuck}"))

@@ -141,21 +141,21 @@ class HeadLink:
         self._look_at = self.clock() + _LOOK_EVERY_S
         try:
             with open(self._place.file) as file:
-                told = json.loads(file.read(_MOST_FILE_BYTES))
+                found_addresses = json.loads(file.read(_MOST_FILE_BYTES))
         except (OSError, ValueError):
-            told = None  # no successor is announced
-        self._comes_back = told != []
-        if self._claims is not None and told != []:
-            told = self._told_by_term(self._claims)
+            found_addresses = None  # no successor is announced
+        self._comes_back = found_addresses != []
+        if self._claims is not None and found_addresses != []:
+            found_addresses = self._addresses_by_term(self._claims)
         try:
-            addresses = tuple(split_endpoint(word) for word in told or ())
+            addresses = tuple(split_endpoint(word) for word in found_addresses or ())
         except (ValueError, TypeError, AttributeError, MusterError):
             return
         if addresses and addresses != self._moved_to:
             first = self._place.addresses if is_new else ()
             self.turn_to((*first, *addresses), addresses)
 
-    def _told_by_term(self, claims: Claims) -> Any:
+    def _addresses_by_term(self, claims: Claims) -> Any:
         """Return where the head of the newest term is; None if that term is not newer than ours."""
         try:
             found = claims.announced(fresh=self.channel is None)
@@ -163,8 +163,8 @@ class HeadLink:
             return None
         if found is None or found[0] <= self._term:
             return None
-        self._term, told = found
-        return told
+        self._term, announced = found
+        return announced
 
     @property
     def gone_s(self) -> float:
@@ -174,14 +174,14 @@ class HeadLink:
     def turn_to(
         self,
         addresses: tuple[tuple[str, int], ...],
-        told: tuple[tuple[str, int], ...],
+        announced: tuple[tuple[str, int], ...],
         term: int = -1,
     ) -> None:
         """Drop any call or connection and call the head at these addresses.
 
-        `told` is where other agents find that head, from this term on.
+        `found_addresses` is where other agents find that head, from this term on.
         """
-        self._addresses, self._known, self._moved_to = addresses, None, told
+        self._addresses, self._known, self._moved_to = addresses, None, announced
         self._term, self._gone_since = max(self._term, term), None
         self._stuck_bytes = 0  # they were for another machine
         if self.channel is not None:
@@ -297,7 +297,7 @@ class HeadLink:
         if self._head is None:
             return None
         pid, boot_id, network_id = self._head
-        return proc.state_here(pid, (boot_id, network_id))
+        return proc.process_state_here(pid, (boot_id, network_id))
 
     def end_silent(self) -> None:
         """Close a connection that is older than a lease, when the lease has ended.

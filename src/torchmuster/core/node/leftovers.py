@@ -176,7 +176,7 @@ def note_owner(socket_folder: str, scratch: str | None = None) -> None:
         os.replace(f"{path}.tmp", path)
 
 
-def sweep_beside(run_id: str | None) -> threading.Thread:
+def start_sweep(run_id: str | None) -> threading.Thread:
     """Run `sweep` in a thread: removing large folders takes time that an agent does not have."""
     thread = threading.Thread(target=sweep, args=(run_id,), name="leftovers", daemon=True)
     thread.start()

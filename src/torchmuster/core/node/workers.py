@@ -15,7 +15,7 @@ from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
-from torchmuster.core.model.contract import AttemptFacts, WorkerPlace, worker_environment
+from torchmuster.core.model.contract import AttemptFacts, WorkerRanks, worker_environment
 from torchmuster.core.model.failure import (
     EndKind,
     PythonError,
@@ -69,9 +69,9 @@ def error_text(end: WorkerEnd, recorded: str | None, now_s: float) -> str | None
     if not isinstance(plain, dict):
         if end.error is None:
             return None
-        told = {"py_callstack": end.error.traceback, "timestamp": str(int(now_s))}
+        error_info = {"py_callstack": end.error.traceback, "timestamp": str(int(now_s))}
         what = f"{end.error.type_name}: {end.error.message}"
-        plain = {"message": {"message": what, "extraInfo": told}}
+        plain = {"message": {"message": what, "extraInfo": error_info}}
     message = plain.get("message")
     code = -end.signum if end.signum is not None else end.exit_code
     if isinstance(message, dict) and code:
@@ -284,7 +284,7 @@ class NodeAttempt:
     def _environment(self, worker: _Worker) -> VariableChange:
         order, settings = self.order, self._settings
         virtual = settings.virtual_local_rank and bool(settings.gpus)
-        place = WorkerPlace(
+        place = WorkerRanks(
             rank=worker.rank,
             local_rank=0 if settings.virtual_local_rank else worker.local_rank,
             world_size=order.world_size,

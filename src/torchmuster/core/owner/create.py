@@ -30,7 +30,7 @@ LOW_FREE_BYTES = 1 << 30
 _LOW_INODES = 1000
 _QUOTA_TIMEOUT_S = 1.0
 _KIB = 1024
-Ask = Callable[[Sequence[str]], proc.Answered]
+Ask = Callable[[Sequence[str]], proc.CommandOutput]
 Statvfs = Callable[[str], os.statvfs_result]
 
 
@@ -118,7 +118,7 @@ def parse_quota(text: str) -> list[tuple[str, int, str]]:
     return found
 
 
-def _ask(argv: Sequence[str]) -> proc.Answered:
+def _ask(argv: Sequence[str]) -> proc.CommandOutput:
     return proc.ask(argv, b"", _QUOTA_TIMEOUT_S)
 
 
@@ -309,7 +309,7 @@ def make_dir(path: str, fill: Callable[[RunDir], None]) -> RunDir:
 def remove_unbegun() -> None:
     """Remove directories created by this interrupted process in which nothing has begun."""
     for notes in plugs.every("run_notes"):
-        notes.write_no_more()
+        notes.block_notes()
     for run_dir in _made:
         names = (run_dir.result, run_dir.events, run_dir.job, run_dir.jobs, run_dir.arrays)
         begun = [*names, os.path.join(run_dir.path, "groups")]

@@ -11,7 +11,7 @@ from torchmuster.core.owner.create import write_owner
 from torchmuster.errors import RunDirectoryError
 
 
-def detach_supervisor(run_dir: RunDir) -> None:
+def start_background_owner(run_dir: RunDir) -> None:
     """Start the owner of a prepared run in its own session.
 
     Raises:

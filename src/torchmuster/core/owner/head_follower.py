@@ -53,7 +53,7 @@ class HeadFollower:
         self._say = say
         self._channel: Channel | None = None
         self._repeated: list[messages.Message] = []
-        self._num_told = 0  # how many of these the current head has received
+        self._num_sent = 0  # how many of these the current head has received
 
     @property
     def unsent_bytes(self) -> int:
@@ -92,7 +92,7 @@ class HeadFollower:
             MusterError: The key can't be read.
         """
         secret = read_secret(self._run_dir.secret)
-        self._num_told = 0
+        self._num_sent = 0
         self._policy.begin(self._clock())
         ending = asyncio.ensure_future(ended())
         talking = asyncio.create_task(self._talk(address, secret, ending))
@@ -126,7 +126,7 @@ class HeadFollower:
         self._channel = channel
         self.send(messages.Watch(owner=True))
         self.send_stop()
-        for message in self._repeated[self._num_told :]:
+        for message in self._repeated[self._num_sent :]:
             self.send(message)
         try:
             while True:
@@ -135,7 +135,7 @@ class HeadFollower:
                 if not isinstance(message, messages.Pong) and not self._hear(message):
                     return False
         except ChannelClosedError:
-            self._num_told = len(self._repeated)
+            self._num_sent = len(self._repeated)
             return True
         finally:
             self._channel = None

@@ -33,7 +33,7 @@ class RecordWriter:
     def __init__(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
         self._run_dir, self._say = run_dir, say
         self._disk = DiskWriter(root=run_dir.path)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     async def __aenter__(self) -> Self:
         """Start writing."""
@@ -41,10 +41,10 @@ class RecordWriter:
 
         def lose(lines: int, why: str) -> None:
             del lines
-            loop.call_soon_threadsafe(self._tell_of_loss, why)
+            loop.call_soon_threadsafe(self._report_loss, why)
 
         self._disk.on_loss = lose
-        self._disk.keep_room(self._run_dir.room)
+        self._disk.reserve_space(self._run_dir.room)
         self._disk.start()
         return self
 
@@ -64,7 +64,7 @@ class RecordWriter:
                 os.unlink(self._run_dir.room)
         self._disk.on_loss = None  # the loop ends
         if not is_written:
-            self._tell_of_loss(f"the file system took more than {LAST_WRITES_S:.0f} s")
+            self._report_loss(f"the file system took more than {LAST_WRITES_S:.0f} s")
 
     def event(self, event: RecordEvent) -> None:
         """Append an event with the current time."""
@@ -74,9 +74,9 @@ class RecordWriter:
         """Rewrite a file as JSON."""
         self._disk.replace(path, atomic.as_json(value), mode=mode)
 
-    def _tell_of_loss(self, why: str) -> None:
-        if why not in self._told:
-            self._told.add(why)
+    def _report_loss(self, why: str) -> None:
+        if why not in self._reported:
+            self._reported.add(why)
             self._say(
                 f"files in {self._run_dir.path} can't be written, so other commands may not find this run"
                 f" or see all of it: {why}"

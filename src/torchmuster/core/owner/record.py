@@ -70,7 +70,7 @@ def ends_of(path: str) -> list[float]:
     return [time for word in words if (time := moment_of(word)) is not None]
 
 
-def told_seconds(*records: str, until: float | None = None) -> float:
+def recorded_seconds(*records: str, until: float | None = None) -> float:
     """Return the seconds from the first event of these records to the last one, or to `until`."""
     times = [at for path in records for at in ends_of(path)]
     return max(*times, until or 0.0) - min(times) if times else 0.0
@@ -134,12 +134,12 @@ class RecordTail:
     def read(self) -> tuple[Iterator[dict[str, Any]], bool]:
         """Return the new events, read block by block, and whether the record has started over."""
         try:
-            began_anew = os.stat(self._path).st_size < self.position
+            has_restarted = os.stat(self._path).st_size < self.position
         except OSError:
             return iter(()), False
-        if began_anew:
+        if has_restarted:
             self.position = self.num_bad = 0
-        return self._events(), began_anew
+        return self._events(), has_restarted
 
     def _events(self) -> Iterator[dict[str, Any]]:
         size, self.has_rest, self.why_not = _BLOCK_BYTES, False, ""
@@ -274,8 +274,8 @@ class Follow:
 
     def events(self) -> Iterator[Stamped]:
         """Return the new events that this version knows."""
-        lines, began_anew = self._tail.read() if self._tail is not None else (iter(()), False)
-        if began_anew:
+        lines, has_restarted = self._tail.read() if self._tail is not None else (iter(()), False)
+        if has_restarted:
             self._positions.clear()
         return filter(None, map(parse, lines))
 
@@ -289,7 +289,7 @@ class Follow:
             for text in self._new_of(path):
                 yield whose, text
 
-    def begin_behind(self, offsets: Mapping[str, int]) -> None:
+    def skip_to(self, offsets: Mapping[str, int]) -> None:
         """Skip the first bytes of logs, up to these offsets."""
         self._positions.update(offsets)
 

@@ -26,24 +26,24 @@ from torchmuster.core.model.events import (
     event_of,
 )
 from torchmuster.core.model.owner_policy import (
-    Lives,
+    AfterLoss,
     OwnerAction,
     OwnerPolicy,
+    RestartBudget,
     Say,
     StopRequests,
     StopWorkers,
     TellEnd,
     Warn,
-    WhatFollows,
 )
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import name_on, report_of_error
 from torchmuster.core.model.verdict import Report, Result, StopCause, cause_of_stop, end_by_stop
 from torchmuster.core.net import messages
-from torchmuster.core.node.leftovers import sweep_beside
+from torchmuster.core.node.leftovers import start_sweep
 from torchmuster.core.owner.head_follower import HeadFollower
 from torchmuster.core.owner.parts import Engine, RecordWriter, RunDisplay, StandardInput
-from torchmuster.core.owner.record import next_attempt, read_result, told_seconds
+from torchmuster.core.owner.record import next_attempt, read_result, recorded_seconds
 from torchmuster.core.owner.session import EarlyStop, own_terminal
 from torchmuster.core.owner.stops import LAST_STOP, Deadline, Stops
 from torchmuster.core.proc import describe_end
@@ -74,14 +74,14 @@ def own_run(
         HeadLostError: Another node has become the head, according to `is_deposed`: the run
             continues without us.
     """
-    supervisor = Supervisor(
+    supervisor = RunOwner(
         engine, display, deadline, forward_stdin, early=early, is_deposed=is_deposed
     )
     return asyncio.run(supervisor.run())
 
 
 @dataclass(slots=True)
-class Supervisor:
+class RunOwner:
     """Owns one run.
 
     Attributes:
@@ -114,7 +114,7 @@ class Supervisor:
         plan = self.engine.plan
         self._policy = OwnerPolicy(
             plan.node_name(self.engine.head_place),
-            Lives(plan.limits.max_restarts),
+            RestartBudget(plan.limits.max_restarts),
             self.requests,
             plan.limits.grace_s,
         )
@@ -141,7 +141,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._stops.listen(self._take_stop, self.early)
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
-            loop.add_signal_handler(signum, self._take_user_signal, signum)
+            loop.add_signal_handler(signum, self._handle_user_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         loop.add_signal_handler(signal.SIGWINCH, self._send_size)
         watching = self._watch_the_time()
@@ -159,7 +159,7 @@ class Supervisor:
             if not self._has_gone:
                 await self._end_agents()
             # Remove what killed agents left on this machine: there may be no later run to do it.
-            await asyncio.to_thread(sweep_beside(None).join, _SWEEP_LIMIT_S)
+            await asyncio.to_thread(start_sweep(None).join, _SWEEP_LIMIT_S)
         return self.result
 
     # One head's life.
@@ -198,7 +198,7 @@ class Supervisor:
             case messages.Event(name=name, fields=fields):
                 event = event_of(name, fields)
                 if event is not None:
-                    self._take_event(event)
+                    self._handle_event(event)
             case messages.Output():
                 self.display.show(message.rank, message.stream, message.text, message.dropped_lines)
             case messages.NeedNodes(places=places, again=again):
@@ -206,7 +206,7 @@ class Supervisor:
                 self._changed.set()
         return self.result is None
 
-    def _take_event(self, event: RecordEvent) -> None:
+    def _handle_event(self, event: RecordEvent) -> None:
         match event:
             case RunEndedEvent(result=Result() as result):
                 self.result = result
@@ -243,15 +243,15 @@ class Supervisor:
         match self._policy.after_loss(
             has_result=result is not None, is_free=is_free, is_replaced=is_replaced
         ):
-            case WhatFollows.ELSEWHERE:
+            case AfterLoss.ELSEWHERE:
                 raise HeadLostError("another node has become the head of this run")
-            case WhatFollows.OVER:
+            case AfterLoss.OVER:
                 self.result = result
                 return
-            case WhatFollows.STOPPED:
+            case AfterLoss.STOPPED:
                 self.result = self._stopped_result()
                 return
-            case WhatFollows.SPENT:
+            case AfterLoss.SPENT:
                 self.result = self._head_lost(ended)
                 return
         follows = (
@@ -263,12 +263,12 @@ class Supervisor:
             f"the head's agent ended ({ended}): {follows} with attempt {self._next_attempt}"
         )
         if self.engine.keeps_agents:
-            await self._start_beside(self.engine.start_head)
+            await self._start_in_thread(self.engine.start_head)
             # Agents that have ended meanwhile are restarted; the others reconnect.
             places = range(self.engine.plan.num_places)
             self._wanted = {place for place in places if not self.engine.holds(place)}
         else:
-            await self._start_beside(self.engine.start_all)
+            await self._start_in_thread(self.engine.start_all)
 
     def _look_whether_deposed(self) -> asyncio.Task[None] | None:
         return None if self.is_deposed is None else asyncio.create_task(self._end_if_deposed())
@@ -297,7 +297,7 @@ class Supervisor:
                 raise MusterError("what the head's agent has started could not be ended")
             await asyncio.sleep(_POLL_S)
 
-    async def _start_beside(self, start: Callable[..., None]) -> None:
+    async def _start_in_thread(self, start: Callable[..., None]) -> None:
         """Start agents in a thread: a host may take ten seconds to answer, Ctrl-C must not wait."""
         starting = asyncio.create_task(
             asyncio.to_thread(
@@ -345,7 +345,7 @@ class Supervisor:
             exit_code=code,
             attempts=self._next_attempt,
             restarts_spent=self._policy.lives.spent,
-            elapsed_s=round(told_seconds(self.engine.run_dir.events, until=time.time()), 3),
+            elapsed_s=round(recorded_seconds(self.engine.run_dir.events, until=time.time()), 3),
             report=report,
         )
         self._record.replace(self.engine.run_dir.result, codec.to_plain(result))
@@ -395,7 +395,7 @@ class Supervisor:
                 )
                 self._head.repeat(message)
 
-    def _take_user_signal(self, signum: signal.Signals) -> None:
+    def _handle_user_signal(self, signum: signal.Signals) -> None:
         limit = self.deadline.limit if self.deadline is not None else None
         if signum == signal.SIGUSR1 and limit is not None and limit.goes_on:
             limit.was_up = True  # the site's own `--signal=B:USR1@...`

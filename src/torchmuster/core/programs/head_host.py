@@ -95,7 +95,7 @@ class HeadHost:
         from torchmuster.core.head.training_head import TrainingHead
 
         voice = self._voice
-        show = _teller(voice, options.run_dir) if isinstance(voice, TerminalVoice) else None
+        show = _result_printer(voice, options.run_dir) if isinstance(voice, TerminalVoice) else None
         head = TrainingHead(options, self._disk, self.ports.open, show)
         if options.spread is not None:
             options.spread.begin(head.event)
@@ -105,7 +105,7 @@ class HeadHost:
         """Wait for the head's last messages, after its agent has ended."""
         if self._conducting is not None and self.head is not None:
             late_s = OWNER_S if self.head.is_over else 0.0
-            limit_s = None if self.head.is_telling else _LAST_S + late_s
+            limit_s = None if self.head.has_unsent_messages else _LAST_S + late_s
             await asyncio.wait({self._conducting}, timeout=limit_s)
             self._conducting.cancel()
 
@@ -115,7 +115,7 @@ async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadP
 
     relay = StoreRelay(head.store_address, head.notice) if head.options.relay_port else None
     secrets = (place.secret, place.open_secret)
-    head.has_open_door = place.open_secret is not None
+    head.serves_open_key = place.open_secret is not None
     listener = Listener(listening, secrets, head.serve, head.refuse_stranger, relay)
     serving = [asyncio.create_task(listener.serve())]
     serving += [asyncio.create_task(_serve_part(head, name)) for name in head.parts]
@@ -135,7 +135,7 @@ async def _serve_part(head: "TrainingHead", name: str) -> None:
         head.notice(f"the part `{name}` of the head works no more: {why}")
 
 
-def _teller(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent"], None]:
+def _result_printer(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["RecordEvent"], None]:
     def tell(event: "RecordEvent") -> None:
         result = event.result if isinstance(event, RunEndedEvent) else None
         if result is not None and result.report is not None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from torchmuster.core import plugs
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, size_of, trained_last
-from torchmuster.core.head.options import Office, TrainingHeadOptions
+from torchmuster.core.head.options import HeadCredentials, TrainingHeadOptions
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import from_words
+from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.model.lines import Terminal
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.plan import Program, RunPlan
@@ -43,7 +43,7 @@ class AgentLaunch:
 
 def read_launch(arguments: list[str]) -> AgentLaunch:
     """Return the launch for an agent's command line, with plan and key from its run directory."""
-    order = from_words(AgentOrder, arguments)
+    order = from_arguments(AgentOrder, arguments)
     if order.environment is not None:
         take_environment(order.environment)
     run_dir = RunDir(order.run_dir)
@@ -70,9 +70,9 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             else frozenset(),
             began_at=began_at(run_dir) if order.first_attempt else 0.0,
         )
-    door = _door_program(plan.program, run_dir) if plan.is_session else None
+    server = _session_program(plan.program, run_dir) if plan.is_session else None
     agent = AgentOptions(
-        plan=plan if door is None else replace(plan, program=door),
+        plan=plan if server is None else replace(plan, program=server),
         num_workers=num_workers,
         host=name,
         head=HeadPlace(
@@ -99,11 +99,11 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
     )
 
 
-def _office(order: AgentOrder, plan: RunPlan, run_dir: RunDir) -> Office | None:
+def _office(order: AgentOrder, plan: RunPlan, run_dir: RunDir) -> HeadCredentials | None:
     """Return the credentials a head needs for each attempt, if another node may replace it."""
     if order.term is None:
         return None
-    return Office(
+    return HeadCredentials(
         claims=Claims(run_dir.succession),
         term=order.term,
         holder=order.holder,
@@ -118,9 +118,9 @@ def read_plan_file(path: str) -> RunPlan:
         return codec.from_plain(RunPlan, json.load(file))
 
 
-def _door_program(program: Program, run_dir: RunDir) -> Program:
+def _session_program(program: Program, run_dir: RunDir) -> Program:
     """Return the command of a session's server, with this node's interpreter and run directory."""
-    entry = plugs.entry("door")
+    entry = plugs.entry("session_server")
     first, *flags = program.python
     return replace(program, target=first, args=(*flags, entry, run_dir.path))
 

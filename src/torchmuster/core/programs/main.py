@@ -15,7 +15,7 @@ from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.model import contract
 from torchmuster.core.node.environment import THREADS, share_threads
-from torchmuster.core.node.leftovers import make_socket_folder, sweep_beside
+from torchmuster.core.node.leftovers import make_socket_folder, start_sweep
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.spawner.start import begin_spawner, start_spawner
 from torchmuster.core.proc import HasStatus
@@ -64,7 +64,7 @@ def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | Non
     disk = DiskWriter(root=options.run_directory(plan.run_id).path if is_known else None)
     disk.start()
     work = _node_work(options, disk, folder, done=spawner is not None)
-    sweep_beside(plan.run_id)
+    start_sweep(plan.run_id)
     voice = _make_voice(launch, disk, folder)
     try:
         code = asyncio.run(_run(launch, spawner, socket_path, disk, voice, work))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Above this number of simulated nodes, importing torch in each takes too long.
 _JOB_UP_TO = 8
 # Options of `muster run` that are passed on unchanged.
-_PASSED_ON = (
+_PASSED_OPTIONS = (
     "nodes",
     "nproc_per_node",
     "engine",
@@ -32,7 +32,7 @@ _PASSED_ON = (
     "cpus_per_node",
     "join_timeout",
 )
-_OF_NODES = ("nodes", "engine", "hosts", "hostfile", "nproc_per_node")  # options choosing nodes
+_NODE_OPTIONS = ("nodes", "engine", "hosts", "hostfile", "nproc_per_node")  # options choosing nodes
 _WORDS = {"engine": "--on", "time_limit": "--time"}
 
 
@@ -70,29 +70,29 @@ def doctor(**given: Any) -> int:
     muster doctor --on mycluster --nodes 4 --script train.py
     """  # noqa: D301 - \b is click's mark
     script = _check_script(given["script"])
-    is_named = any(given[name] for name in _OF_NODES)
+    is_named = any(given[name] for name in _NODE_OPTIONS)
     if (code := _place_of(given).instead()) is not None:
         return code  # the whole command, on a node of the job around this shell
     if not is_named and _simulates({**given, "engine": "local"}):
-        from torchmuster.diagnose.gather import look_here
+        from torchmuster.diagnose.gather import check_this_machine
 
-        outcome = look_here(script)
+        outcome = check_this_machine(script)
     else:
-        outcome = _look_elsewhere(given, script)
+        outcome = _check_with_run(given, script)
     _print(outcome, as_json=given["as_json"])
     return outcome.exit_code
 
 
-def _look_elsewhere(given: dict[str, Any], script: str | None) -> "Outcome":
+def _check_with_run(given: dict[str, Any], script: str | None) -> "Outcome":
     try:
         return _look_with_a_run(given, script)
     except (MusterError, ManyErrors) as error:
         errors = error.errors if isinstance(error, ManyErrors) else [error]
         if any(type(one) is UsageError for one in errors):  # the command line is wrong
             raise
-        from torchmuster.diagnose.gather import not_started
+        from torchmuster.diagnose.gather import outcome_of_errors
 
-        return not_started(errors)
+        return outcome_of_errors(errors)
 
 
 def _check_script(script: str | None) -> str | None:
@@ -107,10 +107,10 @@ def _simulates(given: dict[str, Any]) -> bool:
 
 
 def _place_of(given: dict[str, Any]) -> "Place":
-    from torchmuster.core.cli.find import find_place, where_of_words
+    from torchmuster.core.cli.find import find_place, where_of_options
     from torchmuster.core.spec.problems import Problems
 
-    return find_place(where_of_words(given), Problems())
+    return find_place(where_of_options(given), Problems())
 
 
 def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
@@ -161,7 +161,7 @@ def _words(given: dict[str, Any], run_id: str) -> list[str]:
     """Return the options for `muster run`."""
     words = ["--run-id", run_id, "--tee", "none", "--max-restarts", "0"]
     words += ["--here"] if given["here"] else []
-    for name in _PASSED_ON:
+    for name in _PASSED_OPTIONS:
         if given[name] is not None:
             words += [_WORDS.get(name, f"--{name.replace('_', '-')}"), str(given[name])]
     return words

@@ -114,17 +114,17 @@ def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
     )
     if foreign is not None:
         verdict = replace(verdict, found=(foreign, *verdict.found))
-    return verdict, _how_it_stands(view)
+    return verdict, _state_of_run(view)
 
 
-def _how_it_stands(view: "RunView") -> str:
+def _state_of_run(view: "RunView") -> str:
     from torchmuster.core.cli.ending import last_line
     from torchmuster.core.files.layout import short_id
 
-    told = f"is {view.state.value}"
+    words = f"is {view.state.value}"
     if view.result is not None:
-        told = last_line(view.result, view.run_dir)
-    return f"the run {short_id(view.run_id)} {told}"
+        words = last_line(view.result, view.run_dir)
+    return f"the run {short_id(view.run_id)} {words}"
 
 
 def _standard_input() -> "BinaryIO":

@@ -11,7 +11,7 @@ from torchmuster.core.cli.options import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.diagnose.cli.plan_wish import Wish
+    from torchmuster.diagnose.cli.plan_wish import PlanRequest
     from torchmuster.diagnose.plan.advice import JobChange, Layout
     from torchmuster.diagnose.plan.scaling import Cluster, Prediction, Work
 
@@ -104,9 +104,9 @@ def plan(**given: Any) -> int:
     """  # noqa: D301 - \b is click's mark
     if given["list_links"]:
         return _list_links()
-    from torchmuster.diagnose.cli.plan_wish import read_wish
+    from torchmuster.diagnose.cli.plan_wish import read_plan_request
 
-    wish = read_wish(given)
+    wish = read_plan_request(given)
     job = _gather(wish)
     answer = _answer(job, wish)
     if given["svg"]:
@@ -137,7 +137,7 @@ class _Answer:
     changes: "list[JobChange]"
 
 
-def _gather(wish: "Wish") -> _Job:
+def _gather(wish: "PlanRequest") -> _Job:
     """Return the work, the cluster and their descriptions; measure what is not given."""
     if wish.command:
         from torchmuster.diagnose.cli.plan_measure import measure_script
@@ -160,7 +160,7 @@ def _gather(wish: "Wish") -> _Job:
     return _Job(work=work, cluster=cluster, gradient=gradient, facts=facts)
 
 
-def _given_work(wish: "Wish") -> "Work":
+def _given_work(wish: "PlanRequest") -> "Work":
     from torchmuster.diagnose.cli.plan_wish import SIZES
     from torchmuster.diagnose.plan.scaling import Work
 
@@ -181,12 +181,12 @@ def _of_type(work: "Work", theirs: str, asked: str | None) -> "Work":
     return with_gradients_of(work, SIZES[asked or theirs] / SIZES[theirs])
 
 
-def _given_cluster(wish: "Wish") -> tuple["Cluster", list[str]]:
+def _given_cluster(wish: "PlanRequest") -> tuple["Cluster", list[str]]:
     from torchmuster.diagnose.cli.plan_view import say_link
     from torchmuster.diagnose.plan.scaling import Cluster
 
     if wish.network is None:
-        raise AssertionError("read_wish refuses a wish without a network")
+        raise AssertionError("read_plan_request refuses a wish without a network")
     cluster = Cluster(
         per_node=wish.per_node, between=wish.network, inside=wish.inside, adapters=wish.adapters
     )
@@ -197,15 +197,15 @@ def _given_cluster(wish: "Wish") -> tuple["Cluster", list[str]]:
 
 
 def _say_work(model: str, gradient: str, work: "Work") -> str:
-    from torchmuster.diagnose.cli.plan_view import say_bytes, say_seconds
+    from torchmuster.diagnose.cli.plan_view import format_seconds, say_bytes
 
     parts = (work.forward_s, work.backward_s, work.optimizer_s)
     named = zip(("forward", "backward", "update"), parts, strict=True)
-    words = ", ".join(f"{name} {say_seconds(seconds)}" for name, seconds in named if seconds)
+    words = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in named if seconds)
     return f"{model}, gradients {gradient}: {say_bytes(work.gradient_bytes)}; {words}"
 
 
-def _answer(job: _Job, wish: "Wish") -> _Answer:
+def _answer(job: _Job, wish: "PlanRequest") -> _Answer:
     from torchmuster.diagnose.cli.plan_wish import SIZES
     from torchmuster.diagnose.plan.advice import layouts, suggest
     from torchmuster.diagnose.plan.scaling import predict

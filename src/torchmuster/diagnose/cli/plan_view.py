@@ -12,7 +12,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _COMPUTES, _WAITS = "#4c78a8", "#e45756"
 
 
-def say_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return a time for people: `470 ms`, `4.78 s`."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if seconds * factor >= 1 or unit == "us":
@@ -31,7 +31,7 @@ def say_bytes(size_bytes: float) -> str:
 
 def say_link(link: NetworkLink) -> str:
     """Return a link for people: `2.75 GB/s, 50 us a hop`."""
-    return f"{say_bytes(link.bytes_per_s)}/s, {say_seconds(link.latency_s)} a hop"
+    return f"{say_bytes(link.bytes_per_s)}/s, {format_seconds(link.latency_s)} a hop"
 
 
 def prediction_table(predictions: Sequence[Prediction]) -> str:
@@ -41,9 +41,9 @@ def prediction_table(predictions: Sequence[Prediction]) -> str:
         [
             str(one.num_nodes),
             str(one.num_workers),
-            say_seconds(one.step_s),
-            say_seconds(one.communication_s) if one.num_workers > 1 else "-",
-            say_seconds(waits_s(one)) if one.num_workers > 1 else "-",
+            format_seconds(one.step_s),
+            format_seconds(one.communication_s) if one.num_workers > 1 else "-",
+            format_seconds(waits_s(one)) if one.num_workers > 1 else "-",
             f"{one.efficiency:.0%}",
             f"{one.speed_up:.3g} workers" if one.speed_up != 1 else "1 worker",
         ]
@@ -69,7 +69,9 @@ def prediction_bars(predictions: Sequence[Prediction]) -> str:
         lines.append(
             f"{one.num_nodes:>{width}} {(computing + waiting):<{BAR}} {one.efficiency:.0%}"
         )
-    legend = f"{'':>{width}} █ computes  ░ waits; the longest bar is {say_seconds(longest)} a step"
+    legend = (
+        f"{'':>{width}} █ computes  ░ waits; the longest bar is {format_seconds(longest)} a step"
+    )
     return "\n".join([*lines, legend]) + "\n"
 
 
@@ -83,7 +85,7 @@ def layout_sentences(found: Sequence[Layout]) -> list[str]:
     if len(found) < 2:
         return []
     lines = [
-        f"  {_nodes(one.num_nodes)} with {one.per_node}: {say_seconds(one.prediction.step_s)} a step, "
+        f"  {_nodes(one.num_nodes)} with {one.per_node}: {format_seconds(one.prediction.step_s)} a step, "
         f"efficiency {one.prediction.efficiency:.0%}"
         for one in found
     ]
@@ -114,7 +116,7 @@ def change_lines(changes: Sequence[JobChange], num_nodes: int) -> list[str]:
     lines = [f"what would help most on {_nodes(num_nodes)}:"]
     for change in changes:
         note = f" ({change.note})" if change.note else ""
-        step = f"{say_seconds(change.step_s)} a step"
+        step = f"{format_seconds(change.step_s)} a step"
         lines.append(f"  {change.gain:.2f} times the work: {change.what}, {step}{note}")
     return lines
 
@@ -139,7 +141,7 @@ def render_svg(predictions: Sequence[Prediction], title: str) -> str:
             f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{_nodes(one.num_nodes)}</text>',
             f'<rect x="{left}" y="{y}" width="{computes:.1f}" height="20" fill="{_COMPUTES}"/>',
             f'<rect x="{left + computes:.1f}" y="{y}" width="{waits:.1f}" height="20" fill="{_WAITS}"/>',
-            f'<text x="{end:.1f}" y="{y + 15}">{say_seconds(one.step_s)}, {one.efficiency:.0%}</text>',
+            f'<text x="{end:.1f}" y="{y + 15}">{format_seconds(one.step_s)}, {one.efficiency:.0%}</text>',
         ]
     y = 44 + row * len(predictions) + 20
     parts += [

@@ -20,7 +20,7 @@ _MAX_PARAMS = 1e14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class PlanRequest:
     """The checked command line; None for values that are to be measured."""
 
     num_params: float | None
@@ -38,7 +38,7 @@ class Wish:
     command: tuple[str, ...]
 
 
-def read_wish(given: dict[str, Any]) -> Wish:
+def read_plan_request(given: dict[str, Any]) -> PlanRequest:
     """Read and check the command line.
 
     Raises:
@@ -54,7 +54,7 @@ def read_wish(given: dict[str, Any]) -> Wish:
     _check_network(given, found)
     if found:
         raise ManyErrors(found)
-    return Wish(
+    return PlanRequest(
         num_params=num_params,
         gradient=given["dtype"],
         step_s=step_s,

@@ -471,7 +471,7 @@ def grammars(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def misspelt(situation: Situation) -> Iterator[Finding]:
+def misspelled_variables(situation: Situation) -> Iterator[Finding]:
     """Note variables that no program reads and that resemble a known one."""
     seen: dict[tuple[str, str], list[str]] = {}
     for one in look(situation, "environment"):
@@ -589,7 +589,7 @@ def _matches_entry(host: str, entry: str) -> bool:
         return entry == "*" or ends
 
 
-def _caught(seen: NodePart) -> list[str]:
+def _hosts_behind_proxy(seen: NodePart) -> list[str]:
     """Return the hosts that this node would reach by a proxy: its own services, and other nodes."""
     proxies = seen.facts.proxies
     if not set(proxies) - {"no_proxy"}:
@@ -608,7 +608,7 @@ def _caught(seen: NodePart) -> list[str]:
 
 
 def _proxy(seen: NodePart) -> dict[str, Any]:
-    caught = _caught(seen)
+    caught = _hosts_behind_proxy(seen)
     exempt = seen.facts.proxies.get("no_proxy")
     return {
         "caught": names_of(caught),
@@ -623,7 +623,7 @@ def _proxy(seen: NodePart) -> dict[str, Any]:
 
 RULES: Sequence[Rule] = (
     grammars,
-    misspelt,
+    misspelled_variables,
     interfaces,
     missing,
     # Variables of another launcher that were exported in a shell.
@@ -698,7 +698,7 @@ RULES: Sequence[Rule] = (
         cause="proxy",
         level=Level.NOTE,
         when=LONG,
-        bad=lambda s: bool(_caught(s)),
+        bad=lambda s: bool(_hosts_behind_proxy(s)),
         error="a proxy on {nodes} gets what is meant for {caught}",
         words=_proxy,
         because=(

@@ -131,7 +131,7 @@ def _lacks_verbs(seen: NodePart) -> bool:
     return environment is not None and has_ports and not environment.verbs
 
 
-def would_use(situation: Situation) -> Iterator[Finding]:
+def network_in_use(situation: Situation) -> Iterator[Finding]:
     """Note the network that NCCL will use, in the long form."""
     seen = look(situation, "network") if situation.is_long else []
     chosen = {
@@ -261,7 +261,7 @@ FABRIC_RULES: Sequence[Rule] = (
         hint="apt-get install libibverbs1 ibverbs-providers in the image",
         weight=31,
     ),
-    would_use,
+    network_in_use,
 )
 
 
@@ -280,7 +280,7 @@ def _name_level(seen: NodePart) -> Level:
     return _level(seen) if seen.situation.has_machines else Level.NOTE
 
 
-def _is_told(situation: Situation) -> bool:
+def _names_matter(situation: Situation) -> bool:
     return situation.is_long or situation.has_machines
 
 
@@ -305,7 +305,7 @@ def clocks(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _means_itself(seen: NodePart) -> bool:
+def _name_is_loopback(seen: NodePart) -> bool:
     own = seen.facts.own_addresses
     return bool(own) and all(_is_loopback(address) for address in own)
 
@@ -349,7 +349,7 @@ def _shared_addresses(networks: Sequence[NodePart]) -> list[tuple[str, str, list
     return found
 
 
-def other_names(situation: Situation) -> Iterator[Finding]:
+def name_resolution(situation: Situation) -> Iterator[Finding]:
     """Report nodes that can't resolve each other's names, or resolve them differently."""
     if not situation.is_long or not situation.has_machines:
         return
@@ -416,8 +416,8 @@ RULES: Sequence[Rule] = (
         of="network",
         cause="loopback-address",
         level=_name_level,
-        when=_is_told,
-        bad=_means_itself,
+        when=_names_matter,
+        bad=_name_is_loopback,
         error="the own name of {nodes} means the node itself: {facts.own_name} is {facts.own_addresses[0]} there",
         because=(
             "other nodes get a loopback address from torchrun and Gloo, and connect to themselves; muster passes real ones",
@@ -430,7 +430,7 @@ RULES: Sequence[Rule] = (
         of="network",
         cause="name-not-resolved",
         level=_name_level,
-        when=_is_told,
+        when=_names_matter,
         bad=lambda s: not s.facts.own_addresses,
         error="the own name of {nodes} has no address: {facts.own_name}",
         words=lambda s: {"why": s.facts.unresolved.get(s.facts.own_name, "no answer")},
@@ -458,7 +458,7 @@ RULES: Sequence[Rule] = (
         weight=23,
     ),
     shared_addresses,
-    other_names,
+    name_resolution,
     # A name server that does not answer delays every start.
     Check(
         of="network",

@@ -81,7 +81,7 @@ _SCHEDULERS = {
     "kubernetes": "kubectl",
 }
 # Suggested where a rule names only commands of other schedulers.
-_ASKED_OF_A_JOB = {
+_SCHEDULER_COMMANDS = {
     "kubernetes": "kubectl describe pod POD",
 }
 _SHOWN_BY: dict[str, tuple[str, ...]] = {
@@ -152,10 +152,10 @@ class Case:
     def world_size(self) -> int | None:
         """How many ranks there are, by stated sizes and by the ranks that wrote."""
         ranks = [event.who.rank for event in self.events if event.who.rank is not None]
-        return max([self.told_size or 0, *(rank + 1 for rank in ranks)], default=0) or None
+        return max([self.stated_size or 0, *(rank + 1 for rank in ranks)], default=0) or None
 
     @cached_property
-    def told_size(self) -> int | None:
+    def stated_size(self) -> int | None:
         """How many ranks there are, by lines that state the number."""
         sizes = [int(event.get("size")) for event in self.of("world") if event.get("size")]
         sizes += [
@@ -240,14 +240,14 @@ class Case:
         if not names:
             return False
         if all(who.rank is not None for who in names):
-            return len({who.rank for who in names}) < (self.told_size or 0)
+            return len({who.rank for who in names}) < (self.stated_size or 0)
         hosts = {short(who.host) for who in names if who.host is not None}
         if len(hosts) < len(names):
             return False  # a file without a host in its name may hold lines of all
         if self.num_nodes is not None and self.num_nodes > 1:
             return len(hosts) < self.num_nodes
         ranks = {event.who.rank for event in self.events if event.who.rank is not None}
-        return len(hosts) == 1 and len(ranks) < (self.told_size or 0)
+        return len(hosts) == 1 and len(ranks) < (self.stated_size or 0)
 
     # Where it ran.
 
@@ -278,7 +278,7 @@ class Case:
             or not any(word in part for name, word in _SCHEDULERS.items() if name not in here)
         ]
         if len(kept) < len(parts):
-            kept += [question for name, question in _ASKED_OF_A_JOB.items() if name in here]
+            kept += [question for name, question in _SCHEDULER_COMMANDS.items() if name in here]
         return "; ".join(kept)
 
     @cached_property

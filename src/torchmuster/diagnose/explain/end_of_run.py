@@ -84,10 +84,10 @@ def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
 def report_of(finding: LogFinding) -> Report:
     """Return a finding in the four parts of every message."""
     because = [*finding.because, *(evidence_of(line) for line in finding.evidence[:_EVIDENCE])]
-    return replace(finding.report, error=as_sure(finding), because=tuple(because))
+    return replace(finding.report, error=sentence_with_doubt(finding), because=tuple(because))
 
 
-def as_sure(finding: LogFinding) -> str:
+def sentence_with_doubt(finding: LogFinding) -> str:
     """Return a finding's sentence, introduced by how sure it is."""
     if finding.cause in OBSERVED:
         return finding.error
@@ -272,14 +272,16 @@ def _reason(verdict: LogVerdict, own: LogFinding | None, cause: WorkerEnd) -> Lo
 
 
 def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str) -> Report:
-    if as_sure(finding) in report.because or (finding.hint and finding.hint in (report.hint or "")):
+    if sentence_with_doubt(finding) in report.because or (
+        finding.hint and finding.hint in (report.hint or "")
+    ):
         return report  # its job has done this already
-    lines = _telling(finding.evidence)
+    lines = _distinct_lines(finding.evidence)
     # The head saw the exception itself: only what led to it is uncertain.
     sure = finding.confidence is Confidence.HIGH or finding.cause == "exception"
     because: list[str] = []
-    if sure or not all(_is_said(line, report) for line in lines):  # no guess about shown lines
-        because = [as_sure(finding)]
+    if sure or not all(_is_shown(line, report) for line in lines):  # no guess about shown lines
+        because = [sentence_with_doubt(finding)]
         because += [evidence_of(line) for line in lines]
     because += report.because
     if reading.num_read < reading.num_all:
@@ -290,13 +292,13 @@ def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str)
     return replace(report, because=tuple(because), hint=hint)
 
 
-def _is_said(line: LogLine, report: Report) -> bool:
+def _is_shown(line: LogLine, report: Report) -> bool:
     """Return whether the head's report shows this line, e.g. as the end of its traceback."""
     text = line.text.strip()
     return any(text.endswith(said.strip()) for said in report.because if said.strip())
 
 
-def _telling(lines: Sequence[LogLine]) -> list[LogLine]:
+def _distinct_lines(lines: Sequence[LogLine]) -> list[LogLine]:
     """Return the first few lines, each text once."""
     once = {line.text: line for line in reversed(lines)}
     return sorted(once.values(), key=lambda line: line.order)[:_MAX_EVIDENCE]

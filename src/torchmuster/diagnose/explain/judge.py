@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import TOLD, Weight
+from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_KIND, Weight
 from torchmuster.diagnose.explain.events import (
     JobOutcome,
     LineRole,
@@ -27,7 +27,6 @@ from torchmuster.diagnose.explain.rules import (
     store,
     system,
 )
-from torchmuster.diagnose.explain.rules import program as told
 from torchmuster.diagnose.explain.rules.notes import slow_notes
 from torchmuster.diagnose.explain.rules.rows import Rule, rules_of
 from torchmuster.diagnose.finding import Confidence
@@ -45,14 +44,14 @@ def weighed(ordered: Sequence[LogFinding]) -> list[LogFinding]:
     if not ordered:
         return []
     first, *rest = ordered
-    shaking = [other for other in rest if shakes(first, other)]
+    shaking = [other for other in rest if is_rival(first, other)]
     if first.confidence is Confidence.HIGH and (first.rivals or shaking):
         first = replace(first, confidence=Confidence.MEDIUM)
     rivals = tuple(dict.fromkeys((*first.rivals, *(other.cause for other in shaking))))
     return [replace(first, rivals=rivals), *rest]
 
 
-def shakes(first: LogFinding, other: LogFinding) -> bool:
+def is_rival(first: LogFinding, other: LogFinding) -> bool:
     """Return whether another finding is a rival: other cause, similar weight, no guess, earlier."""
     if other.cause == first.cause or other.confidence is Confidence.LOW:
         return False
@@ -70,14 +69,14 @@ _EVERYTHING = (
     "the output and error files of every node, from the first line on",
     "the job script, and the scheduler's own record (sacct -j JOB, qstat -xf JOB)",
 )
-_LOUDER = (
+_MORE_LOGGING = (
     "a run with TORCH_CPP_LOG_LEVEL=INFO LOGLEVEL=INFO NCCL_DEBUG=WARN, or `muster run --debug`"
 )
 
 
 def where_to_look(case: Case) -> tuple[str, ...]:
     """Return the places that may show the cause, the likeliest first."""
-    louder = () if "nccl-info" in case.surroundings else (_LOUDER,)
+    louder = () if "nccl-info" in case.surroundings else (_MORE_LOGGING,)
     return (*_near(case), *_EVERYTHING, *louder)
 
 
@@ -134,7 +133,7 @@ RULES: tuple[Rule, ...] = (
     store.cannot_reach_store,
     store.named_reason,
     *rules_of("cause."),
-    told.told,
+    program.messages_of_programs,
     rows_said.wrong_provider,
     rows_said.nccl_warning,
     system.broken_disk,
@@ -151,12 +150,12 @@ RULES: tuple[Rule, ...] = (
     collective.stuck_collective,
     *rules_of("collective.watchdog-stuck"),
     collective.ended_early,
-    collective.ended_beside,
-    collective.only_echoes,
+    collective.ended_before_peer,
+    collective.lost_connections,
 )
 _ENOUGH_STEPS, _SOME_STEPS = 3, 2
 # The last lines of scripts that ended well.
-_CLOSES = re.compile(
+_LAST_WORDS = re.compile(
     r"(?:^|\W)(?:done|finished|bye|goodbye|fertig|terminé|完成|终了|結束|完了)(?:\W{0,3}$|, )|^(?:all )?(?:saved|wrote|results?) .*\.(?:pth?|ckpt|safetensors|json|csv)\W*$",
     re.IGNORECASE,
 )
@@ -200,9 +199,9 @@ _POD = re.compile(r"\bpod/([\w.-]+)")
 # Causes that keep a job from starting until it is admitted.
 _WAITS = frozenset({"no-capacity", "site-limits", "evicted", "impossible-request"})
 # Causes that spoil the results although the program continues.
-_GOES_ON_WRONGLY = frozenset({"not-finite"})
+_SPOILS_RESULTS = frozenset({"not-finite"})
 # Findings about what would fail, not about what did.
-_FORETOLD = frozenset({"wrong-provider"})
+_FUTURE_CAUSES = frozenset({"wrong-provider"})
 
 
 def judge(case: Case) -> LogVerdict:
@@ -212,11 +211,11 @@ def judge(case: Case) -> LogVerdict:
     found = [
         finding
         for finding in found
-        if not _went_on(case, finding.began, "resumed")
+        if not _continued_after(case, finding.began, "resumed")
         and not (finding.cause in _WAITS and _was_admitted(case, finding.began))
-        and not _was_made_good(case, finding)
+        and not _was_recovered(case, finding)
     ]
-    foretold = tuple(finding for finding in found if finding.cause in _FORETOLD)
+    foretold = tuple(finding for finding in found if finding.cause in _FUTURE_CAUSES)
     found = [finding for finding in found if finding not in foretold]
     outcome = outcome_of(case, found)
     late = [f"after its end: {f.error}" for f in found if outcome is JobOutcome.ENDED_WELL]
@@ -228,7 +227,7 @@ def judge(case: Case) -> LogVerdict:
         found, foretold = list(foretold), ()
     if all(one.cause == "exit-code" and one.confidence is Confidence.LOW for one in found):
         found = list(shape.reported(case, _LOUD if found else _AT_THE_END)) or found
-    ordered = weighed([_tempered(case, one) for one in _order(case, found)])
+    ordered = weighed([_less_sure_far_from_end(case, one) for one in _order(case, found)])
     if ordered:
         outcome = JobOutcome.FAILED
     collect = where_to_look(case) if not ordered or ordered[0].confidence is Confidence.LOW else ()
@@ -243,21 +242,23 @@ def judge(case: Case) -> LogVerdict:
 
 def outcome_of(case: Case, found: list[LogFinding]) -> JobOutcome:
     """Return the job's state: healthy only if its end, or steps up to the last line, prove it."""
-    if _was_put_away(case, found):
+    if _ended_after_finish(case, found):
         return JobOutcome.ENDED_WELL
-    ends = [event for event in case.of(*_HARD_ENDS) if not _went_on(case, event.line, "resumed")]
+    ends = [
+        event for event in case.of(*_HARD_ENDS) if not _continued_after(case, event.line, "resumed")
+    ]
     if ends or (found and not _overcome(case, found)):
         return JobOutcome.FAILED
     if _sounds_failed(case) or _ends_with_an_echo(case):
         return JobOutcome.FAILED
     if case.of("success") or any(
-        _CLOSES.search(log.last[-1].text) for log in case.record.logs if log.last
+        _LAST_WORDS.search(log.last[-1].text) for log in case.record.logs if log.last
     ):
         return JobOutcome.ENDED_WELL
     return JobOutcome.RUNNING if _steps_to_the_end(case) else JobOutcome.UNKNOWN
 
 
-def _was_put_away(case: Case, found: list[LogFinding]) -> bool:
+def _ended_after_finish(case: Case, found: list[LogFinding]) -> bool:
     """Return whether the only trouble is that the rest of a finished job was ended."""
     finished = {
         e.line.path: e.line.order for e in case.of("success") if _FINISHED.search(e.line.text)
@@ -277,7 +278,7 @@ def _was_put_away(case: Case, found: list[LogFinding]) -> bool:
     )
 
 
-def _went_on(case: Case, line: LogLine | None, how: str) -> bool:
+def _continued_after(case: Case, line: LogLine | None, how: str) -> bool:
     """Return whether a scheduler restarted the job, or let it begin at last, after this line."""
     return line is not None and any(
         event.line.path == line.path and event.line.order > line.order for event in case.of(how)
@@ -297,7 +298,7 @@ def _was_admitted(case: Case, line: LogLine | None) -> bool:
     )
 
 
-def _was_made_good(case: Case, finding: LogFinding) -> bool:
+def _was_recovered(case: Case, finding: LogFinding) -> bool:
     """Return whether a later line shows that this trouble is over, such as a successful retry."""
     began = finding.began
     if began is None or any(
@@ -318,7 +319,7 @@ def _names(text: str) -> set[str]:
     return {word.strip(".,:;()[]'\"") for word in text.split() if _NAMES_SOMETHING.search(word)}
 
 
-def _tempered(case: Case, finding: LogFinding) -> LogFinding:
+def _less_sure_far_from_end(case: Case, finding: LogFinding) -> LogFinding:
     """Return a finding, sure only if its line was an end.
 
     That is an exception, the scheduler's message, or a line near the last. Measured on foreign
@@ -331,8 +332,8 @@ def _tempered(case: Case, finding: LogFinding) -> LogFinding:
         e.get("type") for e in case.events if e.line is began
     ):
         return finding
-    behind = case.record.logs[0].num_lines - began.number
-    if behind <= _FEW_AFTER or case.of(*_HARD_ENDS):
+    lines_after = case.record.logs[0].num_lines - began.number
+    if lines_after <= _FEW_AFTER or case.of(*_HARD_ENDS):
         return finding
     return replace(finding, confidence=Confidence.MEDIUM)
 
@@ -344,7 +345,7 @@ def _ends_with_an_echo(case: Case) -> bool:
     return any(
         event.line.order in last and event.line.order > good.get(event.line.path, 0)
         for event in case.events
-        if event.role is LineRole.ECHO and event.kind.startswith(TOLD)
+        if event.role is LineRole.ECHO and event.kind.startswith(MESSAGE_KIND)
     )
 
 
@@ -363,7 +364,7 @@ def _overcome(case: Case, found: list[LogFinding]) -> bool:
 
     If training continued after it, trouble was no failure: a retried look-up, a caught exception.
     """
-    if any(finding.cause in _GOES_ON_WRONGLY for finding in found):
+    if any(finding.cause in _SPOILS_RESULTS for finding in found):
         return False
     good, bad = case.last_good, _last_bad(case, found)
     if any(good.get(path, 0) < order for path, order in bad.items()):
@@ -421,7 +422,7 @@ def _sounds_failed(case: Case) -> bool:
     return any(
         shape.strength(event) >= (_AT_THE_END if event.line.order in orders else _LOUD)
         or (event.line.order in orders and shape.wraps(event))
-        for event in shape.unanswered(case)
+        for event in shape.failures_without_progress(case)
         if not _is_goodbye(case, event.line)
         if not any(first <= event.line.order <= last for first, last in ignored)
     )
@@ -429,7 +430,10 @@ def _sounds_failed(case: Case) -> bool:
 
 def _order(case: Case, found: list[LogFinding]) -> list[LogFinding]:
     """Return findings by weight and time, one for each cause; consequences get less weight."""
-    found = [_lightened(case, _outlived(case, finding), found) for finding in found]
+    found = [
+        _less_weight_after_failure(case, _guess_if_survived(case, finding), found)
+        for finding in found
+    ]
     found = _causes_of_waits(case, found)
     found.sort(
         key=lambda f: (
@@ -442,14 +446,14 @@ def _order(case: Case, found: list[LogFinding]) -> list[LogFinding]:
     return [f for f in found if not (f.cause in seen or seen.add(f.cause))]  # type: ignore[func-returns-value]
 
 
-def _outlived(case: Case, finding: LogFinding) -> LogFinding:
+def _guess_if_survived(case: Case, finding: LogFinding) -> LogFinding:
     """Turn trouble into a guess if its writer continued for long after it."""
     began = finding.began
     if began is None or finding.weight >= Weight.SCHEDULER:
         return finding
-    told = [e for e in case.events if e.line is began]
-    ended = any(e.get("uncaught") or e.kind in _SETTINGS for e in told)
-    ended = ended or finding.cause in _GOES_ON_WRONGLY
+    of_line = [e for e in case.events if e.line is began]
+    ended = any(e.get("uncaught") or e.kind in _SETTINGS for e in of_line)
+    ended = ended or finding.cause in _SPOILS_RESULTS
     if ended or not _went_on_long(case, began):
         return finding
     because = (*finding.because, "its writer went on for many lines after it")
@@ -468,7 +472,9 @@ def _went_on_long(case: Case, began: LogLine) -> bool:
     return False
 
 
-def _lightened(case: Case, finding: LogFinding, found: list[LogFinding]) -> LogFinding:
+def _less_weight_after_failure(
+    case: Case, finding: LogFinding, found: list[LogFinding]
+) -> LogFinding:
     """Lower the weight of a scheduler's end if another failure came before it."""
     earlier = [
         other

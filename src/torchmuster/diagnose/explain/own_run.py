@@ -44,10 +44,10 @@ def with_own_result(
         record: `events.jsonl`.
         state: The state of the run, if there is no result.
     """
-    stands = result.state if result is not None else state
-    if stands is None or stands is RunState.UNKNOWN:
+    final_state = result.state if result is not None else state
+    if final_state is None or final_state is RunState.UNKNOWN:
         return verdict
-    if stands is RunState.SUCCEEDED:
+    if final_state is RunState.SUCCEEDED:
         return replace(
             verdict,
             found=(),
@@ -55,10 +55,10 @@ def with_own_result(
             collect=(),
             notes=_notes(verdict, record),
         )
-    if not stands.is_final:
-        note = f"the run has not ended: it is {stands.value}"
+    if not final_state.is_final:
+        note = f"the run has not ended: it is {final_state.value}"
         return replace(verdict, notes=(*verdict.notes, note))
-    own = finding_of(result, stands)
+    own = finding_of(result, final_state)
     if own is None:
         return verdict
     first = _joined(own, verdict)
@@ -83,7 +83,7 @@ def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
     report = result.report if result is not None else None
     if result is not None and result.cause is not None and report is not None:
         return LogFinding(
-            cause=word_of(result.cause),
+            cause=cause_of_end(result.cause),
             error=report.error,
             confidence=HIGH,
             weight=2 * Weight.SCHEDULER,
@@ -136,7 +136,7 @@ def foreign_store(case: Case, result: Result, masters: Collection[str]) -> LogFi
     )
 
 
-def word_of(end: WorkerEnd) -> str:
+def cause_of_end(end: WorkerEnd) -> str:
     """Return the cause word for an end that a head saw."""
     if end.memory_evidence:
         return "out-of-memory"
@@ -174,8 +174,8 @@ def is_same(found: LogFinding, own: LogFinding) -> bool:
     """Return whether a finding from the logs is about the end that the head names."""
     if found.cause == own.cause:
         return True
-    told = " ".join((own.error, *own.because))
-    return any(_words(line) in told for line in found.evidence if _words(line))
+    head_words = " ".join((own.error, *own.because))
+    return any(_words(line) in head_words for line in found.evidence if _words(line))
 
 
 def _words(line: LogLine) -> str:

@@ -44,7 +44,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedNodes:
+class RequestedResources:
     """The resources of a job according to its directives; None: not given.
 
     Attributes:
@@ -95,13 +95,13 @@ def option_pairs(
 ) -> Iterable[tuple[str, str]]:
     """Yield names and values of `--nodes=2`, `--nodes 2`, `-N2` and `-N 2`; no value is empty."""
     for index, word in enumerate(words):
-        behind = words[index + 1] if index + 1 < len(words) else ""
-        behind = "" if behind.startswith("-") else behind
+        following = words[index + 1] if index + 1 < len(words) else ""
+        following = "" if following.startswith("-") else following
         if word.startswith("--") or (long_by_one_dash and re.match(r"-[a-z]{2}", word)):
             name, equals, value = word.lstrip("-").partition("=")
-            yield name, value if equals else behind
+            yield name, value if equals else following
         elif re.match(r"-[A-Za-z]", word):
-            yield word[1], word[2:].lstrip("=") or behind
+            yield word[1], word[2:].lstrip("=") or following
 
 
 def _pbs_pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
@@ -118,14 +118,14 @@ def _pbs_pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
         yield word[1], value
 
 
-def read_allocation(scheduler: Scheduler, options: Sequence[Option]) -> AskedNodes:
+def read_allocation(scheduler: Scheduler, options: Sequence[Option]) -> RequestedResources:
     """Return the resources that the options request."""
     options = [option for option in options if not option.late]
     if scheduler is Scheduler.SLURM:
         return _slurm(options)
     if scheduler is Scheduler.PBS:
         return _pbs(options)
-    return AskedNodes()
+    return RequestedResources()
 
 
 def whole(text: str | None) -> int | None:
@@ -154,10 +154,10 @@ def count_typed(text: str) -> int | None:
     return sum(known) if known and len(known) == len(counts) else None
 
 
-def _slurm(options: Sequence[Option]) -> AskedNodes:
+def _slurm(options: Sequence[Option]) -> RequestedResources:
     given = {option.name: option for option in options}
     if "hetjob" in given or "packjob" in given:
-        return AskedNodes(scheduler=Scheduler.SLURM, has_time_limit="time" in given)
+        return RequestedResources(scheduler=Scheduler.SLURM, has_time_limit="time" in given)
 
     def value(name: str) -> str | None:
         return given[name].value if name in given else None
@@ -175,7 +175,7 @@ def _slurm(options: Sequence[Option]) -> AskedNodes:
     gpus, gpus_line = _slurm_gpus(given, nodes, per_node)
     shared = [given[n].line for n in ("array", "oversubscribe") if n in given]
     exclusive = "exclusive" in given
-    return AskedNodes(
+    return RequestedResources(
         scheduler=Scheduler.SLURM,
         nodes=nodes,
         nodes_line=given["nodes"].line if "nodes" in given else 0,
@@ -206,7 +206,7 @@ def _slurm_gpus(
     return None, 0
 
 
-def _pbs(options: Sequence[Option]) -> AskedNodes:
+def _pbs(options: Sequence[Option]) -> RequestedResources:
     resources = dict(_pbs_resources(options))
     shared = [o.line for o in options if o.name in ("J", "t")]
     place = resources.get("place", ("", 0))
@@ -221,7 +221,7 @@ def _pbs(options: Sequence[Option]) -> AskedNodes:
         if name in resources:
             text, line = resources[name]
             return _from_chunks(text, line, base)
-    return AskedNodes(**base)  # type: ignore[arg-type]
+    return RequestedResources(**base)  # type: ignore[arg-type]
 
 
 def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, int]]]:
@@ -233,7 +233,7 @@ def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, 
                 yield key.strip(), (value.strip(), option.line)
 
 
-def _from_chunks(text: str, line: int, base: dict[str, object]) -> AskedNodes:
+def _from_chunks(text: str, line: int, base: dict[str, object]) -> RequestedResources:
     """Return the allocation of `2:ncpus=8:ngpus=4+1:ncpus=8`; keep only what all chunks share."""
     chunks = [_chunk(part) for part in text.split("+")]
     nodes = sum(count for count, _ in chunks)
@@ -241,7 +241,7 @@ def _from_chunks(text: str, line: int, base: dict[str, object]) -> AskedNodes:
     slots = {whole(keys.get("mpiprocs", keys.get("ppn", "1"))) for _, keys in chunks}
     cpus = any("ncpus" in keys or "ppn" in keys for _, keys in chunks)
     gpus = gpu_counts.pop() if len(gpu_counts) == 1 else None
-    return AskedNodes(
+    return RequestedResources(
         **base,  # type: ignore[arg-type]
         nodes=nodes if 0 < nodes <= MAX_NODES else None,
         nodes_line=line,

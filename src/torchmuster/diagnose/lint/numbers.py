@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torchmuster.diagnose.lint.allocation import (
-    AskedNodes,
     Option,
+    RequestedResources,
     Scheduler,
     read_allocation,
     read_options,
@@ -34,7 +34,7 @@ class JobScript:
     lines: tuple[str, ...]
     scheduler: Scheduler
     options: tuple[Option, ...]
-    allocation: AskedNodes
+    allocation: RequestedResources
     shell: ShellScript
 
 

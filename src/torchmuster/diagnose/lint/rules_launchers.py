@@ -13,8 +13,8 @@ from torchmuster.diagnose.lint.starts import (
     WRAPPERS,
     ScriptStart,
     option,
-    takes_part,
     tasks_per_node,
+    uses_part_of_nodes,
 )
 
 # How other launchers than torchrun get the numbers of nodes and workers.
@@ -123,16 +123,16 @@ def launcher_nodes(view: ScriptView) -> Iterator[LintFinding]:
         launcher, given = LAUNCHERS.get(start.kind), options_of(start)
         if launcher is None or given.partial or start.command.conditional:
             continue
-        if takes_part(start, view.job) or _is_by_deepspeed(given):
+        if uses_part_of_nodes(start, view.job) or _is_by_deepspeed(given):
             continue
         nodes = given.number(launcher.nodes, view.job, start.line)
         if view.nodes is None and (nodes or 1) > 1:
             yield from _without_address(start, launcher, given)
         elif (view.nodes or 1) > 1 and start.wrapper is not None:
-            yield from _told_wrong(view, start, launcher, given, nodes)
+            yield from _wrong_options(view, start, launcher, given, nodes)
 
 
-def _told_wrong(
+def _wrong_options(
     view: ScriptView,
     start: ScriptStart,
     launcher: LaunchOptions,
@@ -258,7 +258,11 @@ def _of_deepspeed(
         what = f"--num_nodes is {nodes}, and the job has {view.nodes} nodes"
         why = "deepspeed takes as many hosts of its file: some are not of this job"
         return error("deepspeed-hosts", start.line, what, why, f"--num_nodes={view.nodes}")
-    if start.wrapper in SPREAD and "no_ssh" not in given.values and not takes_part(start, view.job):
+    if (
+        start.wrapper in SPREAD
+        and "no_ssh" not in given.values
+        and not uses_part_of_nodes(start, view.job)
+    ):
         what = f"{start.wrapper} starts deepspeed on every node, and each one starts all nodes"
         why = "deepspeed reaches the nodes of its host file by itself"
         fix = f"leave {start.wrapper} out, or add --no_ssh --node_rank=... --master_addr=..."
@@ -289,25 +293,29 @@ def lightning(view: ScriptView) -> Iterator[LintFinding]:
             continue
         if not _LIGHTNING.search(" ".join([*start.words, view.job.text])) or start.options:
             continue
-        told = _told_lightning(view, start)
+        of_trainer = _lightning_numbers(view, start)
         tasks, nodes = view.job.allocation.tasks_per_node, view.nodes
         if "ntasks-per-node" not in given and (view.job.allocation.ntasks or 1) > 1:
             what = "Lightning refuses --ntasks without --ntasks-per-node"
             why = "it looks for SLURM_NTASKS_PER_NODE, which Slurm sets for that option only"
             fix = f"#SBATCH --ntasks-per-node={tasks or 'N'}"
             yield error("lightning", start.line, what, why, fix)
-        elif "devices" in told and "ntasks-per-node" in given and told["devices"] != tasks:
-            what = f"devices is {told['devices']}, and --ntasks-per-node is {tasks}"
+        elif (
+            "devices" in of_trainer
+            and "ntasks-per-node" in given
+            and of_trainer["devices"] != tasks
+        ):
+            what = f"devices is {of_trainer['devices']}, and --ntasks-per-node is {tasks}"
             why = "Lightning under srun has one task for each device, and ends when the two differ"
-            fix = f"#SBATCH --ntasks-per-node={told['devices']}"
+            fix = f"#SBATCH --ntasks-per-node={of_trainer['devices']}"
             yield error("lightning", start.line, what, why, fix)
-        elif "num_nodes" in told and nodes is not None and told["num_nodes"] != nodes:
-            what = f"num_nodes is {told['num_nodes']}, and the job has {nodes} nodes"
+        elif "num_nodes" in of_trainer and nodes is not None and of_trainer["num_nodes"] != nodes:
+            what = f"num_nodes is {of_trainer['num_nodes']}, and the job has {nodes} nodes"
             why = "Lightning compares it with SLURM_NNODES, and ends when the two differ"
             yield error("lightning", start.line, what, why, f"num_nodes={nodes}")
 
 
-def _told_lightning(view: ScriptView, start: ScriptStart) -> dict[str, int]:
+def _lightning_numbers(view: ScriptView, start: ScriptStart) -> dict[str, int]:
     """Return the numbers for Lightning's Trainer among the script's arguments."""
     found: dict[str, int] = {}
     for index, word in enumerate(start.words):
@@ -315,8 +323,8 @@ def _told_lightning(view: ScriptView, start: ScriptStart) -> dict[str, int]:
         match = _DEVICES.fullmatch(name)
         if match is None or not (equals or name.startswith("--")):
             continue
-        behind = start.words[index + 1] if index + 1 < len(start.words) else ""
-        count = number(value if equals else behind, view.job, start.line)
+        following = start.words[index + 1] if index + 1 < len(start.words) else ""
+        count = number(value if equals else following, view.job, start.line)
         if count is not None:
             found[match[1]] = count
     return found
@@ -335,7 +343,7 @@ def mpi_ranks(view: ScriptView) -> Iterator[LintFinding]:
             continue
         text = option(start, "np", "n")
         ranks = number(text, view.job, start.line) if text is not None else None
-        if ranks is None or not nodes or not gpus or takes_part(start, view.job):
+        if ranks is None or not nodes or not gpus or uses_part_of_nodes(start, view.job):
             continue
         if ranks not in (1, nodes) and ranks < nodes * gpus:
             what = f"{start.wrapper} starts {ranks} ranks, and the job has {nodes * gpus} GPUs"
@@ -381,7 +389,7 @@ def ray_nodes(view: ScriptView) -> Iterator[LintFinding]:
 def _reaches_all(view: ScriptView, start: ScriptStart) -> bool:
     return (
         start.wrapper in SPREAD
-        and not takes_part(start, view.job)
+        and not uses_part_of_nodes(start, view.job)
         and option(start, "n", "ntasks") != "1"
     )
 

@@ -11,7 +11,7 @@ from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, err
 from torchmuster.diagnose.lint.numbers import is_node_count, number
 from torchmuster.diagnose.lint.shell_lex import shown
 from torchmuster.diagnose.lint.shell_script import variables_of
-from torchmuster.diagnose.lint.starts import ScriptStart, takes_part, tasks_per_node
+from torchmuster.diagnose.lint.starts import ScriptStart, tasks_per_node, uses_part_of_nodes
 from torchmuster.launcher.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 
 LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(?::.*)?", re.IGNORECASE)
@@ -52,7 +52,7 @@ def _text_on_nodes(view: ScriptView, start: ScriptStart, text: str) -> str:
 
 def _has_a_turn_for_each_node(view: ScriptView, start: ScriptStart) -> bool:
     """Return whether the line is in a loop over nodes, not over settings for all nodes."""
-    to_one = start.wrapper in ("ssh", "pbsdsh") or takes_part(start, view.job)
+    to_one = start.wrapper in ("ssh", "pbsdsh") or uses_part_of_nodes(start, view.job)
     return start.command.looped and start.wrapper is not None and to_one
 
 
@@ -215,7 +215,7 @@ def node_rank(view: ScriptView) -> Iterator[LintFinding]:
     for start in view.starts:
         if start.given is None or start.wrapper not in SPREAD or start.given.standalone:
             continue
-        if start.partial or not view.is_wide(start) or takes_part(start, view.job):
+        if start.partial or not view.is_wide(start) or uses_part_of_nodes(start, view.job):
             continue
         text, static = start.given.node_rank, start.given.rdzv_backend == "static"
         said = any(re.match(r"--node[-_]rank", word) for word in start.words)

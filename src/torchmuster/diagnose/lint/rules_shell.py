@@ -57,12 +57,12 @@ def _joined(view: ScriptView, line: int) -> str:
     return text if len(text) <= 70 else f"{text[:67]}..."
 
 
-def blanks_behind_backslash(view: ScriptView) -> Iterator[LintFinding]:
+def blanks_after_backslash(view: ScriptView) -> Iterator[LintFinding]:
     """Report a backslash with blanks after it: the command ends there.
 
     Source: the bash manual, "Escape Character".
     """
-    for line in view.job.shell.slips.blanks_behind:
+    for line in view.job.shell.slips.blanks_after:
         what = "there are blanks after the backslash"
         why = "the command ends here, and the next line runs as a separate command"
         yield error(
@@ -135,18 +135,18 @@ def not_exported(view: ScriptView) -> Iterator[LintFinding]:
     if shell.exports_all or not view.starts:
         return
     used = set(variables_of(view.job.text))
-    told: set[str] = set()
+    reported: set[str] = set()
     for given in shell.assignments:
         name = given.name
         if (
             given.exported
             or name in shell.exports
-            or name in told
+            or name in reported
             or not _FOR_WORKERS.fullmatch(name)
         ):
             continue
         if name not in used:
-            told.add(name)
+            reported.add(name)
             what = f"{name} is set but not exported"
             why = "it exists in this shell only: no worker gets it"
             yield warning(
@@ -313,14 +313,14 @@ def pbsdsh_dashes(view: ScriptView) -> Iterator[LintFinding]:
     Source: OpenPBS 23.06: `invalid option`, its usage, exit code 1.
     """
     for command in view.job.shell.commands:
-        rest = _behind_options(command.texts[1:]) if command.name == "pbsdsh" else ()
+        rest = _after_options(command.texts[1:]) if command.name == "pbsdsh" else ()
         if rest and rest[0] != "--" and any(word.startswith("-") for word in rest[1:]):
             what = f"pbsdsh reads the options of `{shown(rest[0])}` as its own and stops"
             fix = "pbsdsh -- PROGRAM --option ..."
             yield error("pbsdsh-dashes", command.line, what, "there is no `--` before it", fix)
 
 
-def _behind_options(words: Sequence[str]) -> Sequence[str]:
+def _after_options(words: Sequence[str]) -> Sequence[str]:
     """Return the words after pbsdsh's own options: `--`, or the program."""
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
@@ -332,7 +332,7 @@ def _first_of_pbsdsh(start: ScriptStart) -> str | None:
     words = start.command.texts
     if start.wrapper != "pbsdsh" or not words or start.command.name != "pbsdsh":
         return None
-    rest = _behind_options(words[1:])
+    rest = _after_options(words[1:])
     program = rest[1:] if rest and rest[0] == "--" else rest
     return program[0] if program else None
 
@@ -370,7 +370,7 @@ def gpus_variable(view: ScriptView) -> Iterator[LintFinding]:
 
 RULES: tuple[Rule, ...] = (
     glued_continuation,
-    blanks_behind_backslash,
+    blanks_after_backslash,
     lost_continuation,
     comment_inside,
     windows_lines,

@@ -7,7 +7,13 @@ from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, err
 from torchmuster.diagnose.lint.numbers import counts_slots, number
 from torchmuster.diagnose.lint.rules_launchers import workers_per_node
 from torchmuster.diagnose.lint.shell_lex import shown
-from torchmuster.diagnose.lint.starts import ScriptStart, option, takes_part, tasks, tasks_per_node
+from torchmuster.diagnose.lint.starts import (
+    ScriptStart,
+    option,
+    tasks,
+    tasks_per_node,
+    uses_part_of_nodes,
+)
 
 # On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full
 # path after `--`.
@@ -209,7 +215,7 @@ def _shares_a_node(view: ScriptView, start: ScriptStart) -> bool:
     """Return whether other lines may use the other GPUs, or the line was given only some."""
     given = {a.name for a in start.command.environment} | view.job.shell.exports
     together = start.command.background or start.command.conditional
-    return together or "CUDA_VISIBLE_DEVICES" in given or takes_part(start, view.job)
+    return together or "CUDA_VISIBLE_DEVICES" in given or uses_part_of_nodes(start, view.job)
 
 
 def no_gpus_requested(view: ScriptView) -> Iterator[LintFinding]:
@@ -279,7 +285,7 @@ def cpus_not_inherited(view: ScriptView) -> Iterator[LintFinding]:
         )
 
 
-def gres_beside_gpus(view: ScriptView) -> Iterator[LintFinding]:
+def gres_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
     """Report `--gres=gpu:N` together with `--gpus-per-node=N`: both request the same.
 
     Source: sbatch(1): --gpus-per-node and --gres name the same resource.
@@ -364,7 +370,7 @@ RULES: tuple[Rule, ...] = (
     idle_gpus,
     no_gpus_requested,
     cpus_not_inherited,
-    gres_beside_gpus,
+    gres_and_gpus,
     no_time_limit,
     late_directive,
     deprecated_launch,

@@ -149,13 +149,13 @@ def unset_variable(view: ScriptView) -> Iterator[LintFinding]:
     guarded = {
         name for match in _GUARDED.finditer(view.job.text) for name in match.groups() if name
     }
-    told: set[str] = set()
+    reported: set[str] = set()
     elsewhere = any(c.name in _OTHER_FILES for c in view.job.shell.commands)
     for line, name in _uses(view.job.shell):
-        if name in given | guarded | told or is_from_elsewhere(name):
+        if name in given | guarded | reported or is_from_elsewhere(name):
             continue
-        told.add(name)
-        if len(told) > _MAX_NAMES:
+        reported.add(name)
+        if len(reported) > _MAX_NAMES:
             return
         near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.88)
         if near and not _are_of_one_kind(name, near[0]):

@@ -50,7 +50,7 @@ class Slips:
     """
 
     glued: list[int] = field(default_factory=list)
-    blanks_behind: list[int] = field(default_factory=list)
+    blanks_after: list[int] = field(default_factory=list)
     comments_inside: list[int] = field(default_factory=list)
 
 
@@ -201,7 +201,7 @@ class _Lexer:
         if rest[:1] == "\n" or rest == "\r\n":
             self._continue(2 if rest[:1] == "\n" else 3)
         elif (match := _BLANKS_AT_END.match(self.text, self.position)) is not None:
-            self.slips.blanks_behind.append(self.line)
+            self.slips.blanks_after.append(self.line)
             self._end_word()
             self._continue(len(match[0]))
         else:

@@ -80,7 +80,7 @@ _LAUNCHERS = {
 }
 _NO_TRAINING = frozenset({"-c", "-V", "--version", "pip", "venv", "torch.utils.collect_env"})
 _MAX_STARTS, _MAX_DEPTH, _MAX_WORDS = 100, 3, 2000
-_BEHIND_OPTIONS = re.compile(r"\.py$|^-m$|^--(?:nnodes|nproc|rdzv|master|node|max)|^[$]")
+_FOLLOWS_OPTIONS = re.compile(r"\.py$|^-m$|^--(?:nnodes|nproc|rdzv|master|node|max)|^[$]")
 _MENTIONS = re.compile(r"torchrun|torch\.distributed|python|accelerate|deepspeed|fabric|ray start")
 
 
@@ -169,7 +169,7 @@ def option(start: ScriptStart, *names: str) -> str | None:
     return next((start.options[name] for name in names if name in start.options), None)
 
 
-def takes_part(start: ScriptStart, job: JobScript) -> bool:
+def uses_part_of_nodes(start: ScriptStart, job: JobScript) -> bool:
     """Return whether a step uses only some of the job's nodes."""
     text = option(start, "nodes", "N")
     part = text is not None and number(text, job, start.line) != job.allocation.nodes
@@ -358,11 +358,11 @@ def _without_unknown(words: Sequence[str]) -> list[str]:
     """Return the words without variables for options that this script does not set."""
     kept: list[str] = []
     for index, word in enumerate(words):
-        behind = words[index + 1] if index + 1 < len(words) else ""
+        following = words[index + 1] if index + 1 < len(words) else ""
         bare = word[:1] in (*"$", FIXED, DEFERRED) and not re.search(r"[./]\w", word)
         bare = bare or is_substitution(word)
         is_value = bool(kept) and kept[-1].startswith("-") and "=" not in kept[-1]
-        if not (bare and not is_value and _BEHIND_OPTIONS.search(behind)):
+        if not (bare and not is_value and _FOLLOWS_OPTIONS.search(following)):
             kept.append(word)
         if re.search(r"\.py$", word):
             return [*kept, *words[index + 1 :]]

@@ -403,8 +403,8 @@ def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]
             whole = text.rstrip(b"\0").removesuffix(b"\n")
         open_end = text[len(whole) :][:9]  # a line's end and a hole, which may continue
         has_begun = has_begun or text != b""
-        behind_end = ends_line and whole.startswith(b"\0")
-        yield without_holes(b"\n" + whole)[1:] if behind_end else without_holes(whole)
+        after_line_end = ends_line and whole.startswith(b"\0")
+        yield without_holes(b"\n" + whole)[1:] if after_line_end else without_holes(whole)
         ends_line = whole.endswith(b"\n") if whole else ends_line
     yield open_end[:1].strip(b"\0")
     if num_zeros:

@@ -97,7 +97,7 @@ def next_faster(link: NetworkLink) -> tuple[str, NetworkLink] | None:
 
 
 MORE_MICRO_STEPS = 4
-WORTH_TELLING = 1.02  # a smaller gain is within the error of any model
+MIN_GAIN = 1.02  # a smaller gain is within the error of any model
 _BF16_HOOK = "register_comm_hook(None, default_hooks.bf16_compress_hook); sums are rounded to bf16"
 
 
@@ -160,7 +160,7 @@ def suggest(work: Work, cluster: Cluster, num_nodes: int, gradient_size: int) ->
     for option in _options(work, cluster, num_nodes, gradient_size):
         after = predict(option.work, option.cluster, option.num_nodes)
         gain = after.efficiency / before.efficiency
-        if gain >= WORTH_TELLING:
+        if gain >= MIN_GAIN:
             change = JobChange(what=option.what, gain=gain, step_s=after.step_s, note=option.note)
             found.append(change)
     return sorted(found, key=lambda change: -change.gain)

@@ -243,9 +243,9 @@ def ddp_waits(
     for bucket, sum_s in zip(buckets, sums_s, strict=True):
         begin_s = max(bucket.ready_s + late_s, end_s)
         end_s = begin_s + sum_s
-        beside_s = min(end_s, backward_s + late_s) - begin_s
-        if beside_s > 0 and sum_s > 0:
-            late_s += cpu_s_per_byte * bucket.size_bytes * min(1.0, beside_s / sum_s)
+        overlap_s = min(end_s, backward_s + late_s) - begin_s
+        if overlap_s > 0 and sum_s > 0:
+            late_s += cpu_s_per_byte * bucket.size_bytes * min(1.0, overlap_s / sum_s)
     return max(0.0, end_s - backward_s - late_s), late_s
 
 

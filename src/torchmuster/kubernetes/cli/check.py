@@ -20,9 +20,9 @@ _NODES = 2
 
 def cluster_rows(site: "Site") -> list[dict[str, Any]]:
     """Return what kubectl reports about a site, as rows."""
-    from torchmuster.kubernetes.pods.check import look_at_cluster
+    from torchmuster.kubernetes.pods.check import check_cluster
 
-    found = look_at_cluster(dict(site.own_keys), site.queue_name)
+    found = check_cluster(dict(site.own_keys), site.queue_name)
     return [row(one.check, ok=one.ok, found=one.words) for one in found]
 
 

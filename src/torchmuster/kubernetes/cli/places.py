@@ -10,8 +10,8 @@ import click
 from torchmuster.core.cli.place import warn
 from torchmuster.core.files.layout import RunDir, runs_dir, short_id
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.launcher.cli.places.jobs import AsJob, SameJob, submit
-from torchmuster.multirun.cli.places import StartSweep, SweepAt
+from torchmuster.launcher.cli.places.jobs import JobPlace, ResubmittedJob, submit
+from torchmuster.multirun.cli.places import StartSweep, SweepCell
 from torchmuster.workflow.cli.places import AsJobs
 
 if TYPE_CHECKING:
@@ -85,18 +85,18 @@ def submit_to_pods(
     from torchmuster.core.spec.problems import Problems
     from torchmuster.kubernetes.engine.wishes import keeps_runs
     from torchmuster.kubernetes.pods.bring import check_code, lost_with_pods, shown_files
-    from torchmuster.kubernetes.pods.check import look_at_claims
+    from torchmuster.kubernetes.pods.check import check_claims
     from torchmuster.kubernetes.pods.members import array_of, submit_pods
     from torchmuster.kubernetes.pods.sweep_runs import note_request
     from torchmuster.launcher.jobs.jobs import note_refusal
-    from torchmuster.multirun.cli.sweep_jobs import check_follower, follow_unless
+    from torchmuster.multirun.cli.sweep_jobs import check_stop_rule, follow_unless
     from torchmuster.multirun.sweep.create import create_sweep_dir
     from torchmuster.multirun.sweep.stop_rules import check_rule
 
     problems = Problems()
     is_of_runs = given["nodes"] > 1
     if not is_of_runs:
-        check_follower(given, problems)
+        check_stop_rule(given, problems)
     plan, job = _plan(given, site, problems)
     check_code(plan.run)
     if given["dry_run"]:
@@ -105,7 +105,7 @@ def submit_to_pods(
         return show_manifest(replace(shown, brings=(*shown_files(), *more)), dialect)
     if plan.stop is not None:
         check_rule(plan.stop)  # before anything is made
-    for sentence in (*look_at_claims(job), *lost_with_pods(job), *dialect.unmapped(job)):
+    for sentence in (*check_claims(job), *lost_with_pods(job), *dialect.unmapped(job)):
         click.echo(f"muster: {sentence}", err=True)
     run_dir = create_sweep_dir(plan)
     if is_of_runs:
@@ -159,7 +159,7 @@ def _gpus_of_pod(request: "RunRequest", site: "Site") -> int:
     return min(site.gpus_per_node or 0, workers)
 
 
-class AsPods(AsJob):
+class PodsPlace(JobPlace):
     """Pods of a cluster as a place for runs; without a volume the run lives in the pods."""
 
     kind = "pods"
@@ -190,13 +190,13 @@ class AsPods(AsJob):
 
     def settle(self, plan: "RunPlan") -> "RunPlan":
         from torchmuster.kubernetes.pods.bring import lost_with_pods
-        from torchmuster.kubernetes.pods.check import look_at_claims
-        from torchmuster.kubernetes.pods.release import words_on_leavers
+        from torchmuster.kubernetes.pods.check import check_claims
+        from torchmuster.kubernetes.pods.release import warn_of_leaving_pods
 
         self._settled = self._job(plan)
-        warn([*look_at_claims(self._settled), *lost_with_pods(self._settled)])
+        warn([*check_claims(self._settled), *lost_with_pods(self._settled)])
         is_named = self._request.run_id is not None
-        if is_named and (text := words_on_leavers(self._settled)) is not None:
+        if is_named and (text := warn_of_leaving_pods(self._settled)) is not None:
             warn([text])
         return plan
 
@@ -225,13 +225,13 @@ class AsPods(AsJob):
         return try_pods(self.site, limit_s), note
 
 
-class SamePods(SameJob):
+class SamePods(ResubmittedJob):
     """The cluster of an earlier run in pods; resumes from snapshots that have outlived the pods."""
 
     def settle(self, plan: "RunPlan") -> "RunPlan":
-        from torchmuster.kubernetes.pods.again import find_before
+        from torchmuster.kubernetes.pods.again import find_earlier_run
         from torchmuster.kubernetes.pods.bring import check_code, settle_place
-        from torchmuster.kubernetes.pods.check import look_at_claims
+        from torchmuster.kubernetes.pods.check import check_claims
         from torchmuster.kubernetes.pods.reach import pod_order
         from torchmuster.launcher.engines.base import object_dialect
 
@@ -243,11 +243,11 @@ class SamePods(SameJob):
                 fix="type its command again",
             )
         self._order = order
-        self._before = find_before(self._old, order, self._asked.request)
+        self._before = find_earlier_run(self._old, order, self._asked.request)
         check_code(plan)
         job = self._asked.renamed(RunDir(os.path.join(runs_dir(), plan.run_id)))
         self._job = settle_place(replace(job, run_id=plan.run_id), job.num_nodes)
-        warn(look_at_claims(self._job))
+        warn(check_claims(self._job))
         return plan
 
     def start(self, plan: "RunPlan", run_dir: RunDir, *, detach: bool) -> "Follow | None":
@@ -307,7 +307,7 @@ class GroupsInPods(AsJobs):
         remove_groups(old)
 
 
-class SweepInPods(SweepAt):
+class SweepInPods(SweepCell):
     """A sweep whose members are the pods of one Job."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:

@@ -27,16 +27,16 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
     """
     from torchmuster.kubernetes.pods.bring import lost_with_pods, settle_site
     from torchmuster.kubernetes.pods.bring_group import (
+        find_unsupported,
+        jobset_warning,
         makes_sets,
         plan_group,
         pod_kinds,
-        refuse_what_pods_can_not,
         warnings_of_group,
-        why_a_set,
     )
-    from torchmuster.kubernetes.pods.check import look_at_claims
+    from torchmuster.kubernetes.pods.check import check_claims
 
-    if found := refuse_what_pods_can_not(plan, site):
+    if found := find_unsupported(plan, site):
         raise ManyErrors(found)
     keys = dict(site.own_keys)
     warnings: dict[str, None] = {}
@@ -48,11 +48,11 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
     several = {name: number for name, number in kinds.items() if number > 1}
     settled = settle_site(site, has_kinds=bool(several))
     if several and site.queue_name is not None and not makes_sets(settled):
-        warnings[why_a_set(several)] = None
+        warnings[jobset_warning(several)] = None
     begin = (group for group in plan.groups if group.name not in plan.reused)
     jobs = [job for group in begin for job in plan_group(plan, group, settled).jobs]
     for job in sorted(jobs, key=lambda job: job.num_nodes)[-1:]:  # all have the same volumes
-        warnings |= dict.fromkeys((*look_at_claims(job), *lost_with_pods(job)))
+        warnings |= dict.fromkeys((*check_claims(job), *lost_with_pods(job)))
     for warning in warnings:
         click.echo(f"muster: {warning}", err=True)
     return settled

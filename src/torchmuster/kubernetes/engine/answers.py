@@ -28,7 +28,7 @@ CONTEXT_ANNOTATION = "torchmuster.dev/context"
 RUN_ID_ANNOTATION = "torchmuster.dev/run-id"
 _POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
 # Events that say more than a pod's own status while its container is being created.
-PREPARED = "ContainerCreating"
+BEING_CREATED = "ContainerCreating"
 _OF_PREPARED = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 _HEAD = 0  # the index of the pod whose success is the run's
 
@@ -222,7 +222,7 @@ def _pod(one: Mapping[str, Any]) -> Pod:
     mine: Mapping[str, Any] = next(ours, {})
     state = mine.get("state", {})
     conditions = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
-    waits = _of_pull(_reason(state["waiting"])) if "waiting" in state else None
+    waits = _pull_cause(_reason(state["waiting"])) if "waiting" in state else None
     if waits is None and conditions.get("PodScheduled", (True, None))[0] is False:
         waits = conditions["PodScheduled"][1]
     disrupted, why = conditions.get("DisruptionTarget", (False, None))
@@ -256,7 +256,7 @@ def _memory_limit(spec: Mapping[str, Any]) -> str | None:
     return str(limit) if limit is not None else None
 
 
-def _of_pull(reason: ClusterReason) -> ClusterReason:
+def _pull_cause(reason: ClusterReason) -> ClusterReason:
     """Return the cause of a pull that is being retried.
 
     The reason alternates between two words; the message of `ImagePullBackOff` repeats the cause.
@@ -400,8 +400,8 @@ def _state(
         return (JobState.ENDING if newest else JobState.CANCELLED), None
     if "Suspended" in run.conditions:
         return JobState.HELD, queue or run.conditions["Suspended"]
-    if (ended_beside := _ended_beside(newest.get(_HEAD))) is not None:
-        return ended_beside, None
+    if (sidecar_state := _ended_next_to_sidecar(newest.get(_HEAD))) is not None:
+        return sidecar_state, None
     head = newest.get(_HEAD)
     if head is not None and head.end is not None and head.end.exit_code in (0, FINAL_CODE):
         # The Job reports its end in a moment; pods that never came may be the reason.
@@ -427,7 +427,7 @@ WAITS_FOR_CLIENT = (
 )
 
 
-def _ended_beside(head: Pod | None) -> JobState | None:
+def _ended_next_to_sidecar(head: Pod | None) -> JobState | None:
     """Return how a run ended whose first pod keeps running because of another container."""
     if head is None or not head.others or head.end is None:
         return None
@@ -451,14 +451,14 @@ def _why_missing(
     if waiting:
         reason = waiting[0][1]
         of_node = [one for one in warnings if one.word in _OF_PREPARED]
-        if reason.word == PREPARED and of_node:
+        if reason.word == BEING_CREATED and of_node:
             reason = of_node[-1]
-        return _of_several([index for index, _ in waiting], reason, run.num_pods)
+        return _with_count([index for index, _ in waiting], reason, run.num_pods)
     if len(there) < missing.count(None) and warnings:
         return warnings[-1]
     gone = [(pod.index, why) for pod in there if (why := why_gone(pod)) is not None]
     if gone:
-        return _of_several([index for index, _ in gone], gone[0][1], run.num_pods)
+        return _with_count([index for index, _ in gone], gone[0][1], run.num_pods)
     return warnings[-1] if warnings and None in missing else None
 
 
@@ -473,7 +473,7 @@ def why_gone(pod: Pod) -> ClusterReason | None:
     return ClusterReason(word=pod.end.reason.word, message=f"exit code {pod.end.exit_code}")
 
 
-def _of_several(indices: Sequence[int], reason: ClusterReason, num_pods: int) -> ClusterReason:
+def _with_count(indices: Sequence[int], reason: ClusterReason, num_pods: int) -> ClusterReason:
     if len(set(indices)) == num_pods:
         return reason
     which = f"(pod {compress_ranks(sorted(set(indices)))})"

@@ -14,8 +14,8 @@ from typing import Any
 from torchmuster.core.model.links import ResubmitMethod
 from torchmuster.core.model.verdict import Report
 from torchmuster.kubernetes.engine.answers import (
+    BEING_CREATED,
     CONTEXT_ANNOTATION,
-    PREPARED,
     RUN_LABEL,
     PodsOfRun,
     queue_reasons,
@@ -35,7 +35,7 @@ from torchmuster.kubernetes.engine.manifest import (
 from torchmuster.kubernetes.engine.wishes import kind_name, name_in_set, pods_of, sets_of
 from torchmuster.launcher.engines import base
 from torchmuster.launcher.engines.base import EngineError, NodeStart
-from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_words
+from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_scheduler_texts
 from torchmuster.launcher.model.job import Allocation, JobRequest, JobView
 
 # Kubernetes' reasons in sentences: why pods wait, what can't heal, why kubectl refuses a command.
@@ -45,7 +45,9 @@ from torchmuster.launcher.model.job import Allocation, JobRequest, JobView
 # control plane.
 
 
-_WORDS = read_words(os.path.join(os.path.dirname(__file__), "kubernetes.txt"), "{}(?![A-Za-z])")
+_WORDS = read_scheduler_texts(
+    os.path.join(os.path.dirname(__file__), "kubernetes.txt"), "{}(?![A-Za-z])"
+)
 REFUSALS = _WORDS.refuses
 REASONS = WaitReasons(
     table=_WORDS.waits,
@@ -324,7 +326,7 @@ class KubernetesDialect:
 def _says_no_more(run: PodsOfRun) -> bool:
     """Say whether pods are missing and only events can say why."""
     reason = view_of(run).reason
-    return run.lacks_pods if reason is None else reason.startswith(PREPARED)
+    return run.lacks_pods if reason is None else reason.startswith(BEING_CREATED)
 
 
 def _queues_of(runs: Sequence[PodsOfRun]) -> list[tuple[str, str]]:

@@ -66,7 +66,7 @@ class PodResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodPlace:
+class PodScheduling:
     """Where pods may run, and as which user.
 
     Attributes:
@@ -129,7 +129,7 @@ class PodsRequest:
     first_index: int = 0
     parallel: int | None = None
     resources: PodResources = PodResources()
-    place: PodPlace = PodPlace()
+    place: PodScheduling = PodScheduling()
     claims: tuple[Claim, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -268,10 +268,14 @@ MOST_PARCELS = 4
 # The default requests: disk for the package, code and logs; CPU and memory at most as a LimitRange
 # usually sets by default, which is a limit.
 LEAST_MEMORY_BYTES = 512 << 20
-_LEAST = {"cpu": "500m", "memory": str(LEAST_MEMORY_BYTES), "ephemeral-storage": str(1 << 30)}
+_DEFAULT_REQUESTS = {
+    "cpu": "500m",
+    "memory": str(LEAST_MEMORY_BYTES),
+    "ephemeral-storage": str(1 << 30),
+}
 _SHM_BYTES = 64 << 30  # without a memory limit; a smaller node gives what it has
 MAX_HOST_NAME = 63
-_OF_POD = "-abcde"  # the suffix that the cluster adds to a pod's name; a JobSet counts it, too
+_POD_SUFFIX = "-abcde"  # the suffix that the cluster adds to a pod's name; a JobSet counts it, too
 # A mesh's proxy refuses foreign connections and never ends; autoscalers must not move a run.
 _ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
@@ -315,7 +319,7 @@ def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[
         UsageError: As for one Job.
     """
     for _, run in kinds:
-        _check(run, more=_OF_POD)
+        _check(run, more=_POD_SUFFIX)
     first_name, first = kinds[0]
     whole = replace(first, name=name)
     jobs: list[dict[str, Any]] = []
@@ -578,7 +582,7 @@ def _pod(run: PodsRequest) -> dict[str, Any]:
         pod["imagePullSecrets"] = [{"name": name} for name in place.pull_secrets]
     if place.host_network:
         pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-        pod["affinity"] = {"podAntiAffinity": _apart(run)}
+        pod["affinity"] = {"podAntiAffinity": _anti_affinity(run)}
     if security := _security_of_pod(place):
         pod["securityContext"] = security
     return pod
@@ -598,7 +602,7 @@ _TOLERATIONS = (
 )
 
 
-def _apart(run: PodsRequest) -> dict[str, Any]:
+def _anti_affinity(run: PodsRequest) -> dict[str, Any]:
     """Return an anti-affinity that keeps pods of a run on separate hosts, whose ports they use."""
     term = {
         "labelSelector": {"matchLabels": {RUN_LABEL: run.name}},
@@ -656,7 +660,7 @@ def _resources(wanted: PodResources, *, has_least: bool) -> dict[str, Any]:
     # Requests count for the scheduler, protect on a busy node, and make eviction less likely. A
     # Kueue queue admits no request for a resource it has no quota for: there only the user sets
     # them.
-    requests = dict(_LEAST) if has_least and wanted.has_least else {}
+    requests = dict(_DEFAULT_REQUESTS) if has_least and wanted.has_least else {}
     if wanted.cpus is not None:
         requests["cpu"] = str(wanted.cpus)
     if wanted.scratch_bytes is not None:
@@ -692,7 +696,7 @@ def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
     ]
 
 
-def _security_of_pod(place: PodPlace) -> dict[str, Any]:
+def _security_of_pod(place: PodScheduling) -> dict[str, Any]:
     user = place.user if place.user is not None or not place.restricted else 1000
     security: dict[str, Any] = {}
     if user is not None:
@@ -702,7 +706,7 @@ def _security_of_pod(place: PodPlace) -> dict[str, Any]:
     return security
 
 
-def _security_of_container(place: PodPlace) -> dict[str, Any]:
+def _security_of_container(place: PodScheduling) -> dict[str, Any]:
     if place.restricted:
         return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {"capabilities": {"add": ["IPC_LOCK"]}} if place.lock_memory else {}

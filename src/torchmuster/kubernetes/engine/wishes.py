@@ -15,15 +15,15 @@ from torchmuster.kubernetes.engine.manifest import (
     PACKAGE_FOLDER,
     SCRATCH_FOLDER,
     Claim,
-    PodPlace,
     PodResources,
+    PodScheduling,
     PodsRequest,
 )
 from torchmuster.kubernetes.node.order import DISK_BYTES_VARIABLE, MEMORY_BYTES_VARIABLE
 from torchmuster.launcher.model.job import JobRequest
 
 START = f"{PACKAGE_FOLDER}/start.py"
-DOOR_PORT = 29417  # fixed for all pods of a run: a pod's name is known before the pod exists
+SESSION_PORT = 29417  # fixed for all pods of a run: a pod's name is known before the pod exists
 TAKE_WITHIN_S = 900.0
 _DEADLINE_NET_S = 900  # the run watches its own time; the Job's limit catches a run that fails to
 _GRACE_S = 120
@@ -64,7 +64,7 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
             shm_bytes=_size(keys, "shm"),
             scratch_bytes=disk_bytes,
         ),
-        place=PodPlace(
+        place=PodScheduling(
             node_selector=dict(_pairs(keys, "node_selector")),
             tolerations=tuple(map(_toleration, _lines(keys, "tolerations"))),
             priority_class=keys.get("priority_class"),

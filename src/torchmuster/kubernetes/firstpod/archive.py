@@ -38,7 +38,7 @@ def wait_for_archive(
         with open(came, "rb") as file:
             atomic.replace_file(order.archive, file.read())
         return
-    if order.kept is not None and _take_kept(order, order.kept):
+    if order.kept is not None and _use_kept(order, order.kept):
         return
     begun = say_at = time.monotonic()
     while not _is_whole(order.archive, order):
@@ -69,7 +69,7 @@ def _how_far(order: PodOrder, elapsed_s: float) -> str:
     return f": {show_transfer(done, order.code_bytes, elapsed_s)}" if done else ""
 
 
-def _take_kept(order: PodOrder, kept: str) -> bool:
+def _use_kept(order: PodOrder, kept: str) -> bool:
     """Use the archive that an earlier run left on the volume; remove a damaged one.
 
     Raises:

@@ -31,11 +31,11 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.events import AttemptFailedEvent, AttemptStartedEvent, line_of
 from torchmuster.core.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.core.model.owner_policy import (
+    AfterLoss,
     JobTime,
-    Lives,
     OwnerPolicy,
+    RestartBudget,
     StopRequests,
-    WhatFollows,
 )
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.repeats import shortened
@@ -52,13 +52,13 @@ from torchmuster.core.owner.create import (
 from torchmuster.core.owner.record import next_attempt, read_events, read_lines, read_result
 from torchmuster.core.owner.session import EarlyStop
 from torchmuster.core.owner.stops import Deadline
-from torchmuster.core.owner.supervise import Supervisor
+from torchmuster.core.owner.supervise import RunOwner
 from torchmuster.errors import ChannelError, MusterError
 from torchmuster.kubernetes.firstpod.archive import wait_for_archive
-from torchmuster.kubernetes.firstpod.doors import Doors
-from torchmuster.kubernetes.firstpod.neighbours import RecordNeighbours
+from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
+from torchmuster.kubernetes.firstpod.pod_wait import PodWait
 from torchmuster.kubernetes.node import order as orders
-from torchmuster.kubernetes.node.call import PodLines, ask_pod
+from torchmuster.kubernetes.node.call import PodConnections, ask_pod
 from torchmuster.kubernetes.node.order import (
     AGAIN_CODE,
     FINAL_CODE,
@@ -72,7 +72,7 @@ from torchmuster.launcher.engines.ssh import SshEngine
 from torchmuster.launcher.engines.ssh_bundle import make_bundle
 from torchmuster.launcher.engines.ssh_command import SshHost
 from torchmuster.launcher.engines.ssh_host import in_parallel
-from torchmuster.launcher.engines.ssh_places import SshWishes
+from torchmuster.launcher.engines.ssh_places import SshOptions
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.jobs.jobs import cancelled_before_start
 from torchmuster.launcher.model.run import RunRecord, record_of
@@ -93,14 +93,16 @@ from torchmuster.launcher.views.account import find_saved
 
 _CLAIM_FILE = "first-pod.json"
 _LOOK_S = 1.0  # how often to check the claim on a volume
-_HEED_S = 3.0  # time for an earlier first pod that is still alive to see the later one's claim
+_CLAIM_WAIT_S = (
+    3.0  # time for an earlier first pod that is still alive to see the later one's claim
+)
 _ASK_EVERY_S = 5.0
 _ASK_S = 5.0
-_ASKED = 2  # other pods
+_NUM_ASKED = 2  # other pods
 
 
 @dataclass(slots=True)
-class FirstPod:
+class FirstPodClaim:
     """Claims the run for this first pod and ends this process when another pod claims it later."""
 
     order: PodOrder
@@ -121,7 +123,7 @@ class FirstPod:
         noted, pod = atomic.read_json(self._path), os.environ.get("MUSTER_POD_UID")
         atomic.write_json(self._path, {"claim": self.claim, "pod": pod})
         if isinstance(noted, dict) and noted.get("pod") != pod:
-            time.sleep(_HEED_S)  # noqa: TID251  # another machine's look at a file
+            time.sleep(_CLAIM_WAIT_S)  # noqa: TID251  # another machine's look at a file
 
     def release(self) -> None:
         """Remove the claim, so that the next first pod does not wait for this one."""
@@ -150,12 +152,12 @@ class FirstPod:
         """Call some other pods repeatedly: their answer to a replaced owner ends this process."""
         while True:
             time.sleep(_ASK_EVERY_S)  # noqa: TID251  # other machines
-            for index in range(1, min(self.order.num_pods, 1 + _ASKED)):
+            for index in range(1, min(self.order.num_pods, 1 + _NUM_ASKED)):
                 host, secret = self.order.address(index), read_secret(self.key)
                 ask_pod(host, self.order.port, secret, "true", _ASK_S)
 
 
-def count_loss(run_dir: RunDir, plan: RunPlan) -> Result | None:
+def record_cut_off_attempt(run_dir: RunDir, plan: RunPlan) -> Result | None:
     """Record the end of an attempt that was cut off; return the run's result if no restart is left.
 
     Raises:
@@ -165,17 +167,17 @@ def count_loss(run_dir: RunDir, plan: RunPlan) -> Result | None:
     if start is None:
         return None
     most = plan.limits.max_restarts
-    lives = Lives(most, restarts_spent(run_dir, most))
-    is_last = lives.after_loss() is WhatFollows.SPENT
+    lives = RestartBudget(most, restarts_spent(run_dir, most))
+    is_last = lives.after_loss() is AfterLoss.SPENT
     cause = _end_of(start)
-    told = AttemptFailedEvent(
+    attempt_failed = AttemptFailedEvent(
         attempt=cause.attempt,
         what=f"{cause.node}: {describe(cause)}",
         cause=cause,
         restarts_left=None if is_last else lives.left,
     )
     with open(run_dir.events, "a") as file:
-        file.write(line_of(told))
+        file.write(line_of(attempt_failed))
     return _result(cause, start, lives.spent, plan) if is_last else None
 
 
@@ -245,12 +247,12 @@ def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoi
         arguments: The command line.
         own: Owns to the end; gets the order, the paths of the key and of the order, and the voice.
     """
-    words = codec.from_words(PodWords, arguments)
+    words = codec.from_arguments(PodWords, arguments)
     order = orders.read_order(words.order)
     _allow_many_files()
     voice = TerminalVoice()
     voice.start()
-    first = FirstPod(order, words.key)
+    first = FirstPodClaim(order, words.key)
     try:
         first.take()
         return own(order, words.key, words.order, voice)
@@ -325,7 +327,7 @@ class OwnerInPod(ABC, Generic[Ended]):
         follows = self.requests.after_end(
             is_whole=self.is_whole(ended), is_cancelled=self.is_cancelled
         )
-        if follows is WhatFollows.ELSEWHERE:
+        if follows is AfterLoss.ELSEWHERE:
             self.set_aside()
             return AGAIN_CODE
         return self.end(ended)
@@ -401,9 +403,9 @@ class PodOwner(OwnerInPod[Result]):
 
     def own(self) -> Result:
         """Conduct the run; return its result."""
-        neighbours = RecordNeighbours(self.order, self.key, say=self.voice.say)
+        neighbours = RecordReplicas(self.order, self.key, say=self.voice.say)
         plan = self._place_run(neighbours)
-        if (lost := count_loss(self.run_dir, plan)) is not None:
+        if (lost := record_cut_off_attempt(self.run_dir, plan)) is not None:
             lost = replace(lost, elapsed_s=time.time() - _begun(self.run_dir))
             atomic.write_json(self.run_dir.result, codec.to_plain(lost))
             return lost
@@ -412,9 +414,7 @@ class PodOwner(OwnerInPod[Result]):
         try:
             self.voice.say(f"run on {', '.join(engine.used_names)}")
             neighbours.start()
-            supervisor = Supervisor(
-                engine, self.voice, deadline, early=early, requests=self.requests
-            )
+            supervisor = RunOwner(engine, self.voice, deadline, early=early, requests=self.requests)
             result = asyncio.run(supervisor.run())
             engine.finish()
             return engine.localized(result)
@@ -431,10 +431,10 @@ class PodOwner(OwnerInPod[Result]):
             MusterError: Too few pods came, or one can't be used and no restart is left.
         """
         most = plan.limits.max_restarts
-        lives = Lives(most, restarts_spent(self.run_dir, most))
+        lives = RestartBudget(most, restarts_spent(self.run_dir, most))
         policy = OwnerPolicy(self.order.job, lives, self.requests)
         while True:
-            doors = Doors(
+            pod_wait = PodWait(
                 order=self.order,
                 secret=read_secret(self.key),
                 least=plan.min_nodes,
@@ -442,7 +442,7 @@ class PodOwner(OwnerInPod[Result]):
                 last_call_s=plan.limits.last_call_s,
                 say=self.voice.say,
             )
-            answer = asyncio.run(doors.wait(plan.limits.join_timeout_s))
+            answer = asyncio.run(pod_wait.wait(plan.limits.join_timeout_s))
             engine, early = self._engine(plan, answer), EarlyStop()
             try:
                 engine.start_all(
@@ -451,7 +451,7 @@ class PodOwner(OwnerInPod[Result]):
             except ChannelError as error:
                 if early.signum:
                     self._note_stop(early.signum)
-                if policy.after_loss() is not WhatFollows.AGAIN:
+                if policy.after_loss() is not AfterLoss.AGAIN:
                     raise
                 signal.signal(signal.SIGTERM, self._take_stop)
                 why = f": {error.why}" if error.why else ""
@@ -459,7 +459,7 @@ class PodOwner(OwnerInPod[Result]):
                 continue
             return engine, early
 
-    def _place_run(self, neighbours: RecordNeighbours) -> RunPlan:
+    def _place_run(self, neighbours: RecordReplicas) -> RunPlan:
         """Create the run directory, or reuse one on a volume; return the plan for this pod."""
         run_dir = self.run_dir
         self.make_run_dir(neighbours)
@@ -474,7 +474,7 @@ class PodOwner(OwnerInPod[Result]):
         atomic.write_json(run_dir.plan, codec.to_plain(plan))
         return plan
 
-    def make_run_dir(self, neighbours: RecordNeighbours) -> None:
+    def make_run_dir(self, neighbours: RecordReplicas) -> None:
         """Create the run directory, with the record that an earlier first pod has left."""
         run_dir = self.run_dir
         os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # sets the last one's mode only
@@ -487,7 +487,7 @@ class PodOwner(OwnerInPod[Result]):
         write_owner(run_dir)
         self.set_aside()
         if self.order.continues is not None:
-            link_before(self.order, self.order.continues)
+            link_earlier_snapshots(self.order, self.order.continues)
         call = os.path.join(self.brought, orders.CALL_FILE)
         if os.path.exists(call):
             with open(call, "rb") as brought:
@@ -551,7 +551,7 @@ class PodOwner(OwnerInPod[Result]):
             atomic.write_json(self.order.ended, {"code": code})
         if self.order.keep_s:
             others = range(1, self.order.num_pods)
-            dismiss(self.order, self.key, [self.order.address(index) for index in others])
+            end_pods(self.order, self.key, [self.order.address(index) for index in others])
         return code
 
 
@@ -568,7 +568,7 @@ def as_muster_error(error: Exception) -> MusterError:
     )
 
 
-def link_before(order: PodOrder, run_id: str) -> None:
+def link_earlier_snapshots(order: PodOrder, run_id: str) -> None:
     """Link the snapshots of the run that this one continues; keep an existing link.
 
     Raises:
@@ -603,7 +603,7 @@ def pods_engine(
     Files in the folder `output` of the pods are copied to this pod.
     """
     limit_s = plan.limits.join_timeout_s
-    lines = PodLines(
+    lines = PodConnections(
         secret=read_secret(key),
         port=order.port,
         domain="" if order.hosts else order.job,
@@ -616,7 +616,7 @@ def pods_engine(
         start=lines.start,
         hint_of=lambda host, _: f"`kubectl describe pod {host}` tells how it is",
     )
-    wishes = SshWishes(
+    wishes = SshOptions(
         hosts=tuple(SshHost(name=name) for name in names),
         where=f"pods of {order.job}",
         by_slots=False,
@@ -656,7 +656,7 @@ def last_message(result: Result, more: Mapping[str, object] = MappingProxyType({
     return text if len(text) <= MOST_MESSAGE_BYTES else json.dumps({**plain, "report": None})
 
 
-def dismiss(order: PodOrder, key: str, hosts: Sequence[str]) -> None:
+def end_pods(order: PodOrder, key: str, hosts: Sequence[str]) -> None:
     """End the other pods, as successes."""
     secret = read_secret(key)
     in_parallel(lambda host: ask_pod(host, order.port, secret, "kill -USR1 $PPID", _END_S), hosts)

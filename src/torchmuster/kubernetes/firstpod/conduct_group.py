@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import to_words
+from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.model.states import State
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import GroupOutcome
@@ -32,12 +32,12 @@ from torchmuster.kubernetes.firstpod.conduct import (
     MOST_MESSAGE_BYTES,
     OwnerInPod,
     conduct,
-    dismiss,
+    end_pods,
     leave_message,
 )
-from torchmuster.kubernetes.firstpod.doors import Doors
-from torchmuster.kubernetes.firstpod.neighbours import RecordNeighbours
-from torchmuster.kubernetes.node.call import PodLines
+from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
+from torchmuster.kubernetes.firstpod.pod_wait import PodWait
+from torchmuster.kubernetes.node.call import PodConnections
 from torchmuster.kubernetes.node.order import FINAL_CODE, PodOrder
 from torchmuster.kubernetes.node.place import is_placed, place, take_outputs
 from torchmuster.kubernetes.node.record import scope_of
@@ -47,8 +47,8 @@ from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy
 from torchmuster.launcher.node.remote.files import CameBack
 from torchmuster.workflow.head.group_main import ProcessStarter, conduct_group, read_plan
-from torchmuster.workflow.owner.create import link_reused
-from torchmuster.workflow.plan import GroupNodes, GroupStart
+from torchmuster.workflow.owner.create import link_reused_outputs
+from torchmuster.workflow.plan import GroupInput, GroupNodes
 from torchmuster.workflow.task.options import TaskOrder
 
 # Gathering the files of tasks in other pods: logs while they grow, outputs at the end.
@@ -78,7 +78,9 @@ class GroupGather:
         """Start copying, in one thread for each pod."""
         if self.order.has_volume:
             return
-        lines = PodLines(secret=read_secret(self.key), port=self.order.port, domain="", wait_s=0.0)
+        lines = PodConnections(
+            secret=read_secret(self.key), port=self.order.port, domain="", wait_s=0.0
+        )
         for index in self.pods:
             thread = threading.Thread(target=self._follow, args=(index, lines), daemon=True)
             thread.start()
@@ -92,7 +94,7 @@ class GroupGather:
         for thread in self._threads:
             thread.join(_FINISH_S)
 
-    def _follow(self, index: int, lines: PodLines) -> None:
+    def _follow(self, index: int, lines: PodConnections) -> None:
         name, run_dir = self.order.host(index), self.order.run_dir
         copy = Copy(run_dir.path, scope_of(self.order))
         while not self._stopping.is_set():
@@ -116,7 +118,12 @@ class GroupGather:
             self.say(f"{name}: can't be read in its pod: {', '.join(end.unread)}")
 
     def _pull(
-        self, index: int, lines: PodLines, words: str, copy: Copy, outputs: CameBack | None = None
+        self,
+        index: int,
+        lines: PodConnections,
+        words: str,
+        copy: Copy,
+        outputs: CameBack | None = None,
     ) -> messages.CopyEnd | None:
         name, take = self.order.host(index), into(copy)
 
@@ -174,17 +181,17 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         order = self.order
         os.makedirs(order.run_dir.path, mode=0o700, exist_ok=True)
         os.makedirs(order.folder, exist_ok=True)
-        neighbours = RecordNeighbours(order, self.key, say=self.voice.say)
+        neighbours = RecordReplicas(order, self.key, say=self.voice.say)
         if not is_placed(order):
             neighbours.find(self.voice.say)
             wait_for_archive(order, self.brought, order.join_s, self.voice.say)
             # The archive is kept: the other pods get it from here.
             place(order, self.brought)
         if order.has_volume:
-            link_reused(read_plan(self.run_dir), self.run_dir)
+            link_reused_outputs(read_plan(self.run_dir), self.run_dir)
         secret = read_secret(self.key)
         num_pods = order.num_pods
-        doors = Doors(
+        pod_wait = PodWait(
             order=order,
             secret=secret,
             least=num_pods,
@@ -192,7 +199,7 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
             last_call_s=0.0,
             say=self.voice.say,
         )
-        asyncio.run(doors.wait(order.join_s))
+        asyncio.run(pod_wait.wait(order.join_s))
         self._note_start()
         first = {order.hosts.index(on[0].name) for on in self._nodes().tasks.values()}
         gather = GroupGather(order, self.key, sorted(first - {0}), self.voice.say)
@@ -214,7 +221,7 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         """Continue the attempt numbers of the record on a volume."""
         folder = self.run_dir.group(self.group)
         following = next_task_attempts(folder.events)
-        atomic.write_json(folder.start, codec.to_plain(GroupStart(first_attempts=following)))
+        atomic.write_json(folder.start, codec.to_plain(GroupInput(first_attempts=following)))
 
     async def _conduct(self) -> int:
         order = self.order
@@ -233,9 +240,9 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
                 key=self.key,
                 order=self.order_path,
                 index=index,
-                command=("task", *to_words(task)),
+                command=("task", *to_arguments(task)),
             )
-            return proc.node_program("pod-task", *to_words(words))
+            return proc.node_program("pod-task", *to_arguments(words))
 
         starter = ProcessStarter(self.run_dir, self.group, heads, wrap=wrap)
         return await conduct_group(
@@ -276,7 +283,7 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         order = self.order
         own_service = order.address(0).partition(".")[2]
         others = [host for host in order.hosts if host.partition(".")[2] != own_service]
-        dismiss(order, self.key, list(order.hosts[1:]) if order.keep_s else others)
+        end_pods(order, self.key, list(order.hosts[1:]) if order.keep_s else others)
 
 
 def last_words(outcome: GroupOutcome) -> str:

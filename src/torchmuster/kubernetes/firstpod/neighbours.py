@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torchmuster.core.files import atomic
 from torchmuster.core.net.address import read_secret
 from torchmuster.errors import MusterError
-from torchmuster.kubernetes.node.call import PodLines
+from torchmuster.kubernetes.node.call import PodConnections
 from torchmuster.kubernetes.node.keep import kept_folder, kept_scope
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, Push, into, program
@@ -27,7 +27,7 @@ _LAST_S = 3.0  # of a pod's grace when it is taken away
 
 
 @dataclass(slots=True)
-class RecordNeighbours:
+class RecordReplicas:
     """Keeps copies of the record in other pods.
 
     Attributes:
@@ -51,7 +51,9 @@ class RecordNeighbours:
     def _start(self) -> Starts:
         if self.starts is None:
             secret = read_secret(self.key)
-            self.starts = PodLines(secret=secret, port=self.order.port, domain="", wait_s=0.0).start
+            self.starts = PodConnections(
+                secret=secret, port=self.order.port, domain="", wait_s=0.0
+            ).start
         return self.starts
 
     def start(self) -> None:

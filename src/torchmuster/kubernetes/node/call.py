@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from torchmuster.core import proc
-from torchmuster.core.model.codec import from_words, to_words
+from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Role
 from torchmuster.core.plainfile import write_all
-from torchmuster.core.proc import Answered
+from torchmuster.core.proc import CommandOutput
 from torchmuster.kubernetes.node.session import ask_session, call_session
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.command import GONE, CommandProcess
@@ -31,7 +31,7 @@ _TRY_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallWords:
+class CallArguments:
     """The command line of `call`: the key's file, the session server's port, and ssh's arguments.
 
     `command` follows `--`. Only its last two words count, the host and the command; the others are
@@ -45,12 +45,12 @@ class CallWords:
 
 def call_argv(key: str, port: int) -> list[str]:
     """Return the command that replaces `ssh`, with the key's file and the port of a run's pods."""
-    return proc.node_program("call", *to_words(CallWords(key=key, port=port, command=())))
+    return proc.node_program("call", *to_arguments(CallArguments(key=key, port=port, command=())))
 
 
 def main(arguments: list[str]) -> int:
     """Run a command in a pod."""
-    words = from_words(CallWords, arguments)
+    words = from_arguments(CallArguments, arguments)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     secret, (host, command) = read_secret(words.key), words.command[-2:]
     far = part_messages.MAX_WINDOW_BYTES  # a client may be a continent away
@@ -72,7 +72,7 @@ async def call_pod(
     standard error.
     """
     try:
-        channel = await call_patiently(host, port, secret, wait_s)
+        channel = await connect_with_retry(host, port, secret, wait_s)
     except (OSError, HandshakeError) as error:
         write_all(streams[2], f"{host} port {port}: {words_of(error)}\n".encode())
         return _NO_SESSION
@@ -85,7 +85,7 @@ async def call_pod(
         channel.abort()
 
 
-async def call_patiently(host: str, port: int, secret: bytes, wait_s: float) -> Channel:
+async def connect_with_retry(host: str, port: int, secret: bytes, wait_s: float) -> Channel:
     """Return a session with a pod; retry for `wait_s`.
 
     Raises:
@@ -124,7 +124,7 @@ _MOST_THREADS = 256  # for name look-ups: an unanswered one must not block other
 
 
 @dataclass(slots=True)
-class PodLines:
+class PodConnections:
     """The sessions of one process with the pods of a run.
 
     Attributes:
@@ -159,21 +159,21 @@ class PodLines:
 
 def ask_pod(
     host: str, port: int, secret: bytes, command: str, limit_s: float, data: bytes = b""
-) -> Answered:
+) -> CommandOutput:
     """Run a command in a pod, from a thread without an event loop; the status is None if late."""
 
-    async def ask() -> Answered:
+    async def ask() -> CommandOutput:
         async with asyncio.timeout(limit_s):
-            channel = await call_patiently(host, port, secret, 0.0)
+            channel = await connect_with_retry(host, port, secret, 0.0)
             try:
                 status, said = await ask_session(channel, command, data)
             finally:
                 channel.abort()
-        return Answered(status=status, stdout=said, stderr=b"")
+        return CommandOutput(status=status, stdout=said, stderr=b"")
 
     try:
         return asyncio.run(ask())
     except TimeoutError:
-        return Answered(status=None, stdout=b"", stderr=b"")
+        return CommandOutput(status=None, stdout=b"", stderr=b"")
     except (OSError, HandshakeError, ChannelClosedError) as error:
-        return Answered(status=GONE, stdout=b"", stderr=words_of(error).encode())
+        return CommandOutput(status=GONE, stdout=b"", stderr=words_of(error).encode())

@@ -15,7 +15,7 @@ from torchmuster.core.model import codec
 from torchmuster.kubernetes.node.order import CODE_FILE, PodOrder, read_order
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.frames import FrameReader, FrameWriter
-from torchmuster.launcher.net.replica import Copy, Scope
+from torchmuster.launcher.net.replica import Copy, CopyScope
 from torchmuster.launcher.node.remote.files import MARK_FILE, mark_of, read_line, write_private
 
 _DRAIN_S = 30.0
@@ -30,16 +30,16 @@ class KeepWords:
     code: bool = False
 
 
-def kept_scope(order: PodOrder) -> Scope:
+def kept_scope(order: PodOrder) -> CopyScope:
     """Return what other pods copy: the record without its logs.
 
     The mark comes first, so that a copy is never mistaken for another run's; the events come last.
     """
     run_dir = order.run_dir
     if order.group is None:
-        return Scope((MARK_FILE, RunDir.training, RunDir.events))
+        return CopyScope((MARK_FILE, RunDir.training, RunDir.events))
     events = os.path.relpath(run_dir.group(order.group).events, run_dir.path)
-    return Scope((MARK_FILE, events))
+    return CopyScope((MARK_FILE, events))
 
 
 def kept_folder(order: PodOrder) -> str:
@@ -83,7 +83,7 @@ class ArrivingCode:
     def __init__(self, order: PodOrder) -> None:
         self._order = order
         self._root = arriving_folder(order)
-        self.copy = Copy(self._root, Scope((CODE_FILE,)), order.code_sha, mode=0o600)
+        self.copy = Copy(self._root, CopyScope((CODE_FILE,)), order.code_sha, mode=0o600)
         there = [order.archive, *([order.kept] if order.kept is not None else [])]
         self.is_held = os.path.exists(order.stamps) or any(map(self._is_long, there))
         self.note = os.path.join(self._root, "keeper")
@@ -117,7 +117,7 @@ def arriving_folder(order: PodOrder) -> str:
 
 def main(arguments: list[str]) -> int:
     """Receive files until the other side hangs up."""
-    words = codec.from_words(KeepWords, arguments)
+    words = codec.from_arguments(KeepWords, arguments)
     session, order = PodSession(), read_order(words.order)
     kept = ArrivingCode(order) if words.code else KeptRecord(order)
     if kept.is_held:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import from_words
+from torchmuster.core.model.codec import from_arguments
 from torchmuster.kubernetes.node.order import (
     CODE_FILE,
     KEY_FILE,
@@ -128,7 +128,7 @@ class PlaceWords:
 
 def main(arguments: list[str]) -> int:
     """Put the archive and the plan into place."""
-    words = from_words(PlaceWords, arguments)
+    words = from_arguments(PlaceWords, arguments)
     order = read_order(words.order)
     if placed_by(order) == words.head:
         return 0

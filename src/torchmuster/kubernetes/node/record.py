@@ -17,7 +17,7 @@ from torchmuster.kubernetes.node.order import PodOrder, read_order
 from torchmuster.kubernetes.node.place import TaskOutputs, send_outputs_of_others
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.frames import FrameReader, FrameWriter
-from torchmuster.launcher.net.replica import CopyState, Feed, Scope
+from torchmuster.launcher.net.replica import CopyScope, CopyState, Feed
 from torchmuster.launcher.node.remote.files import RUN_RECORD, CodeOutputs, mark_of, scope_of_group
 
 _EVERY_S = 0.2
@@ -37,14 +37,14 @@ class RecordWords:
     kept: bool = False
 
 
-def scope_of(order: PodOrder) -> Scope:
+def scope_of(order: PodOrder) -> CopyScope:
     """Return which files of the first pod's folder are the record of an order."""
     return RUN_RECORD if order.group is None else scope_of_group(order.group)
 
 
 def main(arguments: list[str]) -> int:
     """Send the record until the run ends or nobody reads it any more."""
-    words = codec.from_words(RecordWords, arguments)
+    words = codec.from_arguments(RecordWords, arguments)
     session, known = PodSession(), CopyState()
     while isinstance(has := session.reader.read(_FIRST_S), messages.CopyHas) and not known.take(
         has
@@ -52,8 +52,10 @@ def main(arguments: list[str]) -> int:
         continue
     if not isinstance(has, messages.CopyHas):
         return 0
-    told = has.order  # another pod's order, whose record is on a volume that this pod sees
-    order = read_order(words.order) if told is None else codec.from_plain(PodOrder, told)
+    other_order = has.order  # another pod's order, whose record is on a volume that this pod sees
+    order = (
+        read_order(words.order) if other_order is None else codec.from_plain(PodOrder, other_order)
+    )
     root = kept_folder(order) if words.kept else order.run_dir.path
     gone = threading.Event()
     threading.Thread(target=_wait_for_end, args=(session.reader, gone, order), daemon=True).start()
@@ -87,7 +89,7 @@ def _say_end(
     if is_over and order.group is None:
         send_outputs_of_others(writer, order)
     end = messages.CopyEnd(
-        num_stay=len(stay), stay=tuple(stay[:20]), is_over=is_over, unread=feed.told_unread()
+        num_stay=len(stay), stay=tuple(stay[:20]), is_over=is_over, unread=feed.unread_report()
     )
     writer.send(end)
     writer.drain(_DRAIN_S)

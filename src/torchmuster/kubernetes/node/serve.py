@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
-from torchmuster.core.model.codec import from_words, to_words
+from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
 from torchmuster.core.model.failure import OVERUSED
 from torchmuster.core.net.address import bind, read_secret
@@ -100,16 +100,16 @@ def _numbers(path: str, unit: int) -> dict[str, int]:
 
 _REAP_EVERY_S = 1.0
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_ALL_DONE = signal.SIGUSR1  # from the owner of a group
+_END_SIGNAL = signal.SIGUSR1  # from the owner of a group
 _MOST_OWNERS = 20
 _PAUSE_S = 1.0
 _LOOK_S = 0.1
-_LAST_WORD_S = 0.3  # a kubelet gives an evicted pod one second
+_EVICTION_GRACE_S = 0.3  # a kubelet gives an evicted pod one second
 _TAKE_RECORD_S = 60.0  # after the run's end, while clients read its record
 _CALL_AGAIN_S = 5.0  # for a client whose connection has just broken
 
 
-class PodDoor:
+class PodSessionServer:
     """Serves sessions until it is asked to stop, or until the owner of its run has ended.
 
     Attributes:
@@ -151,7 +151,7 @@ class PodDoor:
         loop = asyncio.get_running_loop()
         for signum in _STOPS:
             loop.add_signal_handler(signum, self._stop)
-        loop.add_signal_handler(_ALL_DONE, self._take_end)
+        loop.add_signal_handler(_END_SIGNAL, self._take_end)
         serving = asyncio.create_task(self._listener.serve())
         reaping = asyncio.create_task(self._reap_for_ever())
         print(f"muster: sessions are served at port {self.port}", flush=True)
@@ -179,17 +179,17 @@ class PodDoor:
         self._stopping.set()
         if is_overused(os.environ):
             print(f"muster: {OVERUSED}: it is taken away", flush=True)
-            self._turn_deaf()
+            self._stop_accepting()
             self._sessions.signal(OVERUSED_SIGNAL)
-            asyncio.get_running_loop().call_later(_LAST_WORD_S, os._exit, AGAIN_CODE)
+            asyncio.get_running_loop().call_later(_EVICTION_GRACE_S, os._exit, AGAIN_CODE)
             return
         if self._owner is not None and self._owner.returncode is None:
             self._owner.send_signal(signal.SIGTERM)
             return
-        self._turn_deaf()
+        self._stop_accepting()
         self._sessions.signal(signal.SIGTERM)
 
-    def _turn_deaf(self) -> None:
+    def _stop_accepting(self) -> None:
         """Accept no more calls: callers of this name now mean the replacement pod."""
         if not self._is_deaf:
             self._is_deaf = True
@@ -200,7 +200,7 @@ class PodDoor:
         for _ in range(_MOST_OWNERS):
             code = await self._own_once()
             if code in (0, FINAL_CODE):
-                await self._until_held()
+                await self._wait_for_client()
                 await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=self._call_again_s)
             if code in (0, FINAL_CODE, AGAIN_CODE) or self._stopping.is_set():
                 return code if code in (0, FINAL_CODE) else AGAIN_CODE
@@ -210,7 +210,7 @@ class PodDoor:
                     await self._stopping.wait()
         return FINAL_CODE
 
-    async def _until_held(self) -> None:
+    async def _wait_for_client(self) -> None:
         """Wait at most `keep_s` until a client holds what only the pods have, or until a stop."""
         keep_s = self.order.keep_s if self.order is not None else 0.0
         with contextlib.suppress(TimeoutError):
@@ -263,7 +263,7 @@ class PodDoor:
 
 def main(arguments: list[str]) -> int:
     """Serve sessions in this pod; in the first one also own the run."""
-    words = from_words(PodWords, arguments)
+    words = from_arguments(PodWords, arguments)
     order, path = read_order(words.order), words.order
     if order.is_sweep and READS_VARIABLE not in os.environ:
         path = place_member(path, os.environ, os.path.join(os.path.dirname(words.key), "member"))
@@ -271,7 +271,7 @@ def main(arguments: list[str]) -> int:
     owner = None
     if own_index(os.environ) == 0:
         program = "conduct-pods" if order.group is None else "conduct-group-pods"
-        owner = proc.node_program(program, *to_words(replace(words, order=path)))
+        owner = proc.node_program(program, *to_arguments(replace(words, order=path)))
     os.environ.update(order.environment)
     _place_credentials(words.key, words.order)
     os.environ[KEY_VARIABLE] = os.path.abspath(words.key)
@@ -294,4 +294,4 @@ def _place_credentials(key: str, order: str) -> None:
 
 
 async def _serve(secret: bytes, order: PodOrder, owner: list[str] | None) -> int:
-    return await PodDoor(secret, order.port, owner, order).serve()
+    return await PodSessionServer(secret, order.port, owner, order).serve()

@@ -101,7 +101,7 @@ class Sessions:
             channel.send_nowait,
             launch,
             _LEAVE_S,
-            is_told=False,
+            gets_hangup=False,
             most_bytes=most,
             patience_s=_LAST_WORDS_S,
         )
@@ -213,7 +213,7 @@ async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tupl
                     raise ChannelClosedError("the command says too much")
                 size_bytes = len(piece)
                 channel.send_nowait(
-                    part_messages.ExecTaken(exec_id=start.exec_id, size_bytes=size_bytes)
+                    part_messages.ExecAcknowledged(exec_id=start.exec_id, size_bytes=size_bytes)
                 )
             case part_messages.ExecEnded(code=code):
                 return _code_of(code), bytes(said)

@@ -10,7 +10,7 @@ import signal
 import sys
 from dataclasses import dataclass
 
-from torchmuster.core.model.codec import from_words
+from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.net.address import read_secret
 from torchmuster.kubernetes.node.call import call_pod
 from torchmuster.kubernetes.node.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, read_order
@@ -32,10 +32,10 @@ class PodTaskWords:
 
 def main(arguments: list[str]) -> int:
     """Stand in for the agent in the first pod."""
-    told = from_words(PodTaskWords, arguments)
+    parsed = from_arguments(PodTaskWords, arguments)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    order, secret = read_order(told.order), read_secret(told.key)
-    host = order.address(told.index)
+    order, secret = read_order(parsed.order), read_secret(parsed.key)
+    host = order.address(parsed.index)
 
     def run(command: str, stdin: int = 0) -> int:
         streams = (stdin, 1, 2)
@@ -50,10 +50,10 @@ def main(arguments: list[str]) -> int:
                 status = run(place, archive.fileno())
         if status:
             sys.stderr.write(
-                f"{order.host(told.index)}: what the task needs could not be put there\n"
+                f"{order.host(parsed.index)}: what the task needs could not be put there\n"
             )
             return status
-    words = shlex.join(told.command)
+    words = shlex.join(parsed.command)
     reading, writing = os.pipe2(os.O_CLOEXEC)  # it closes when this process ends
     try:
         return run(f"{_COMMAND} {words}", reading)

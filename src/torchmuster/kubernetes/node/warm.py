@@ -1,6 +1,6 @@
 """Imports torch in a pod as soon as it starts, next to its session server.
 
-This process becomes a warm server as in sessions (`multirun/door/main.py`), in the job's
+This process becomes a warm server as in sessions (`multirun/server/main.py`), in the job's
 interpreter. It imports torch while the pods find each other and receive the run; then agent and
 spawner are forked from it. Agents start by themselves what a run needs fresh, or everything if this
 process is gone. Only runs have it: a group's tasks import what their commands say, and a sweep slot
@@ -21,8 +21,8 @@ from torchmuster.core.model.plan import Program, RunPlan, ScriptKind, StartMetho
 from torchmuster.core.node.environment import share_threads
 from torchmuster.kubernetes.node.order import read_own
 from torchmuster.launcher.files.travel import package_folder
-from torchmuster.multirun.door.messages import SessionSetup
-from torchmuster.multirun.door.remote import WARM_PLACE
+from torchmuster.multirun.server.messages import SessionSetup
+from torchmuster.multirun.server.remote import WARM_PLACE
 
 _LOG_FILE = "log"
 
@@ -37,7 +37,7 @@ class WarmWords:
 
 def main(arguments: list[str]) -> int:
     """Become the interpreter that imports torch, if the run can use it."""
-    words = codec.from_words(WarmWords, arguments)
+    words = codec.from_arguments(WarmWords, arguments)
     proc.die_with_parent(os.getppid())
     order, plan = read_own(words.order, os.environ)
     if order.group is not None or plan is None:
@@ -105,6 +105,6 @@ def _become(program: Program, folder: str, environment: Mapping[str, str]) -> in
     null = os.open(os.devnull, os.O_RDONLY)
     for target, fd in enumerate((null, log, log)):
         os.dup2(fd, target)
-    entry = os.path.join(package_folder(), "multirun", "door", "main.py")
+    entry = os.path.join(package_folder(), "multirun", "server", "main.py")
     os.chdir(folder)
     os.execvpe(program.python[0], [*program.python, entry, folder], dict(environment))

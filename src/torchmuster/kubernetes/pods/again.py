@@ -7,12 +7,12 @@ from torchmuster.core.owner.record import read_result
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.wishes import claims_of, keeps_runs
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.bring import Before
+from torchmuster.kubernetes.pods.bring import EarlierRun
 from torchmuster.launcher.model.job import JobRequest
 from torchmuster.launcher.views.account import find_saved
 
 
-def find_before(old: RunDir, order: PodOrder, job: JobRequest) -> Before | None:
+def find_earlier_run(old: RunDir, order: PodOrder, job: JobRequest) -> EarlierRun | None:
     """Return the run to resume from; None if the new run begins like a first one.
 
     Args:
@@ -39,7 +39,7 @@ def find_before(old: RunDir, order: PodOrder, job: JobRequest) -> Before | None:
     if not keeps_runs(job):
         return None
     is_own = os.path.normpath(folder) == own
-    return Before(run_id=order.run_id, saved_step=step if is_own else None)
+    return EarlierRun(run_id=order.run_id, saved_step=step if is_own else None)
 
 
 def _outlives_pods(folder: str, job: JobRequest) -> bool:

@@ -21,7 +21,13 @@ from torchmuster.core.model.text import did_you_mean, show_size
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import JOBSETS, kubectl, name_of
 from torchmuster.kubernetes.engine.manifest import MOST_PARCELS, SECRET_BYTES
-from torchmuster.kubernetes.engine.wishes import DOOR_PORT, home_of, keep_s_of, keeps_runs, pods_of
+from torchmuster.kubernetes.engine.wishes import (
+    SESSION_PORT,
+    home_of,
+    keep_s_of,
+    keeps_runs,
+    pods_of,
+)
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.reach import refused
@@ -43,7 +49,7 @@ _OWN_BYTES = (
 )  # of the run's own Secret; larger files go into parcels, which are more Secrets
 _PIECE_BYTES = 256 << 10
 # Files with no other way than Secrets: what to call one that is too large, and the remedy.
-_ONLY_WAY = {
+_SECRETS_ONLY = {
     orders.CALL_FILE: (
         "the function and its arguments",
         "pass the path of the data, or read it in the function",
@@ -53,7 +59,7 @@ _ONLY_WAY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class EarlierRun:
     """The run on a volume whose snapshots the next run resumes from.
 
     Attributes:
@@ -165,7 +171,7 @@ def bring_run(
     job: JobRequest,
     warn_s: float,
     start_limit_s: float | None = None,
-    before: Before | None = None,
+    before: EarlierRun | None = None,
 ) -> JobRequest:
     """Return the job with the files that its pods need; write them into the run directory.
 
@@ -187,7 +193,7 @@ def bring_run(
         run_id=plan.run_id,
         job=job.name,
         num_pods=job.num_nodes,
-        port=int(dict(job.own_keys).get("door_port", DOOR_PORT)),
+        port=int(dict(job.own_keys).get("door_port", SESSION_PORT)),
         home=home_of(job),
         code_root=code.root,
         code_sha="",
@@ -201,7 +207,7 @@ def bring_run(
     )
     order, brings = pack_order(order, folder, run_dir, {orders.PLAN_FILE: run_dir.plan})
     if order.code_bytes is not None:
-        check_way(job, "the code", code.describe())
+        check_transport(job, "the code", code.describe())
     return replace(job, brings=tuple(brings.items()))
 
 
@@ -303,7 +309,7 @@ def _too_large(files: "Mapping[str, str]") -> UsageError:
     limit = MOST_PARCELS * SECRET_BYTES
     most = max(sizes.keys() - {orders.PACKAGE_FILE}, key=lambda name: sizes[name])
     room = limit - sum(sizes.values()) + sizes[most]
-    what, fix = _ONLY_WAY.get(most, ("the plan of the run", "fewer tasks, or shorter values"))
+    what, fix = _SECRETS_ONLY.get(most, ("the plan of the run", "fewer tasks, or shorter values"))
     return UsageError(
         f"{what} take {show_size(sizes[most])}, pods take {show_size(room)}",
         why=f"they travel in Secrets of the run, which hold {show_size(limit)} with torchmuster itself",
@@ -316,7 +322,7 @@ def python_of(site: "Site") -> str:
     return site.python[0] if len(site.python) == 1 else PYTHON
 
 
-def check_way(job: JobRequest, what: str, where: str) -> None:
+def check_transport(job: JobRequest, what: str, where: str) -> None:
     """Refuse files that can't reach the pods, before the pods wait for them.
 
     Raises:

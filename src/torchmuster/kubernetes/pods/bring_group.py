@@ -15,7 +15,7 @@ from torchmuster.core.model.plan import Limits, Program, ScriptKind
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import name_of
 from torchmuster.kubernetes.engine.wishes import (
-    DOOR_PORT,
+    SESSION_PORT,
     home_of,
     keep_s_of,
     keeps_runs,
@@ -26,7 +26,7 @@ from torchmuster.kubernetes.engine.wishes import (
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.node.place import output_names
-from torchmuster.kubernetes.pods.bring import check_way, pack_order, python_of
+from torchmuster.kubernetes.pods.bring import check_transport, pack_order, python_of
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
@@ -128,7 +128,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         run_id=plan.run_id,
         job=of_kinds[0].name,
         num_pods=num_pods,
-        port=int(dict(base.own_keys).get("door_port", DOOR_PORT)),
+        port=int(dict(base.own_keys).get("door_port", SESSION_PORT)),
         home=home_of(base),
         code_root="",
         code_sha="",
@@ -231,7 +231,7 @@ def bring_group(
     order, brings = pack_order(pods.order, folder, run_dir, files)
     if order.code_bytes is not None:
         what = "what the pods of the group need, the code and outputs that they read,"
-        check_way(pods.jobs[0], what, f"group {group.name}")
+        check_transport(pods.jobs[0], what, f"group {group.name}")
     jobs = (replace(job, brings=tuple(brings.items())) for job in pods.jobs)
     return replace(pods, jobs=tuple(jobs), order=order)
 
@@ -268,9 +268,9 @@ def _pack(
                 code_copy.check_inside(program, code.root)
             os.symlink(code.root, os.path.join(stage, "code"))
             names += [f"code/{name}" for name in code.names]
-            moved = _moved(plan, code.root, os.path.join(pods.order.run_dir.path, "code"))
+            moved = _with_pod_paths(plan, code.root, os.path.join(pods.order.run_dir.path, "code"))
         runs = os.path.dirname(pods.order.run_dir.path)
-        reused = {name: _in(runs, folder) for name, folder in plan.reused.items()}
+        reused = {name: _path_on_volume(runs, folder) for name, folder in plan.reused.items()}
         moved = replace(moved, reused=reused)
         if keeps_datasets_here(pods.order):
             moved = _without_datasets(moved)
@@ -292,7 +292,7 @@ def _write_packed(path: str, plan: WorkflowPlan) -> None:
     atomic.replace_file(path, lzma.compress(atomic.as_json(codec.to_plain(plan))))
 
 
-def _in(runs: str, folder: str) -> str:
+def _path_on_volume(runs: str, folder: str) -> str:
     """Return the folder of an earlier run on the pods' volume."""
     return os.path.join(runs, os.path.basename(os.path.normpath(folder)))
 
@@ -311,7 +311,7 @@ def _without_datasets(plan: WorkflowPlan) -> WorkflowPlan:
     return replace(plan, groups=tuple(groups))
 
 
-def _moved(plan: WorkflowPlan, old_root: str, new_root: str) -> WorkflowPlan:
+def _with_pod_paths(plan: WorkflowPlan, old_root: str, new_root: str) -> WorkflowPlan:
     """Return the plan with the paths that its code has in the pods."""
     old = os.path.realpath(old_root)
 
@@ -344,7 +344,7 @@ def _sources(group: GroupPlan) -> list[str]:
     return sorted({entry.source for entry in read if entry.run_id is None})
 
 
-def refuse_what_pods_can_not(plan: WorkflowPlan, site: "Site") -> list[UsageError]:
+def find_unsupported(plan: WorkflowPlan, site: "Site") -> list[UsageError]:
     """Return errors for everything that pods can't do, before anything exists."""
     found: list[UsageError] = []
     if plan.network is TaskNetwork.PRIVATE:
@@ -429,7 +429,7 @@ def warnings_of_group(group: GroupPlan, keys: Mapping[str, str]) -> list[str]:
     return found
 
 
-def why_a_set(several: Mapping[str, int]) -> str:
+def jobset_warning(several: Mapping[str, int]) -> str:
     """Warn how a queue treats groups with several kinds of pods (`several`) without JobSets."""
     groups = ", ".join(f"`{name}` is {number} Jobs" for name, number in several.items())
     return (

@@ -100,7 +100,7 @@ def _covers(names: frozenset[str], name: str) -> bool:
     return "*" in names or name in names
 
 
-def look_at_cluster(keys: Mapping[str, str], queue: str | None) -> list[ClusterFinding]:
+def check_cluster(keys: Mapping[str, str], queue: str | None) -> list[ClusterFinding]:
     """Return the findings about a site's cluster; the list ends if the cluster does not answer."""
     try:
         context, namespace = place_of_keys(keys)
@@ -262,7 +262,7 @@ def _claim(context: str, namespace: str, entry: str) -> ClusterFinding:
     return ClusterFinding(check=check, ok=True, words=f"{phase}, {', '.join(modes)}")
 
 
-def look_at_claims(job: JobRequest) -> list[str]:
+def check_claims(job: JobRequest) -> list[str]:
     """Return a warning for each volume that pods on several nodes can't share.
 
     The job must know its cluster.

@@ -14,22 +14,22 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import failed_before_start
-from torchmuster.core.owner.record import read_result, told_seconds
+from torchmuster.core.owner.record import read_result, recorded_seconds
 from torchmuster.errors import JoinTimeoutError, MissingRecordError, MusterError
 from torchmuster.kubernetes.engine.answers import LOST_AT_END
 from torchmuster.kubernetes.engine.dialect import DIALECT
 from torchmuster.kubernetes.pods.elsewhere import groups_copied, is_elsewhere
-from torchmuster.kubernetes.pods.end import explain_missing, keep_last_message, remove
+from torchmuster.kubernetes.pods.end import explain_missing, remove, save_last_message
 from torchmuster.kubernetes.pods.losses import LossNotes
 from torchmuster.kubernetes.pods.members import members_copied
 from torchmuster.kubernetes.pods.mirror import RecordMirror, holds_record
 from torchmuster.kubernetes.pods.reach import find_pod, is_submitted_here, job_of, pod_order
-from torchmuster.kubernetes.pods.release import PlaceRelease
-from torchmuster.kubernetes.pods.remake import ObjectsKept
+from torchmuster.kubernetes.pods.release import LostPodRemover
+from torchmuster.kubernetes.pods.remake import ObjectRestorer
 from torchmuster.kubernetes.pods.starts import PodStarts
 from torchmuster.kubernetes.pods.watch import PodWatch, looking
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.jobs import doubt_views, read_request
+from torchmuster.launcher.jobs.jobs import mark_views_stale, read_request
 from torchmuster.launcher.jobs.links import view_newest
 from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.model.run import record_of
@@ -62,7 +62,7 @@ def copied(run_dir: RunDir) -> "Iterator[RunCopy | None]":
         yield None
         return
     try:
-        with looking("look-on", _LOOK_ON_S, lambda: copy.look_on(view_newest(run_dir))):
+        with looking("look-on", _LOOK_ON_S, lambda: copy.remove_lost_pods(view_newest(run_dir))):
             yield copy
     finally:
         copy.close()
@@ -109,12 +109,12 @@ class RunCopy:
     job_id: str
     watch: PodWatch
     mirror: RecordMirror
-    release: PlaceRelease
+    release: LostPodRemover
     starts: PodStarts
     losses: LossNotes
     say: Callable[[str], None]
     lines: LinesOnce
-    objects: ObjectsKept | None = None
+    objects: ObjectRestorer | None = None
     _said: set[str] = field(default_factory=set)
     _has_trained: bool = False
     _seen: int = 0
@@ -149,7 +149,7 @@ class RunCopy:
             job_id=job_id,
             watch=watch,
             mirror=mirror,
-            release=PlaceRelease(run_dir, order, job_id, say),
+            release=LostPodRemover(run_dir, order, job_id, say),
             starts=PodStarts(order, job_id),
             losses=LossNotes(run_dir, order, job_id, say),
             say=say,
@@ -162,10 +162,10 @@ class RunCopy:
         number, before = self.watch.number, self._seen
         self._seen = number
         if number != before:
-            doubt_views(DIALECT, [self.job_id], self.watch.changed_at)
+            mark_views_stale(DIALECT, [self.job_id], self.watch.changed_at)
         return number != before
 
-    def look_on(self, view: JobView | None) -> None:
+    def remove_lost_pods(self, view: JobView | None) -> None:
         """Remove pods that are lost with their node, and note the reasons for losses."""
         with contextlib.suppress(MusterError):
             self.release.look(view, is_known=self.mirror.is_settled)
@@ -176,7 +176,7 @@ class RunCopy:
     def look_after(self, view: JobView | None) -> None:
         """Do the same as `look_on`, replace deleted objects, and end a run whose start fails."""
         self._over_since = None
-        self.look_on(view)
+        self.remove_lost_pods(view)
         self._keep_objects()
         has_begun = os.path.exists(self.run_dir.events)
         if self.mirror.is_connected and not has_begun:
@@ -241,7 +241,7 @@ class RunCopy:
             return False
         if read_result(self.run_dir) is None:
             with contextlib.suppress(MusterError):
-                keep_last_message(self.run_dir, self.job_id, self.mirror.lacks_right)
+                save_last_message(self.run_dir, self.job_id, self.mirror.lacks_right)
         if read_result(self.run_dir) is None:
             _keep_deletion(self.run_dir, self.job_id)
         if read_result(self.run_dir) is None:
@@ -286,19 +286,19 @@ def _keep_loss(run_dir: RunDir, job_id: str) -> None:
 def _keep_lost(run_dir: RunDir, report: Report) -> None:
     result = failed_before_start(run_dir, MissingRecordError.exit_code, report)
     attempts = len(record_of(run_dir).attempts)
-    elapsed_s = told_seconds(run_dir.events)
+    elapsed_s = recorded_seconds(run_dir.events)
     result = replace(result, state=RunState.LOST, attempts=max(1, attempts), elapsed_s=elapsed_s)
     atomic.write_json(run_dir.result, codec.to_plain(result))
 
 
 def _objects_of(
     run_dir: RunDir, job_id: str, watch: PodWatch, say: Callable[[str], None]
-) -> ObjectsKept | None:
+) -> ObjectRestorer | None:
     """Return the keeper of a run's objects, on the machine that made them."""
     if not is_submitted_here(run_dir):
         return None
     try:
-        return ObjectsKept(read_request(run_dir).request, job_id, watch, say)
+        return ObjectRestorer(read_request(run_dir).request, job_id, watch, say)
     except MusterError:  # written by another version of muster
         return None
 

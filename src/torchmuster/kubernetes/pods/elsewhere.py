@@ -33,7 +33,7 @@ from torchmuster.kubernetes.engine.dialect import DIALECT, job_id_of, kubectl
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.bring import place_of_keys
-from torchmuster.kubernetes.pods.end import remove_groups, tell_owner
+from torchmuster.kubernetes.pods.end import ask_owner_to_end, remove_groups
 from torchmuster.kubernetes.pods.mirror import RecordMirror
 from torchmuster.kubernetes.pods.reach import ask, find_pod, job_of, pod_order
 from torchmuster.kubernetes.pods.watch import PodWatch, looking
@@ -316,17 +316,17 @@ def cancel_groups(run_dir: RunDir) -> bool:
     if not is_elsewhere(run_dir):
         return False
     look_for_groups(run_dir)
-    told: set[str] = set()
+    asked: set[str] = set()
     for group in _open_groups(run_dir):
         order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
         with contextlib.suppress(MusterError, OSError):
             if order is not None and job_id is not None:
-                tell_owner(run_dir, order, job_id)
-                told.add(group)
+                ask_owner_to_end(run_dir, order, job_id)
+                asked.add(group)
     deadline = time.monotonic() + _END_S
-    while told & {*_open_groups(run_dir)} and time.monotonic() < deadline:
+    while asked & {*_open_groups(run_dir)} and time.monotonic() < deadline:
         catch_up_groups(run_dir)
-        told -= {group for group in told if _is_gone(run_dir, group)}
+        asked -= {group for group in asked if _is_gone(run_dir, group)}
         time.sleep(_AGAIN_S)  # noqa: TID251  # asks a cluster
     remove_groups(run_dir)
     atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})

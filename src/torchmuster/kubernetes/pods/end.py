@@ -30,7 +30,7 @@ from torchmuster.kubernetes.pods.reach import (
     log_of,
     pod_order,
 )
-from torchmuster.kubernetes.pods.release import PlaceRelease
+from torchmuster.kubernetes.pods.release import LostPodRemover
 from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.jobs.jobs import cancelled_before_start, view_jobs
 from torchmuster.multirun.sweep.arrays import read_arrays
@@ -70,7 +70,7 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
                 atomic.write_json(_no_reach(run_dir), {"why": why, "is_old": True})
     with contextlib.suppress(MusterError):
         is_known = mirror.is_connected and not mirror.is_complete
-        release = PlaceRelease(run_dir, order, job_id, lambda _: None)
+        release = LostPodRemover(run_dir, order, job_id, lambda _: None)
         release.look(asks=not mirror.is_connected, is_known=is_known)
     if mirror.is_complete and is_submitted_here(run_dir):
         with contextlib.suppress(MusterError):
@@ -80,7 +80,7 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
         LossNotes(run_dir, order, job_id, lambda _: None).look()
     if read_result(run_dir) is None:
         with contextlib.suppress(MusterError):
-            keep_last_message(run_dir, job_id, lacks_right)
+            save_last_message(run_dir, job_id, lacks_right)
 
 
 def _no_reach(run_dir: RunDir) -> str:
@@ -106,7 +106,7 @@ def words_on_reach(run_dir: RunDir) -> str | None:
     return f"pods can't be reached from here: {noted.get('why')}; what the first pod wrote is in {run_dir.job_log}"
 
 
-def keep_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = None) -> None:
+def save_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = None) -> None:
     """Save the result from the first pod's last message, as the record did not come.
 
     Raises:
@@ -167,7 +167,7 @@ def cancel_run(run_dir: RunDir) -> bool:
     if order is None or job_id is None:
         return False
     with contextlib.suppress(MusterError, OSError):
-        tell_owner(run_dir, order, job_id)
+        ask_owner_to_end(run_dir, order, job_id)
         _wait_for_record(run_dir)
     view = view_jobs(DIALECT, [job_id]).get(job_id) if read_result(run_dir) is None else None
     remove(job_id)
@@ -250,7 +250,7 @@ def remove(job_id: str) -> None:
     ask(DIALECT.cancel_argv(job_id))
 
 
-def tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
+def ask_owner_to_end(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
     """Ask the owner in the first pod to end its run or group.
 
     Raises:

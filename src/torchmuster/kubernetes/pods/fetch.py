@@ -31,7 +31,7 @@ from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.multirun.sweep.arrays import read_arrays
 
 _START_S = 300.0  # for a reading pod; an image may have to be pulled
-_DOOR_S = 30.0
+_SERVER_LIMIT_S = 30.0
 _LOOK_S = 0.5
 _ASK_S = 25.0
 _LIFE_S = 1800  # of that pod if its client dies
@@ -40,7 +40,7 @@ _FETCH = "-fetch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordLeft:
+class UnfetchedRecord:
     """One record: of a run, a workflow group or a sweep member.
 
     Attributes:
@@ -88,12 +88,12 @@ def fetch(run_dir: RunDir, say: Callable[[str], None]) -> None:
     say(f"all of {name} is here: {run_dir.path}")
 
 
-def _parts(run_dir: RunDir) -> Iterator[RecordLeft]:
+def _parts(run_dir: RunDir) -> Iterator[UnfetchedRecord]:
     """Yield the records in pods of a run, workflow or sweep directory."""
     name = short_id(os.path.basename(run_dir.path))
     order, job_id = pod_order(run_dir), job_of(run_dir)
     if order is not None and job_id is not None and not order.members:
-        yield RecordLeft(
+        yield UnfetchedRecord(
             name=name, run_dir=run_dir, order=order, job_id=job_id, result=run_dir.result
         )
     elif (copies := MemberCopies.of(run_dir)) is not None:
@@ -101,7 +101,7 @@ def _parts(run_dir: RunDir) -> Iterator[RecordLeft]:
             member = copies.place(index)
             own, of_name = copies.order.of_member(index), os.path.basename(member.path)
             if os.path.exists(member.result):
-                yield RecordLeft(
+                yield UnfetchedRecord(
                     name=of_name,
                     run_dir=member,
                     order=own,
@@ -115,7 +115,7 @@ def _parts(run_dir: RunDir) -> Iterator[RecordLeft]:
         own_order, first = pod_order(run_dir, group), job_of(run_dir, group)
         if own_order is not None and first is not None:
             result = run_dir.group(group).result
-            yield RecordLeft(
+            yield UnfetchedRecord(
                 name=group, run_dir=run_dir, order=own_order, job_id=first, result=result
             )
 
@@ -130,7 +130,7 @@ def _is_ours(run_dir: RunDir) -> bool:
     return is_submitted_here(run_dir)
 
 
-def _remove(part: RecordLeft) -> None:
+def _remove(part: UnfetchedRecord) -> None:
     """Remove the Job of a record, or all Jobs of its group."""
     if part.order.group is None:
         remove(part.job_id)
@@ -138,18 +138,18 @@ def _remove(part: RecordLeft) -> None:
         remove_group(part.run_dir, part.order.group, part.job_id)
 
 
-def _folder(part: RecordLeft) -> str:
+def _folder(part: UnfetchedRecord) -> str:
     group = part.order.group
     return part.run_dir.path if group is None else part.run_dir.group(group).path
 
 
-def _is_up(part: RecordLeft) -> bool:
+def _is_up(part: UnfetchedRecord) -> bool:
     pod = find_pod(part.job_id, part.order.index)
     return pod is not None and pod.is_up
 
 
 def _take(
-    part: RecordLeft, job_id: str, say: Callable[[str], None], *, reads_volume: bool = False
+    part: UnfetchedRecord, job_id: str, say: Callable[[str], None], *, reads_volume: bool = False
 ) -> None:
     """Copy one record from a pod; a waiting first pod then ends.
 
@@ -160,7 +160,7 @@ def _take(
     watch = PodWatch(job_id)
     mirror = RecordMirror(part.run_dir, part.order, part.job_id, watch, say, takes=True)
     mirror.reader = job_id if reads_volume else None
-    deadline = time.monotonic() + _DOOR_S
+    deadline = time.monotonic() + _SERVER_LIMIT_S
     mirror.catch_up()
     while not mirror.is_connected and time.monotonic() < deadline:  # its server starts in a moment
         time.sleep(_LOOK_S)  # noqa: TID251  # asks a pod
@@ -175,7 +175,7 @@ def _take(
         )
 
 
-def _take_from_volume(parts: Sequence[RecordLeft], say: Callable[[str], None]) -> None:
+def _take_from_volume(parts: Sequence[UnfetchedRecord], say: Callable[[str], None]) -> None:
     """Start one pod that mounts the volume and serves sessions, and copy the records from it.
 
     Raises:
@@ -203,7 +203,7 @@ def _take_from_volume(parts: Sequence[RecordLeft], say: Callable[[str], None]) -
             ask(kubectl(context, namespace, *words))
 
 
-def _job_on_cluster(parts: Sequence[RecordLeft]) -> dict[str, Any]:
+def _job_on_cluster(parts: Sequence[UnfetchedRecord]) -> dict[str, Any]:
     """Return the first of these Jobs that still exists: it says how to mount the volume.
 
     Raises:
@@ -256,7 +256,7 @@ def _reader_of(job: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _forget_missing(part: RecordLeft) -> None:
+def _forget_missing(part: UnfetchedRecord) -> None:
     """Delete a result that only says what did not come."""
     noted = atomic.read_json(part.result)
     if isinstance(noted, dict) and noted.get("exit_code") == MissingRecordError.exit_code:

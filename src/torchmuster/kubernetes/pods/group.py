@@ -30,19 +30,19 @@ from torchmuster.kubernetes.pods.bring_group import (
     plan_group,
     with_outputs,
 )
-from torchmuster.kubernetes.pods.end import explain_missing, remove_jobs, tell_owner
+from torchmuster.kubernetes.pods.end import ask_owner_to_end, explain_missing, remove_jobs
 from torchmuster.kubernetes.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
 from torchmuster.kubernetes.pods.mirror import RecordMirror
 from torchmuster.kubernetes.pods.reach import find_pod
-from torchmuster.kubernetes.pods.release import PlaceRelease
-from torchmuster.kubernetes.pods.remake import ObjectsKept
+from torchmuster.kubernetes.pods.release import LostPodRemover
+from torchmuster.kubernetes.pods.remake import ObjectRestorer
 from torchmuster.kubernetes.pods.starts import PodStarts, lacks_room
 from torchmuster.kubernetes.pods.watch import PodWatch
-from torchmuster.launcher.jobs.jobs import doubt_views, submit_script, view_jobs
-from torchmuster.launcher.jobs.never import NeverWatch, note_group
+from torchmuster.launcher.jobs.jobs import mark_views_stale, submit_script, view_jobs
+from torchmuster.launcher.jobs.never import NeverStartsWatch, note_group
 from torchmuster.launcher.model.job import JobView, describe_job
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.plan import GroupPlan, GroupStart, WorkflowPlan
+from torchmuster.workflow.plan import GroupInput, GroupPlan, WorkflowPlan
 from torchmuster.workflow.task.data import upload_outputs
 from torchmuster.workflow.task.setup import TaskFacts
 
@@ -75,10 +75,10 @@ class PodGroup:
     _mirror: RecordMirror | None = None
     _watch: PodWatch | None = None
     _starts: PodStarts | None = None
-    _release: PlaceRelease | None = None
-    _objects: list[ObjectsKept] = field(default_factory=list)
-    _never: NeverWatch = field(default_factory=NeverWatch)
-    _told: dict[str, str] = field(default_factory=dict)
+    _release: LostPodRemover | None = None
+    _objects: list[ObjectRestorer] = field(default_factory=list)
+    _never: NeverStartsWatch = field(default_factory=NeverStartsWatch)
+    _reported: dict[str, str] = field(default_factory=dict)
     _waiting: dict[str, JobView] = field(default_factory=dict)
     _follow: Follow = field(init=False)
     _num_stops: int = 0
@@ -92,7 +92,7 @@ class PodGroup:
         """Follow the record from its beginning."""
         self._follow = Follow(self.run_dir.group(self.group.name).events)
 
-    async def start(self, start: GroupStart) -> tuple[str, int]:
+    async def start(self, start: GroupInput) -> tuple[str, int]:
         """Create the Jobs; the pods find their order in the Secrets.
 
         Raises:
@@ -136,11 +136,11 @@ class PodGroup:
         )
         self._starts = PodStarts(pods.order, first)
         more = tuple(self._job_ids[1:])
-        self._release = PlaceRelease(self.run_dir, pods.order, first, self.say, more)
+        self._release = LostPodRemover(self.run_dir, pods.order, first, self.say, more)
         if self._set_id is None:
             watch, say = self._watch, self.say
             for job, job_id in zip(pods.jobs, self._job_ids, strict=True):
-                self._objects.append(ObjectsKept(job, job_id, watch, say))
+                self._objects.append(ObjectRestorer(job, job_id, watch, say))
         self._watch.start()
         self._mirror.start()
 
@@ -154,7 +154,7 @@ class PodGroup:
                 self._pass_on()
                 if self._watch is not None and self._watch.number != seen:
                     seen, ask_at = self._watch.number, 0.0
-                    doubt_views(DIALECT, self._job_ids, self._watch.changed_at)
+                    mark_views_stale(DIALECT, self._job_ids, self._watch.changed_at)
                 if loop.time() >= ask_at:
                     is_over = await asyncio.to_thread(self._look)
                     ask_at = loop.time() + _ASK_S
@@ -301,8 +301,8 @@ class PodGroup:
         if view is None or view.state is JobState.RUNNING or view.state.is_final:
             return
         text = describe_job(view)
-        if self._told.get(job_id) != text:
-            self._told[job_id] = text
+        if self._reported.get(job_id) != text:
+            self._reported[job_id] = text
             fields = {"group": self.group.name, "text": text}
             self.hear(messages.Event(name="group_waits", time="", fields=fields))
 
@@ -368,18 +368,18 @@ class PodGroup:
     def _without_record(self, outcome: GroupOutcome, order: PodOrder, pod: Pod) -> GroupOutcome:
         """Return the outcome in a group's last message; no success, as outputs are missing."""
         first = self._job_ids[0]
-        told = explain_group_loss(outcome, self.run_dir, order, first)
-        if told.state is State.FAILED_START_ERROR:
-            return told  # there is no record
+        with_reason = explain_group_loss(outcome, self.run_dir, order, first)
+        if with_reason.state is State.FAILED_START_ERROR:
+            return with_reason  # there is no record
         self._lacks_record = True
         lacks_right = self._mirror.lacks_right if self._mirror is not None else None
-        missing = explain_missing(told.state, order, first, pod, lacks_right)
-        if told.state is State.COMPLETED:
+        missing = explain_missing(with_reason.state, order, first, pod, lacks_right)
+        if with_reason.state is State.COMPLETED:
             state, code = State.FAILED_BACKEND_ERROR, MissingRecordError.exit_code
-            return replace(told, state=state, exit_code=code, report=missing)
-        report = told.report or missing
+            return replace(with_reason, state=state, exit_code=code, report=missing)
+        report = with_reason.report or missing
         because = (*report.because, missing.error, *missing.because)
-        return replace(told, report=replace(report, because=because))
+        return replace(with_reason, report=replace(report, because=because))
 
     def _failed(self, error: MusterError) -> GroupOutcome:
         state = State.FAILED_CANCELED if self._num_stops else State.FAILED_BACKEND_ERROR
@@ -408,7 +408,7 @@ class PodGroup:
     def _tell_owner(self) -> None:
         if self._pods is None or not self._has_begun:
             raise MusterError("it had not begun")
-        tell_owner(self.run_dir, self._pods.order, self._job_ids[0])
+        ask_owner_to_end(self.run_dir, self._pods.order, self._job_ids[0])
 
     def kill(self) -> None:
         """Fail the group at once; its follower then removes the Jobs."""

@@ -87,8 +87,8 @@ def explain_group_loss(
     error = report.error
     if pod.end is not None and pod.end.reason.word == _OUT_OF_MEMORY:
         error = f"task {task.task} failed: memory ran out in pod {pod.name} on {pod.node}"
-    told = replace(report, error=error, because=(said, *report.because))
-    return replace(outcome, report=_with_hint(told, hint))
+    with_reason = replace(report, error=error, because=(said, *report.because))
+    return replace(outcome, report=_with_hint(with_reason, hint))
 
 
 def explain_task_loss(
@@ -155,13 +155,13 @@ def _out_of_memory(
     node = name_on(name_alone(cause.node), pod.node or "")
     detail = "its container was killed as a whole"
     cause = replace(cause, memory_evidence=evidence, node=node, detail=detail)
-    told = Report(
+    with_reason = Report(
         error=describe_loss(cause),
         at=f"{_ranks_on(cause, start)}{node}, attempt {cause.attempt}",
         because=(evidence, *report.because),
         hint=report.hint,
     )
-    return replace(result, cause=cause, report=_with_hint(told, _MORE))
+    return replace(result, cause=cause, report=_with_hint(with_reason, _MORE))
 
 
 def early_out_of_memory(pods: Sequence[Pod]) -> Report | None:

@@ -24,11 +24,11 @@ from torchmuster.errors import MissingRecordError, MusterError, UsageError
 from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of
 from torchmuster.kubernetes.engine.dialect import DIALECT, name_of
 from torchmuster.kubernetes.engine.manifest import views_of_elements
-from torchmuster.kubernetes.engine.wishes import DOOR_PORT, home_of, keeps_runs
+from torchmuster.kubernetes.engine.wishes import SESSION_PORT, home_of, keeps_runs
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.bring import check_way, pack_code, pack_order
-from torchmuster.kubernetes.pods.end import remove, tell_owner
+from torchmuster.kubernetes.pods.bring import check_transport, pack_code, pack_order
+from torchmuster.kubernetes.pods.end import ask_owner_to_end, remove
 from torchmuster.kubernetes.pods.mirror import (
     RecordMirror,
     files_left_in,
@@ -37,12 +37,12 @@ from torchmuster.kubernetes.pods.mirror import (
     values_left_by,
 )
 from torchmuster.kubernetes.pods.reach import MEMBER_JOB, ask, log_of, pod_order
-from torchmuster.kubernetes.pods.release import PlaceRelease, is_given_up
-from torchmuster.kubernetes.pods.remake import ObjectsKept
+from torchmuster.kubernetes.pods.release import LostPodRemover, is_given_up
+from torchmuster.kubernetes.pods.remake import ObjectRestorer
 from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.jobs import submit_script, view_jobs
-from torchmuster.launcher.jobs.never import WAITS, NeverWatch
+from torchmuster.launcher.jobs.never import WAITS, NeverStartsWatch
 from torchmuster.launcher.model.job import JobArray, JobRequest
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir
@@ -116,7 +116,7 @@ def bring_members(
         run_id=plan.run_id,
         job=job.name,
         num_pods=len(members),
-        port=int(dict(job.own_keys).get("door_port", DOOR_PORT)),
+        port=int(dict(job.own_keys).get("door_port", SESSION_PORT)),
         home=home_of(job),
         code_root=code.root,
         code_sha="",
@@ -136,7 +136,7 @@ def bring_members(
                 why="who follows the sweep sends it to each pod",
                 fix="leave out --detach, or name data in .gitignore",
             )
-        check_way(job, "the code", code.describe())
+        check_transport(job, "the code", code.describe())
     return replace(job, brings=tuple(brings.items()))
 
 
@@ -154,8 +154,8 @@ class MemberCopies:
     order: PodOrder
     job_id: str
     watch: PodWatch
-    objects: ObjectsKept | None = None
-    _never: NeverWatch = field(default_factory=NeverWatch)
+    objects: ObjectRestorer | None = None
+    _never: NeverStartsWatch = field(default_factory=NeverStartsWatch)
     _is_closed: bool = False
     _mirrors: dict[int, RecordMirror] = field(default_factory=dict)
 
@@ -169,7 +169,7 @@ class MemberCopies:
         watch, objects = PodWatch(job_id), None
         with contextlib.suppress(codec.CodecError):  # missing for another machine's sweep
             job = codec.from_plain(JobRequest, atomic.read_json(_job_file(run_dir)))
-            objects = ObjectsKept(job, job_id, watch, lambda _: None)
+            objects = ObjectRestorer(job, job_id, watch, lambda _: None)
         return cls(run_dir, plan, order, job_id, watch, objects)
 
     def look(self, *, once: bool) -> None:
@@ -246,7 +246,7 @@ class MemberCopies:
         """Let the member on a dead node run on another one."""
         member, order = self.place(index), self.order.of_member(index)
         with contextlib.suppress(MusterError):
-            PlaceRelease(member, order, self.job_id, lambda _: None).look(asks=True)
+            LostPodRemover(member, order, self.job_id, lambda _: None).look(asks=True)
             if (mirror := self._mirrors.get(index)) is not None:
                 mirror.look()
 
@@ -386,4 +386,4 @@ def stop_pod(run_dir: RunDir, number: int) -> None:
     copies = MemberCopies.of(run_dir)
     if copies is not None and number in copies.order.members:
         order = copies.order.of_member(copies.order.members.index(number))
-        tell_owner(run_dir, order, copies.job_id)
+        ask_owner_to_end(run_dir, order, copies.job_id)

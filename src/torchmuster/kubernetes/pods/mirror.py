@@ -33,9 +33,9 @@ from torchmuster.kubernetes.pods.pull import BROKEN, Pull, Push, program
 from torchmuster.kubernetes.pods.reach import NotAllowedError, find_pod, forward
 from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.engines.ssh_files import ACTED_UPON, own_paths
+from torchmuster.launcher.engines.ssh_files import CLIENT_ONLY_FILES, own_paths
 from torchmuster.launcher.net import remote_messages as messages
-from torchmuster.launcher.net.replica import Copy, Scope
+from torchmuster.launcher.net.replica import Copy, CopyScope
 from torchmuster.launcher.node.remote.files import CameBack
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
@@ -212,7 +212,7 @@ class RecordMirror:
         at_once.set()
         self._way = push = Push(self._argv(port, program("pod-keep --code")))
         folder, sha = os.path.join(self.folder, "pods"), self.order.code_sha or ""
-        push.run(folder, Scope((orders.CODE_FILE,)), sha, at_once)
+        push.run(folder, CopyScope((orders.CODE_FILE,)), sha, at_once)
 
     def _read_record(self, port: int, *, once: bool) -> None:
         came, copy = CameBack(self.run_dir), self._copy_here()
@@ -234,7 +234,7 @@ class RecordMirror:
         noted = atomic.read_json(os.path.join(self.folder, _STATE_FILE))
         mark = str(noted.get("mark", "")) if isinstance(noted, dict) else ""
         scope = scope_of(self.order)
-        scope = replace(scope, never=scope.never | ACTED_UPON)
+        scope = replace(scope, never=scope.never | CLIENT_ONLY_FILES)
         return Copy(self.run_dir.path, scope, mark)
 
     def _has(self, copy: Copy) -> "Iterator[messages.CopyHas]":
@@ -375,8 +375,8 @@ class RecordMirror:
         """Add to the result of a run or group what only the cluster knows."""
         if self.order.group is not None:
             outcome = codec.from_plain(GroupOutcome, plain)
-            told = explain_group_loss(outcome, self.run_dir, self.order, self.job_id)
-            return codec.to_plain(told)
+            with_reason = explain_group_loss(outcome, self.run_dir, self.order, self.job_id)
+            return codec.to_plain(with_reason)
         if self.order.is_sweep:  # its owner is in its only pod
             return plain
         result = codec.from_plain(Result, plain)
@@ -413,7 +413,7 @@ class RecordMirror:
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             child = self._child = proc.start(
-                proc.node_program("leashed", *words), stdout=writing, stderr=null
+                proc.node_program("dies_with_parent", *words), stdout=writing, stderr=null
             )
         finally:
             os.close(writing)

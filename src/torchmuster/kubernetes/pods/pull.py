@@ -15,7 +15,7 @@ from torchmuster.kubernetes.node.order import ORDER_VARIABLE, PROGRAMS_VARIABLE
 from torchmuster.launcher.engines.ssh_bundle import Starts, start_between_pipes
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.frames import FrameReader, FrameWriter
-from torchmuster.launcher.net.replica import Copy, CopyState, Feed, Scope
+from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed
 
 # Includes what a damaged file or a hostile name raises, which must not end a retry loop.
 BROKEN = (MusterError, OSError, messages.FrameError, ValueError, RecursionError)
@@ -28,9 +28,9 @@ def program(words: str) -> str:
     return f'exec ${PROGRAMS_VARIABLE} {words} --order="${ORDER_VARIABLE}"'
 
 
-def start_beside(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> HasStatus:
+def start_process(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> HasStatus:
     """Open a session as a separate process; `PodLines.start` runs it in this one."""
-    return proc.start_beside(list(argv), stdin=stdin, stdout=stdout, stderr=stderr)
+    return proc.start_spared(list(argv), stdin=stdin, stdout=stdout, stderr=stderr)
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ def into(copy: Copy) -> Callable[[messages.RemoteMessage], bool]:
     return take
 
 
-class _Carried:
+class _OneSession:
     """One session, which another thread may break.
 
     Args:
@@ -76,7 +76,7 @@ class _Carried:
         start: Starts the command.
     """
 
-    def __init__(self, argv: Sequence[str], start: Starts = start_beside) -> None:
+    def __init__(self, argv: Sequence[str], start: Starts = start_process) -> None:
         self._argv, self._start = argv, start
         self._child: HasStatus | None = None
         self._is_stopped = False
@@ -95,7 +95,7 @@ class _Carried:
         return child
 
 
-class Pull(_Carried):
+class Pull(_OneSession):
     """One reading of what `pod-record` sends."""
 
     def run(
@@ -131,10 +131,10 @@ class Pull(_Carried):
         return message if isinstance(message, messages.CopyEnd) else None
 
 
-class Push(_Carried):
+class Push(_OneSession):
     """One update of a copy that `pod-keep` holds."""
 
-    def run(self, root: str, scope: Scope, mark: str, until: threading.Event) -> bool:
+    def run(self, root: str, scope: CopyScope, mark: str, until: threading.Event) -> bool:
         """Send what is new until the event is set, then the rest; say whether the pod holds it.
 
         Raises:

@@ -25,7 +25,7 @@ from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl, place_of
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.answers import ask_patiently, only_looks
+from torchmuster.launcher.jobs.answers import ask_patiently, has_limited_questions
 
 _ASK_S = 25.0
 _FORWARD_S = 60.0  # a login plug-in or a VPN may take long
@@ -165,13 +165,15 @@ def forward(job_id: str, pod: str, port: int, limit_s: float = _FORWARD_S) -> Po
     read_error, write_error = os.pipe2(os.O_CLOEXEC)
     try:
         child = proc.start(
-            proc.node_program("leashed", *argv), stdout=write_out, stderr=write_error
+            proc.node_program("dies_with_parent", *argv), stdout=write_out, stderr=write_error
         )
     finally:
         os.close(write_out)
         os.close(write_error)
     said = bytearray()
-    deadline = time.monotonic() + (min(limit_s, _LOOK_FORWARD_S) if only_looks() else limit_s)
+    deadline = time.monotonic() + (
+        min(limit_s, _LOOK_FORWARD_S) if has_limited_questions() else limit_s
+    )
     while (found := _LINE.search(said)) is None:
         data = _read(read_out, deadline)
         if not data:

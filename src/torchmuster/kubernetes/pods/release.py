@@ -38,7 +38,7 @@ _ANSWER_S = 8.0
 
 
 @dataclass(slots=True)
-class PlaceRelease:
+class LostPodRemover:
     """Removes those pods of a run or a workflow group that cluster and head have given up.
 
     Attributes:
@@ -141,7 +141,7 @@ class PlaceRelease:
         )
 
 
-def words_on_leavers(job: JobRequest) -> str | None:
+def warn_of_leaving_pods(job: JobRequest) -> str | None:
     """Warn about pods of an earlier run of this name that are still ending; None if unknown."""
     keys = dict(job.own_keys)
     try:

@@ -20,7 +20,7 @@ _KINDS = ("secret/", "service/")
 
 
 @dataclass(slots=True)
-class ObjectsKept:
+class ObjectRestorer:
     """Checks the objects of one Job whenever its pods have changed.
 
     Attributes:

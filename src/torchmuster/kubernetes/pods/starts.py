@@ -40,15 +40,15 @@ def is_kept_apart(result: Result) -> bool:
 
 def evidence(job_id: str, whys: str) -> tuple[str, ...]:
     """Return sentences on what may keep a run's pods apart, depending on what they reported."""
-    found = [_told(_of_containers, job_id)]
+    found = [_evidence_or_empty(_of_containers, job_id)]
     if "name is not known" in whys:
-        found.append(_told(_of_service, job_id))
+        found.append(_evidence_or_empty(_of_service, job_id))
     if any(words in whys for words in _SILENCE):
-        found.append(_told(_of_policies, job_id))
+        found.append(_evidence_or_empty(_of_policies, job_id))
     return tuple(sentence for sentence in found if sentence)
 
 
-def _told(look: Callable[[str], str], job_id: str) -> str:
+def _evidence_or_empty(look: Callable[[str], str], job_id: str) -> str:
     try:
         return look(job_id)
     except MusterError:
@@ -135,7 +135,7 @@ class PodStarts:
     _since: float = field(default_factory=time.monotonic)
     _last: JobView | None = None
     _all_run: bool = False
-    _told: str = ""
+    _last_said: str = ""
     _ask_log_at: float = 0.0
     _log_pause_s: float = _LOG_S
     _log_view: JobView | None = None
@@ -222,11 +222,11 @@ class PodStarts:
             return None
         context, namespace, _ = place_of(self.job_id)
         said = ask(kubectl(context, namespace, "logs", first.name, _OURS, "--tail=1")).strip()
-        if not said.startswith(_WAITS) or said == self._told:
+        if not said.startswith(_WAITS) or said == self._last_said:
             return None
-        self._told = said
-        beside = of_containers(first)
-        return said.removeprefix(_VOICE) + (f"; {beside}" if beside else "")
+        self._last_said = said
+        sidecars = of_containers(first)
+        return said.removeprefix(_VOICE) + (f"; {sidecars}" if sidecars else "")
 
     def _is_late(self, view: JobView) -> Report | None:
         limit_s = self.order.start_limit_s

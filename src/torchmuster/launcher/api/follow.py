@@ -39,7 +39,7 @@ async def follow_async(run_dir: RunDir) -> None:
 
 def _show(run_dir: RunDir) -> Generator[float, None, None]:
     """Show new output; yield the pauses between two polls, in seconds."""
-    shown = status_here()
+    shown = status_display()
     follow = Follow()
     watch = BoardWatch(view_run(run_dir), ask_every_s=_STATUS_EVERY_S)
     watch.start()
@@ -85,7 +85,7 @@ def _new_lines(run_dir: RunDir, follow: Follow) -> Iterator[str]:
             yield as_bytes(text).decode(errors="replace")
 
 
-class PlainStatus:
+class StatusDisplay:
     """An output without a status line; prints only rank 0's lines."""
 
     def write(self, text: str) -> None:
@@ -106,7 +106,7 @@ class PlainStatus:
         return _COLUMNS
 
 
-class _Terminal(PlainStatus):
+class _Terminal(StatusDisplay):
     """A status row below the output; it is erased before more output is written."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Terminal(PlainStatus):
         return shutil.get_terminal_size().columns
 
 
-class _Cell(PlainStatus):
+class _Cell(StatusDisplay):
     """A display of its own in a notebook cell; each status replaces the last."""
 
     def __init__(self, display: Any) -> None:
@@ -153,11 +153,11 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def status_here() -> PlainStatus:
+def status_display() -> StatusDisplay:
     """Return the status display for this output: a notebook cell, a terminal, or plain lines."""
     if (cell := _cell()) is not None:
         return cell
-    return _Terminal() if sys.stdout.isatty() else PlainStatus()
+    return _Terminal() if sys.stdout.isatty() else StatusDisplay()
 
 
 def _cell() -> _Cell | None:

@@ -162,7 +162,7 @@ def _raise(errors: Sequence[NotLaunchedError]) -> None:
         )
 
 
-def named_as_here(error: NotLaunchedError, given: Mapping[str, object]) -> NotLaunchedError:
+def for_keywords(error: NotLaunchedError, given: Mapping[str, object]) -> NotLaunchedError:
     """Turn a command's error about an option into one about the keyword that was given.
 
     Args:
@@ -180,7 +180,7 @@ def named_as_here(error: NotLaunchedError, given: Mapping[str, object]) -> NotLa
         where=f"{keyword}={given[keyword]!r}" if keyword is not None else error.where,
         why=error.why,
         fix=fix,
-        others=tuple(named_as_here(other, given) for other in error.others),
+        others=tuple(for_keywords(other, given) for other in error.others),
     )
 
 

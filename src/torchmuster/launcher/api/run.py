@@ -61,7 +61,7 @@ def noted_values(run_dir: RunDir) -> tuple[int, dict[int, ValueNote]]:
     return attempt, {rank: found[rank] for rank in range(world_size)}
 
 
-def are_here(run_dir: RunDir, attempt: int, notes: Mapping[int, ValueNote]) -> bool:
+def have_arrived(run_dir: RunDir, attempt: int, notes: Mapping[int, ValueNote]) -> bool:
     """Return whether all value files have arrived; those of other hosts may follow the result."""
     sizes = (_size(run_dir.rank_value(attempt, rank)) for rank in notes)
     return all(size == note.size_bytes for size, note in zip(sizes, notes.values(), strict=True))
@@ -142,7 +142,7 @@ class RunStatus:
     exit_code: int | None
 
 
-def look_until_ended(
+def poll_until_ended(
     run_dir: RunDir,
     timeout_s: float | None,
     pause_s: Callable[[float], float],
@@ -306,14 +306,14 @@ class RunHandle:
             torchmuster.errors.NotFoundError: The run was a script.
         """
         self.wait(timeout_s)
-        for pause_s in self._look_for_values():
+        for pause_s in self._poll_for_values():
             threading.Event().wait(pause_s)
         return self._values()
 
     async def results_async(self, timeout_s: float | None = None) -> list[Any]:
         """Return the same as `results`, without blocking the event loop."""
         await self.wait_async(timeout_s)
-        for pause_s in self._look_for_values():
+        for pause_s in self._poll_for_values():
             await asyncio.sleep(pause_s)
         return self._values()
 
@@ -393,7 +393,7 @@ class RunHandle:
 
     def _look_until_ended(self, timeout_s: float | None, copy: "RecordCopy | None") -> Any:
         """Yield pauses between polls until the run succeeds."""
-        result = yield from look_until_ended(
+        result = yield from poll_until_ended(
             self._dir,
             timeout_s,
             lambda waited_s: min(max(_POLL_SHARE * waited_s, _LEAST_POLL_S), _MOST_POLL_S),
@@ -406,11 +406,11 @@ class RunHandle:
         if state is not RunState.SUCCEEDED:
             raise RunFailed(short_id(self.run_id), result, state.value)
 
-    def _look_for_values(self) -> Any:
+    def _poll_for_values(self) -> Any:
         """Yield pauses between polls until all values have arrived, or the time is up."""
         attempt, notes = noted_values(self._dir)
         until = time.monotonic() + _COMES_S
-        while not are_here(self._dir, attempt, notes) and time.monotonic() < until:
+        while not have_arrived(self._dir, attempt, notes) and time.monotonic() < until:
             yield _POLL_S
 
     def _values(self) -> list[Any]:

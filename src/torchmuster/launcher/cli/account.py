@@ -33,12 +33,12 @@ def print_account(account: "Account", *, has_job_line: bool = False) -> None:
         echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
     elif not account.jobs:
         echo(f"on       {account.engine}")
-    told = f", {span(account.elapsed_s)} since it began"
+    duration = f", {span(account.elapsed_s)} since it began"
     if account.exit_code is not None:
-        told = f", took {span(account.elapsed_s)}"
+        duration = f", took {span(account.elapsed_s)}"
     elif account.ended_by is not None:  # the end was not recorded
-        told = f", last heard of after {span(account.elapsed_s)}"
-    lasted = told if account.elapsed_s is not None else ""
+        duration = f", last heard of after {span(account.elapsed_s)}"
+    lasted = duration if account.elapsed_s is not None else ""
     echo(f"time     submitted {clock(account.submitted)}{lasted}")
     if account.exit_code is not None:
         why = f": {in_one_line(account.ended_by)}" if account.ended_by else ""

@@ -81,7 +81,7 @@ def exec(  # noqa: A001 - the command's name
     view = find_run(run)
     if rank is not None or node is not None or (view.has_ranks and view.is_readable):
         command = _command_of(words, ctx.meta[_COMMAND], rank, node, group)
-        return _beside(view, rank, node, _order(command, None, tty, timeout))
+        return _run_at_rank(view, rank, node, _order(command, None, tty, timeout))
     task, argv = _split(words, ctx.meta[_COMMAND], group)
     order = _order(argv, group, tty, timeout)
     tasks = [choose_task(view, task)] if task is not None else choose_group(view, group or "")
@@ -117,14 +117,14 @@ def _command_of(
     return command
 
 
-def _beside(view: "RunView", rank: int | None, node: str | None, order: "ExecOrder") -> int:
+def _run_at_rank(view: "RunView", rank: int | None, node: str | None, order: "ExecOrder") -> int:
     import asyncio
 
-    from torchmuster.launcher.views.ranks import execute_beside
+    from torchmuster.launcher.views.ranks import execute_at_rank
 
     word = f"node {node}" if node is not None else f"rank {rank or 0}"
     try:
-        result = asyncio.run(execute_beside(view, word, order, _write_plain))
+        result = asyncio.run(execute_at_rank(view, word, order, _write_plain))
     except KeyboardInterrupt:
         return 130
     for note in result.notes:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchmuster.core.model.plan import RunPlan
     from torchmuster.core.model.verdict import Result
     from torchmuster.launcher.engines.base import Dialect
-    from torchmuster.launcher.views.debugger import DebuggerDoor
+    from torchmuster.launcher.views.debugger import DebuggerServer
 
 _BEGIN_S = 5.0  # a shorter run needs no status, and a start needs the processor
 _EVERY_S = 2.0  # as often as agents report
@@ -102,25 +102,25 @@ class DebuggerScreen:
 
     def __init__(self, plan: Any, run_dir: "RunDir", voice: "TerminalVoice") -> None:
         self._plan, self._run_dir, self._voice = plan, run_dir, voice
-        self._door: DebuggerDoor | None = None
+        self._server: DebuggerServer | None = None
 
     def start(self) -> None:
         """Start listening if the run has a debugger."""
         if getattr(self._plan, "debugger", None) is None:
             return
-        from torchmuster.launcher.views.debugger import DebuggerDoor
+        from torchmuster.launcher.views.debugger import DebuggerServer
 
         folder, voice = self._plan.program.cwd, self._voice
-        self._door = DebuggerDoor(self._run_dir, folder, voice.explain, voice.print)
-        self._door.start()
+        self._server = DebuggerServer(self._run_dir, folder, voice.explain, voice.print)
+        self._server.start()
 
     def end(self) -> None:
         """Do nothing: the debugger may still be in use until `close`."""
 
     def close(self) -> None:
         """Stop listening."""
-        if self._door is not None:
-            self._door.close()
+        if self._server is not None:
+            self._server.close()
 
 
 def follow_job(
@@ -156,14 +156,14 @@ def follow_job(
         result = cancelled_before_start(run_dir)  # it was still queued: there is no head
         atomic.write_json(run_dir.result, codec.to_plain(result))
     if result is None and view is not None and view.state.is_final:
-        told = "\n".join(last_lines(run_dir.job_log, 12))
+        output = "\n".join(last_lines(run_dir.job_log, 12))
         silent = f"it has written nothing: its node may not see {run_dir.path}"
         checks = f"muster engines check {plan.engine}  # says what the nodes see"
         raise MusterError(
             f"job {job_id} ended without a result: {view.state.value}",
             where=run_dir.job_log,
-            why=told or "\n".join(word for word in (view.reason, silent) if word),
-            fix=fix() if told else checks,
+            why=output or "\n".join(word for word in (view.reason, silent) if word),
+            fix=fix() if output else checks,
         )
     return result
 

@@ -51,7 +51,7 @@ def restart_run(view: "RunView", *, detach: bool) -> int:
     from torchmuster.core.owner.create import name_of, new_run_id
     from torchmuster.core.spec.problems import Problems
     from torchmuster.errors import NotFoundError
-    from torchmuster.launcher.cli.places.find import place_again
+    from torchmuster.launcher.cli.places.find import find_restart_place
 
     plan = view.plan
     if plan is None:
@@ -71,7 +71,7 @@ def restart_run(view: "RunView", *, detach: bool) -> int:
         )
     if plan.rdzv_id is not None:  # a single command of `muster torchrun`: restart it here
         plan = replace(plan, rdzv_id=None, engine="local", tee=Tee.ALL, restart_hint=False)
-    place, snapshots = place_again(plan, view)
+    place, snapshots = find_restart_place(plan, view)
     problems = Problems()
     if detach:
         place.check_detach(f"muster restart {short_id(view.run_id)}", problems)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchmuster.launcher.spec.torchrun import TorchrunLine
 
 
-def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHosts | None:
+def find_spread_hosts(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHosts | None:
     """Return the hosts, this one first; None if the job has only one, or this is none of them.
 
     Raises:

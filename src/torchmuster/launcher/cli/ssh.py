@@ -8,7 +8,7 @@ from torchmuster.launcher.cli.sites import my_sites
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.ssh_bundle import Bundle
-    from torchmuster.launcher.engines.ssh_places import SshWishes
+    from torchmuster.launcher.engines.ssh_places import SshOptions
     from torchmuster.launcher.spec.site import Site
 
 KIND = "ssh"
@@ -66,10 +66,10 @@ def _hosts_of(hosts: str | None, hostfile: str | None) -> Any:
     return join_hosts(found)
 
 
-def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
+def make_wishes(site: "Site", *, by_slots: bool) -> "SshOptions":
     """Return how to reach and use the hosts of a site."""
     from torchmuster.launcher.engines.ssh_command import SshHost
-    from torchmuster.launcher.engines.ssh_places import SshWishes
+    from torchmuster.launcher.engines.ssh_places import SshOptions
     from torchmuster.launcher.spec.site import site_hosts
 
     hosts = tuple(
@@ -78,10 +78,10 @@ def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
     )
     shared = os.environ.get("MUSTER_SSH_SHARED", "") != "no"
     where = f"--on {site.name}" if site.name != KIND else "--on ssh"
-    return SshWishes(hosts=hosts, where=where, by_slots=by_slots, may_share=shared)
+    return SshOptions(hosts=hosts, where=where, by_slots=by_slots, may_share=shared)
 
 
-def make_bundle_for(own_pythons: "tuple[str, ...]", wishes: "SshWishes") -> "Bundle":
+def make_bundle_for(own_pythons: "tuple[str, ...]", wishes: "SshOptions") -> "Bundle":
     """Return what hosts are offered; they try these interpreters of this machine first."""
     from torchmuster.launcher.engines.ssh_bundle import make_bundle
     from torchmuster.launcher.engines.ssh_command import ssh_command

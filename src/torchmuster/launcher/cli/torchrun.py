@@ -45,7 +45,9 @@ class _TorchrunCommand(click.Command):
         actions = make_parser({})._actions
         options = ((name, action.help) for action in actions for name in action.option_strings)
         return [
-            CompletionItem(name, help=told) for name, told in options if name.startswith(incomplete)
+            CompletionItem(name, help=help_text)
+            for name, help_text in options
+            if name.startswith(incomplete)
         ]
 
 
@@ -66,12 +68,12 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     _find_home()
     problems = Problems()
     gpus, hosts = visible_gpus(), _hosts_of_pod()
-    is_told = "MUSTER_TORCHRUN_ORDER" in os.environ  # started by a head on another host
-    knows = is_told or (may_be_in_job(os.environ) and not is_one_of_many(os.environ))
+    is_ordered = "MUSTER_TORCHRUN_ORDER" in os.environ  # started by a head on another host
+    knows = is_ordered or (may_be_in_job(os.environ) and not is_one_of_many(os.environ))
     line = problems.checked(
         parse_torchrun(arguments, os.environ, gpus, problems, hosts, knows_head=knows)
     )
-    _warn_of_option_behind(line)
+    _warn_of_late_option(line)
     if line.max_nodes > 1:
         _leave_to_first(line.max_nodes)
     launch = make_launch(line)
@@ -180,13 +182,13 @@ def _hosts_of_pod() -> str:
         return ""
 
 
-def _warn_of_option_behind(line: "TorchrunLine") -> None:
+def _warn_of_late_option(line: "TorchrunLine") -> None:
     """Warn about an option of ours after the script, which gets it, if that seems wrong."""
-    from torchmuster.core.cli.spelling import option_behind
+    from torchmuster.core.cli.spelling import misplaced_option
     from torchmuster.launcher.spec.torchrun import make_parser
 
     ours = {name for action in make_parser({})._actions for name in action.option_strings}
-    note = option_behind(line.program.target, line.program.args, ours)
+    note = misplaced_option(line.program.target, line.program.args, ours)
     if note is not None:
         click.echo(f"muster: {note}", err=True)
 
@@ -219,8 +221,8 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     from torchmuster.launcher.engines.schedulers import own_jobs
     from torchmuster.launcher.spec.rendezvous import NO_ID
 
-    order = _take_order()
-    party = _find_party(line) if order is None else None
+    order = _pop_order()
+    party = _find_spread_hosts(line) if order is None else None
     listening = _bind_if_head(line, party) if order is None else None
     if listening is None:
         party = None
@@ -318,7 +320,7 @@ def _own_job_id() -> str | None:
     return job[1] if job is not None else None
 
 
-def _take_order() -> "SpreadOrder | None":
+def _pop_order() -> "SpreadOrder | None":
     """Return the order from a head on another host; None if a user started this command."""
     if "MUSTER_TORCHRUN_ORDER" not in os.environ:
         return None  # without an import
@@ -327,7 +329,7 @@ def _take_order() -> "SpreadOrder | None":
     return take_order()
 
 
-def _find_party(line: "TorchrunLine") -> "SpreadHosts | None":
+def _find_spread_hosts(line: "TorchrunLine") -> "SpreadHosts | None":
     """Return the hosts of the job around us if this line is for several; else None."""
     # A node rank on the command line means that every node gets its own command.
     is_other = line.meeting.static and line.node_rank != 0
@@ -337,9 +339,9 @@ def _find_party(line: "TorchrunLine") -> "SpreadHosts | None":
 
     if not may_be_in_job(os.environ):
         return None
-    from torchmuster.launcher.cli.spread import find_party
+    from torchmuster.launcher.cli.spread import find_spread_hosts
 
-    return find_party(line, os.environ)
+    return find_spread_hosts(line, os.environ)
 
 
 def _fitted(

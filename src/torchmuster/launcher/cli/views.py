@@ -159,14 +159,14 @@ def logs(
 
     from torchmuster.core.model.lines import LineJoiner
     from torchmuster.core.model.text import as_bytes, as_output
-    from torchmuster.launcher.cli.kinds.run import tell_reach
+    from torchmuster.launcher.cli.kinds.run import report_reach
     from torchmuster.launcher.cli.kinds.table import commands_of
     from torchmuster.launcher.views.control import LogChoice, follow_logs, log_files
     from torchmuster.launcher.views.elsewhere import copied
     from torchmuster.launcher.views.find import find_run, look_at
 
     view = find_run(run) if follow else look_at(run)
-    tell_reach(view)
+    report_reach(view)
     commands_of(view).check_logs(view, task)
     choice, names = LogChoice(task=task, attempt=attempt, rank=rank), view.task_names
     several = max(len(names), view.record.num_workers or 1) > 1

@@ -193,7 +193,7 @@ class InheritedEngine(AllocationEngine):
         super().__post_init__()
         self.address = ("127.0.0.1", self.port)
         self.head_place = self.place
-        self._told_end = False
+        self._reported_end = False
 
     def start_place(self, place: int) -> None:
         """Start an agent on one place again."""
@@ -215,8 +215,8 @@ class InheritedEngine(AllocationEngine):
     def poll(self) -> list[AgentEnd]:
         """Reap the processes that we started, and report the end of the head's agent once."""
         ends = super().poll()
-        if not self._told_end and not proc.is_running(self.head_pid):
-            self._told_end = True
+        if not self._reported_end and not proc.is_running(self.head_pid):
+            self._reported_end = True
             ends.append(AgentEnd(place=self.place, status=1))
         return ends
 

@@ -20,7 +20,7 @@ PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script ch
 ENDS_AT = "MUSTER_JOB_ENDS_AT"
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+=@,-]*")
 _BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
-_DOOR = "/core/programs/__main__.py"  # in the package: starts all of our programs
+_PROGRAMS_ENTRY = "/core/programs/__main__.py"  # in the package: starts all of our programs
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _STDERR_LINES = 5
 
@@ -323,10 +323,10 @@ def body(job: JobRequest) -> list[str]:
 
 def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
     """Return lines that use a copy of torchmuster where a node lacks it, and the head's command."""
-    package = head[1].removesuffix(_DOOR)
+    package = head[1].removesuffix(_PROGRAMS_ENTRY)
     lines = [
         f"MUSTER={shlex.quote(check_text(package, 'package'))}",
-        f'if [ ! -r "$MUSTER{_DOOR}" ]; then',
+        f'if [ ! -r "$MUSTER{_PROGRAMS_ENTRY}" ]; then',
         f"  COPY={shlex.quote(check_text(copy, 'package_copy'))}",
         '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is used" >&2',
         # Array elements may do this at once on several nodes; the first to finish wins.
@@ -336,7 +336,7 @@ def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
         "fi",
     ]
     rest = " ".join(shlex.quote(check_text(word, "head")) for word in head[2:])
-    return lines, f'"{PYTHON}" "$MUSTER{_DOOR}" {rest}'
+    return lines, f'"{PYTHON}" "$MUSTER{_PROGRAMS_ENTRY}" {rest}'
 
 
 def _fallback(node_lines: Sequence[str]) -> list[str]:

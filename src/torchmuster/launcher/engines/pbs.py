@@ -26,7 +26,7 @@ from torchmuster.launcher.engines.base import (
     QueueQuestion,
     Refusal,
 )
-from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_words
+from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_scheduler_texts
 from torchmuster.launcher.model.job import (
     AllocatedNode,
     Allocation,
@@ -41,7 +41,7 @@ from torchmuster.launcher.model.job import (
 # Source: OpenPBS, src/scheduler/job_info.c and constant.h; observed in version 23.06.
 
 
-_WORDS = read_words(os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}")
+_WORDS = read_scheduler_texts(os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}")
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:

@@ -22,7 +22,7 @@ from torchmuster.launcher.engines.base import (
     QueueQuestion,
     clock_seconds,
 )
-from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_words
+from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_scheduler_texts
 from torchmuster.launcher.model.job import (
     AllocatedNode,
     Allocation,
@@ -67,7 +67,9 @@ STATES = {
     "REQUEUE_FED": JobState.REQUEUED,
 }
 
-_WORDS = read_words(os.path.join(os.path.dirname(__file__), "slurm.txt"), "(?:{})(?![A-Za-z])")
+_WORDS = read_scheduler_texts(
+    os.path.join(os.path.dirname(__file__), "slurm.txt"), "(?:{})(?![A-Za-z])"
+)
 REFUSALS = _WORDS.refuses
 
 

@@ -27,9 +27,9 @@ from torchmuster.core.model.verdict import Result
 from torchmuster.launcher.engines import ssh_places
 from torchmuster.launcher.engines.ssh_bundle import Bundle, CodeArchive, order_to_set_up
 from torchmuster.launcher.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
-from torchmuster.launcher.engines.ssh_files import FilesBack, check_free, go_back, with_own_paths
+from torchmuster.launcher.engines.ssh_files import FetchedFiles, check_free, go_back, with_own_paths
 from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
-from torchmuster.launcher.engines.ssh_places import Places, SshWishes, bad_hosts
+from torchmuster.launcher.engines.ssh_places import HostPlaces, SshOptions, bad_hosts
 from torchmuster.launcher.files.environment import PackedEnvironment
 from torchmuster.launcher.files.parcel import ParcelError, ParcelFile
 from torchmuster.launcher.net import remote_messages as messages
@@ -46,7 +46,7 @@ _SAY_EVERY_S = 5.0
 _LIST = -1
 
 
-class Shipping:
+class EnvironmentTransfer:
     """One environment on its way to the hosts.
 
     Args:
@@ -201,7 +201,7 @@ class SshEngine:
         self,
         plan: RunPlan,
         run_dir: RunDir,
-        wishes: SshWishes,
+        wishes: SshOptions,
         bundle: Bundle,
         say: Callable[[str], None],
     ) -> None:
@@ -212,7 +212,7 @@ class SshEngine:
         self._say = say
         self._token = share_token(run_dir)
         self._code = CodeArchive(plan.program, run_dir, wishes.code_root)
-        self._places = Places(wishes.hosts, plan.num_places, spares_first=wishes.spares_first)
+        self._places = HostPlaces(wishes.hosts, plan.num_places, spares_first=wishes.spares_first)
         self._hosts: dict[int, RemoteHost] = {}
         self._coming: set[int] = set()
         self._opening: set[RemoteHost] = set()
@@ -220,12 +220,12 @@ class SshEngine:
         self._lock = threading.Lock()
         self._heads: tuple[str, ...] = ()
         self._head_port = 0
-        self._files = FilesBack(run_dir, self._say)
+        self._files = FetchedFiles(run_dir, self._say)
         self._said_bad: set[str] = set()
         self._closing = False
         self._port = RelayPort(self._pick_head, wishes.head_port)
         pack, scratch = wishes.environment, plan.node_setup.scratch
-        self._environment = Shipping(pack, say, scratch) if pack is not None else None
+        self._environment = EnvironmentTransfer(pack, say, scratch) if pack is not None else None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -431,7 +431,7 @@ class SshEngine:
         if is_first and copied is not None:
             self._say(copied)
 
-    def _bring_environment(self, shipping: Shipping) -> None:
+    def _bring_environment(self, shipping: EnvironmentTransfer) -> None:
         """Bring the environment to all hosts; fail, before sending, if too few can have it."""
         problems = shipping.bring([self._hosts[place] for place in sorted(self._hosts)])
         if len(self._hosts) - len(problems) < self.plan.min_nodes or self._hosts[HEAD].problem:

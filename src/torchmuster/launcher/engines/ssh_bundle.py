@@ -104,7 +104,7 @@ class Bundle:
     def package(self) -> bytes:
         """Return the archive for hosts without this version of the package."""
         cache = os.path.join(muster_home(), "cache")
-        return travel.travelling_package(cache, list(self.files), self.sha)
+        return travel.cached_archive(cache, list(self.files), self.sha)
 
 
 def make_bundle(ssh: Sequence[str], pythons: Sequence[str], *, may_share: bool) -> Bundle:

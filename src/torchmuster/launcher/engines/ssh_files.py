@@ -17,7 +17,7 @@ from torchmuster.core.model.text import show_size
 from torchmuster.core.model.verdict import Result
 from torchmuster.errors import SessionBusyError
 from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost
-from torchmuster.launcher.engines.ssh_places import SshWishes
+from torchmuster.launcher.engines.ssh_places import SshOptions
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece
@@ -27,7 +27,7 @@ from torchmuster.launcher.node.remote.files import RUN_RECORD, CameBack
 _RECORD = (RunDir.events, RunDir.training)
 # Files that decide which Jobs are asked about and removed, and how a workflow continues: the
 # client's alone.
-ACTED_UPON = frozenset(
+CLIENT_ONLY_FILES = frozenset(
     {
         "job.json",
         "jobs.json",
@@ -39,11 +39,11 @@ ACTED_UPON = frozenset(
         "losses.json",
     }
 )
-_FROM_HOSTS = replace(RUN_RECORD, never=RUN_RECORD.never | ACTED_UPON)
+_FROM_HOSTS = replace(RUN_RECORD, never=RUN_RECORD.never | CLIENT_ONLY_FILES)
 _AGAIN_S = 5.0
 
 
-class FilesBack:
+class FetchedFiles:
     """Copies hosts' files into our run directory: the head's record, and logs from any host.
 
     Args:
@@ -55,7 +55,7 @@ class FilesBack:
         self._run_dir, self._say = run_dir, say
         self._copies: dict[str, Copy] = {}
         self._came = CameBack(run_dir)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._head: str | None = None
 
     def copy_of(self, host: str) -> Copy:
@@ -82,7 +82,7 @@ class FilesBack:
         if piece.path == OUTPUT_FILE:
             self._came.take(piece, name)
             return
-        if piece.path.partition("/")[0] in ACTED_UPON:
+        if piece.path.partition("/")[0] in CLIENT_ONLY_FILES:
             return
         if piece.path in _RECORD and self._head not in (None, name):
             return  # from a former head, whose record ours continues
@@ -95,11 +95,11 @@ class FilesBack:
 
     def _say_trouble(self, name: str, copy: Copy) -> None:
         why = copy.trouble.strerror if copy.trouble is not None else None
-        if why is not None and why not in self._told:
-            self._told.add(why)
+        if why is not None and why not in self._reported:
+            self._reported.add(why)
             self._say(f"the record of {name} can't be written here: {why}; it is tried again")
 
-    def collect(self, host: RemoteHost, say: Callable[[str], None], wishes: SshWishes) -> None:
+    def collect(self, host: RemoteHost, say: Callable[[str], None], wishes: SshOptions) -> None:
         """Fetch a host's outputs, or its folder `wishes.output`; report what stays there."""
         name, output = host.host.name, wishes.output
         folder = os.path.join(self._run_dir.path, "output", name)
@@ -187,9 +187,9 @@ def with_own_paths(
     return codec.from_plain(Result, plain)
 
 
-def has_result(beside: RunDir, run_id: str) -> bool:
+def has_result(own_dir: RunDir, run_id: str) -> bool:
     """Return whether another run of this user has ended; its remains on the nodes end, too."""
-    return os.path.exists(RunDir(os.path.join(os.path.dirname(beside.path), run_id)).result)
+    return os.path.exists(RunDir(os.path.join(os.path.dirname(own_dir.path), run_id)).result)
 
 
 def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> None:
@@ -198,8 +198,8 @@ def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> N
     Raises:
         SessionBusyError: Another run is in the session.
     """
-    told = (host.session.run_id for host in hosts if host.session is not None)
+    recorded = (host.session.run_id for host in hosts if host.session is not None)
     own = ("", plan.run_id)
-    other = next((one for one in told if one not in own and not has_result(run_dir, one)), None)
+    other = next((one for one in recorded if one not in own and not has_result(run_dir, one)), None)
     if other is not None and plan.session is not None:
         raise SessionBusyError(plan.session, other)

@@ -107,7 +107,7 @@ class RemoteHost:
         self._bundle, self._run_dir = bundle, run_dir
         self._stderr_path = os.path.join(run_dir.path, "logs", "ssh", f"{host.name}.log")
         self._child: HasStatus | None = None
-        self.session: messages.SessionTold | None = None
+        self.session: messages.SessionStatus | None = None
         self._answers: dict[type[messages.RemoteMessage], messages.RemoteMessage] = {}
         self._agents: dict[int, _Agent] = {}
         self._num_agents = 0
@@ -187,8 +187,10 @@ class RemoteHost:
             if not is_there and reader.read_until(marker, _MAX_NOISE_BYTES, limit_s) is None:
                 raise HostError(self._why("the connection ended before anything ran"))
             self.facts = self._read_facts(reader)
-            told = reader.read(_FACTS_LIMIT_S) if is_there else None
-            self.session = told if isinstance(told, messages.SessionTold) else None
+            session_status = reader.read(_FACTS_LIMIT_S) if is_there else None
+            self.session = (
+                session_status if isinstance(session_status, messages.SessionStatus) else None
+            )
         except TimeoutError as error:
             raise HostError(self._why(f"no answer for {limit_s:.0f} s")) from error
         except messages.FrameError as error:

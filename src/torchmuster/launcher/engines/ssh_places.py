@@ -10,7 +10,7 @@ from torchmuster.launcher.files.environment import PackedEnvironment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SshWishes:
+class SshOptions:
     """How to use the hosts.
 
     Attributes:
@@ -41,7 +41,7 @@ class SshWishes:
     output: str = ""
 
 
-class Places:
+class HostPlaces:
     """The hosts of a run: the first ones are its places, the others are spare."""
 
     def __init__(

@@ -32,7 +32,7 @@ class WaitReason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastWord:
+class EndReason:
     """What a scheduler writes into the output of a job that it ends, or answers when asked.
 
     Attributes:
@@ -68,7 +68,7 @@ class WaitReasons:
     capacity_argv: Callable[[str], list[list[str]]]
     shortage: Callable[[Sequence[str]], str | None]
     parts_wait: bool = False
-    last_words: tuple[LastWord, ...] = ()
+    last_words: tuple[EndReason, ...] = ()
     gone: str | None = None
 
     def explained(self, view: JobView) -> JobView:
@@ -94,7 +94,7 @@ class WaitReasons:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerWords:
+class SchedulerTexts:
     """What a scheduler's data file has (`launcher/files/paragraphs.py`): its paragraphs are named by what they are, `waits.NAME` and so on.
 
     Attributes:
@@ -106,11 +106,11 @@ class SchedulerWords:
 
     waits: tuple[WaitReason, ...] = ()
     refuses: tuple[Refusal, ...] = ()
-    ends: tuple[LastWord, ...] = ()
+    ends: tuple[EndReason, ...] = ()
     gone: str | None = None
 
 
-def read_words(path: str, form: str = "{}") -> SchedulerWords:
+def read_scheduler_texts(path: str, form: str = "{}") -> SchedulerTexts:
     """Read a scheduler's words from a data file.
 
     Args:
@@ -120,7 +120,7 @@ def read_words(path: str, form: str = "{}") -> SchedulerWords:
     of_kind: dict[str, list[Paragraph]] = {}
     for known in read_paragraphs(path):
         of_kind.setdefault(known.name.partition(".")[0], []).append(known)
-    return SchedulerWords(
+    return SchedulerTexts(
         waits=tuple(_wait(one, form) for one in of_kind.get("waits", ())),
         refuses=tuple(_refusal(one) for one in of_kind.get("refuses", ())),
         ends=tuple(_last_word(one) for one in of_kind.get("ends", ())),
@@ -149,8 +149,8 @@ def _refusal(known: Paragraph) -> Refusal:
     )
 
 
-def _last_word(known: Paragraph) -> LastWord:
-    return LastWord(
+def _last_word(known: Paragraph) -> EndReason:
+    return EndReason(
         pattern=known.one("says"),
         sentence=known.one("means"),
         kind=known.one("is"),

@@ -58,7 +58,7 @@ class RdmaPort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InterfaceFacts:
+class NetworkSystemFacts:
     """Names, addresses and devices of one node.
 
     Attributes:
@@ -87,7 +87,7 @@ class InterfaceFacts:
     has_rdma_files: bool = False
 
 
-def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> InterfaceFacts:
+def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> NetworkSystemFacts:
     """Return the network facts; a name that takes longer than `limit_s` counts as unresolved."""
     own = socket.gethostname()
     wanted = list(dict.fromkeys([own, *names]))[:_MAX_NAMES]
@@ -97,7 +97,7 @@ def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> In
     interfaces = own_interfaces()
     links = link_names()
     rdma = rdma_ports(root)
-    return InterfaceFacts(
+    return NetworkSystemFacts(
         own_name=own,
         own_addresses=found.get(own, ()),
         names={name: found[name] for name in wanted if name in found},
@@ -268,7 +268,7 @@ def collect_files(
     folders.append(look_at("temp", temporary, None))
     return FileFacts(
         folders=tuple(folders),
-        script=look_at_script(script) if script else None,
+        script=script_facts(script) if script else None,
     )
 
 
@@ -323,7 +323,7 @@ def _try_to_write(folder: str) -> tuple[bool, bool, str]:
     return True, True, ""
 
 
-def look_at_script(path: str) -> ScriptFacts:
+def script_facts(path: str) -> ScriptFacts:
     """Return whether the script is there, and its checksum."""
     digest = hashlib.sha256()
     try:
@@ -526,7 +526,7 @@ class CollectedFacts:
 
     torch: TorchFacts | None = None
     system: SystemFacts | None = None
-    network: InterfaceFacts | None = None
+    network: NetworkSystemFacts | None = None
     files: FileFacts | None = None
     gpu: GpuFacts | None = None
     environment: EnvironmentFacts | None = None
@@ -534,7 +534,7 @@ class CollectedFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FactsOrder:
+class FactsRequest:
     """What to collect.
 
     Attributes:
@@ -552,11 +552,11 @@ class FactsOrder:
     folders: Sequence[tuple[str, str]] = ()
 
 
-def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
+def collect(order: FactsRequest, ask: Ask | None = None) -> CollectedFacts:
     """Return the facts about this node that are known within 1 s, or 3.5 s in the long form."""
     names = order.names if order.is_long else ()
     names_s = NAMES_LONG_S if order.is_long else NAMES_SHORT_S
-    asking = ask or ask_beside
+    asking = ask or ask_spared
     parts: dict[str, Callable[[], Any]] = {
         "system": lambda: collect_system(is_long=order.is_long),
         "network": lambda: collect_network(names, names_s),
@@ -599,9 +599,9 @@ def run_probes(
     return found_now, unknown_now
 
 
-def ask_beside(argv: Sequence[str], limit_s: float) -> proc.Answered:
+def ask_spared(argv: Sequence[str], limit_s: float) -> proc.CommandOutput:
     """Run a program on this node, out of reach of the code that kills this process's children."""
-    return proc.ask_beside(argv, limit_s)
+    return proc.ask_spared(argv, limit_s)
 
 
 def own_torch() -> TorchFacts:

@@ -238,7 +238,7 @@ def _bridges(paths: Sequence[str]) -> Iterator[str]:
             yield path
 
 
-Ask = Callable[[Sequence[str], float], proc.Answered]
+Ask = Callable[[Sequence[str], float], proc.CommandOutput]
 # Fields of `nvidia-smi --query-gpu`; a driver that lacks one field refuses the whole query.
 _BASIC = ("index", "uuid", "name", "driver_version", "memory.total", "memory.used", "compute_mode")
 _HEALTH = (

@@ -29,7 +29,7 @@ class Frame:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
-class Doing(enum.Enum):
+class RankActivity(enum.Enum):
     """The kind of activity of a rank, as far as its stack shows."""
 
     WAITS = "waits"  # for other ranks
@@ -54,7 +54,7 @@ class StackReading:
         is_sure: For a wait: whether the frames prove it, even if the processor is busy.
     """
 
-    doing: Doing
+    doing: RankActivity
     what: str = ""
     frame: Frame | None = None
     by: str = ""
@@ -174,7 +174,7 @@ _OPERATION = re.compile(
     r"|all_to_all|send|recv|isend|irecv|batch_isend_irecv|init_process_group|new_group|wait|rendezvous"
     r"|_sync_buffers|_sync_module_states|_verify_param_shape_across_processes)"
 )
-_WORDS = {
+_OPERATION_NAMES = {
     "_sync_buffers": "the broadcast of DDP's buffers",
     "_sync_module_states": "the broadcast of DDP's weights",
     "_verify_param_shape_across_processes": "DDP's comparison of parameters",
@@ -207,37 +207,37 @@ def judge(
     """
     frames = main_frames(text)
     frame = user_frame(frames) or (frames[0] if frames else None)
-    name = _called(frames, frame)
+    name = _call_name(frames, frame)
     if state == "T":
-        return StackReading(doing=Doing.STOPPED, what=name, frame=frame)
+        return StackReading(doing=RankActivity.STOPPED, what=name, frame=frame)
     if state == "t" or any(_DEBUGGERS.search(f.file) for f in frames):
-        return StackReading(doing=Doing.DEBUGGED, what=name, frame=frame)
+        return StackReading(doing=RankActivity.DEBUGGED, what=name, frame=frame)
     if state == "D":
-        return StackReading(doing=Doing.IN_KERNEL, what=name, frame=frame)
+        return StackReading(doing=RankActivity.IN_KERNEL, what=name, frame=frame)
     if not frames:
-        return StackReading(doing=Doing.UNKNOWN)
+        return StackReading(doing=RankActivity.UNKNOWN)
     found = _aside(frames, frame) or _waiting(frames, frame, source, children)
     if found is None and frame is frames[0]:
         found = _waiting_in_c(frame, source, uses_gpu=uses_gpu)
-    return found or StackReading(doing=Doing.WORKS, what=name, frame=frame)
+    return found or StackReading(doing=RankActivity.WORKS, what=name, frame=frame)
 
 
 def _aside(frames: Sequence[Frame], frame: Frame | None) -> StackReading | None:
     """Return the activity of a rank that compiles, saves or evaluates (slow); None otherwise."""
-    what = _called(frames, frame)
+    what = _call_name(frames, frame)
     for one in frames:
         if one.name == "<module>":  # it is being imported
             continue
         if _COMPILERS.search(one.file) or (
             "/torch/_inductor/compile_fx" in one.file and _COMPILER_NAMES.search(one.name)
         ):
-            return StackReading(doing=Doing.COMPILES, what=what, frame=frame)
+            return StackReading(doing=RankActivity.COMPILES, what=what, frame=frame)
     if _operation(frames) is not None:
         return None  # a wait for others inside a save or an evaluation counts as a wait
     if any(_SAVERS.search(f.file) or _is_named(f, _SAVING) for f in frames):
-        return StackReading(doing=Doing.SAVES, what=what, frame=frame)
+        return StackReading(doing=RankActivity.SAVES, what=what, frame=frame)
     if any(_EVALUATORS.search(f.file) or _is_named(f, _EVALUATING) for f in frames):
-        return StackReading(doing=Doing.EVALUATES, what=what, frame=frame)
+        return StackReading(doing=RankActivity.EVALUATES, what=what, frame=frame)
     return None
 
 
@@ -250,9 +250,9 @@ def _waiting(
 ) -> StackReading | None:
     operation = _operation(frames)
     if operation is not None:
-        return StackReading(doing=Doing.WAITS, what=operation, frame=frame)
+        return StackReading(doing=RankActivity.WAITS, what=operation, frame=frame)
     if frames[0].name == "_engine_run_backward":
-        return StackReading(doing=Doing.WAITS, what="backward", frame=frame, is_sure=False)
+        return StackReading(doing=RankActivity.WAITS, what="backward", frame=frame, is_sure=False)
     if _is_at_loader(frames):
         return _loading(frame, children)
     return None
@@ -262,11 +262,11 @@ def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> StackReading 
     """Return the wait in C code that the script's line has called: Python has no frame for it."""
     what = source if len(source) <= 40 else f"{source[:37]}..."
     if _STORE_WAIT.search(source):
-        return StackReading(doing=Doing.WAITS, what="TCPStore", frame=frame, is_sure=False)
+        return StackReading(doing=RankActivity.WAITS, what="TCPStore", frame=frame, is_sure=False)
     if _HANDLE_WAIT.search(source):
-        return StackReading(doing=Doing.WAITS, what=f"`{what}`", frame=frame, is_sure=False)
+        return StackReading(doing=RankActivity.WAITS, what=f"`{what}`", frame=frame, is_sure=False)
     if uses_gpu and _GPU_WAIT.search(source):  # sure: it spins, so the processor is busy
-        return StackReading(doing=Doing.WAITS, what=f"`{what}`", frame=frame)
+        return StackReading(doing=RankActivity.WAITS, what=f"`{what}`", frame=frame)
     return None
 
 
@@ -280,7 +280,9 @@ def _operation(frames: Sequence[Frame]) -> str | None:
             break
         found = _OPERATION.match(frame.name)
         if found is not None and frame.name != "wait":
-            return _WORDS.get(frame.name, found.group(1) if frame.name[0] == "_" else frame.name)
+            return _OPERATION_NAMES.get(
+                frame.name, found.group(1) if frame.name[0] == "_" else frame.name
+            )
     if inner[0].file.endswith("/torch/nn/parallel/distributed.py"):
         return None  # its own Python code, such as the hooks around a forward
     if "/torchmuster/" in inner[0].file:
@@ -332,22 +334,24 @@ def _loading(frame: Frame | None, children: Sequence[str]) -> StackReading:
     """Return the activity of a rank that waits for its loader's processes, from their stacks."""
     for text in children:
         if text.startswith("stopped"):
-            return StackReading(doing=Doing.STOPPED, frame=frame, by="a process of its loader")
+            return StackReading(
+                doing=RankActivity.STOPPED, frame=frame, by="a process of its loader"
+            )
         frames = main_frames(text)
         inner = user_frame(frames)
         if inner is not None and not _is_idle_loader(frames):
-            what = _called(frames, inner)
+            what = _call_name(frames, inner)
             return StackReading(
-                doing=Doing.WORKS, what=what, frame=inner, by="in a process of its loader"
+                doing=RankActivity.WORKS, what=what, frame=inner, by="in a process of its loader"
             )
-    return StackReading(doing=Doing.WORKS, what="its loader", frame=frame)
+    return StackReading(doing=RankActivity.WORKS, what="its loader", frame=frame)
 
 
 def _is_idle_loader(frames: Sequence[Frame]) -> bool:
     return not any("/torch/utils/data/_utils/fetch.py" in frame.file for frame in frames)
 
 
-def _called(frames: Sequence[Frame], frame: Frame | None) -> str:
+def _call_name(frames: Sequence[Frame], frame: Frame | None) -> str:
     """Return the function of the given frame, else of the innermost one, as `read()`."""
     if not frames:
         return ""

@@ -29,7 +29,7 @@ _MAX_FILES = 10_000
 _AGE_S = 600.0
 
 
-def left_files(folder: str, root: str = "/") -> tuple[int, int]:
+def leftover_shm_files(folder: str, root: str = "/") -> tuple[int, int]:
     """Return number and bytes of this user's files in /dev/shm that no process has open.
 
     Processes that can't be inspected (a container's init) count as having none open.
@@ -126,7 +126,7 @@ def collect_system(root: str = "/", *, is_long: bool = False) -> SystemFacts:
     usable = sorted(os.sched_getaffinity(0))
     shared = os.path.join(root, SHARED_MEMORY.lstrip("/"))
     shm = _room(shared)
-    left = left_files(shared, root) if is_long else (0, 0)
+    left = leftover_shm_files(shared, root) if is_long else (0, 0)
     return SystemFacts(
         host=name.nodename,
         kernel=name.release,

@@ -38,7 +38,7 @@ from torchmuster.launcher.files import code_copy, parcel
 _MAX_RECORD_BYTES = 256 << 20
 
 
-def may_name_places(name: str) -> bool:
+def may_contain_prefix(name: str) -> bool:
     """Return whether a file, such as a script or a setting, may contain its environment's path."""
     if os.path.dirname(name) == "bin" or name == "pyvenv.cfg":
         return True
@@ -229,7 +229,7 @@ def pack(prefix: str, cache: str, say: Callable[[str], object] = str) -> PackedE
         OSError: The environment can't be read, or the cache can't be written.
     """
     facts = _ask(prefix)
-    for sentence in _stays_here(prefix, facts):
+    for sentence in _unsent_packages(prefix, facts):
         say(sentence)
     parts = _parts(prefix, facts)
     mark, num_bytes = _mark(parts)
@@ -243,7 +243,7 @@ def pack(prefix: str, cache: str, say: Callable[[str], object] = str) -> PackedE
                 os.utime(path)
                 return PackedEnvironment(needs, path)
     os.makedirs(cache, mode=0o700, exist_ok=True)
-    _forget_begun(cache)
+    _remove_abandoned(cache)
     fd, temporary = tempfile.mkstemp(prefix=_BEGUN, dir=cache)
     try:
         with open(fd, "wb", buffering=1 << 20) as file:
@@ -271,7 +271,7 @@ def archive_path(cache: str, sha: str) -> str:
     return os.path.join(cache, f"environment-{sha}.parcel")
 
 
-def _forget_begun(cache: str) -> None:
+def _remove_abandoned(cache: str) -> None:
     """Remove the unlocked temporary files of packers that were killed."""
     for path in glob.glob(os.path.join(glob.escape(cache), f"{_BEGUN}*")):
         with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -306,7 +306,7 @@ def forget_notes(cache: str) -> None:
 
 def _ask(prefix: str) -> dict[str, Any]:
     python = os.path.join(prefix, "bin", "python")
-    answered = proc.ask_beside([python, "-I", "-c", _ASK], _FACTS_LIMIT_S)
+    answered = proc.ask_spared([python, "-I", "-c", _ASK], _FACTS_LIMIT_S)
     try:
         facts = json.loads(answered.stdout)
     except ValueError:
@@ -348,7 +348,7 @@ def _base_travels(facts: Mapping[str, Any]) -> bool:
     return not f"{facts['base']}/".startswith(("/usr/", "/bin/", "/opt/"))
 
 
-def _stays_here(prefix: str, facts: Mapping[str, Any]) -> Iterator[str]:
+def _unsent_packages(prefix: str, facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence if the environment uses system packages, which are not sent."""
     with contextlib.suppress(OSError), open(os.path.join(prefix, "pyvenv.cfg")) as file:
         words = [line.replace(" ", "").strip().lower() for line in file]
@@ -445,7 +445,7 @@ class _Writer:
         """Write the files of a folder."""
         for name in part.files:
             path, inside = os.path.join(part.folder, name), f"{part.name}/{name}"
-            if os.path.islink(path) and self._is_link(part, path, inside):
+            if os.path.islink(path) and self._handle_link(part, path, inside):
                 continue
             with open(path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -460,7 +460,7 @@ class _Writer:
                     self._out.add(kind, inside, content)
             self._progress.note(self._out.unpacked_bytes)
 
-    def _is_link(self, part: _Part, path: str, inside: str) -> bool:
+    def _handle_link(self, part: _Part, path: str, inside: str) -> bool:
         """Write or note a link and return True; return False if its file must be packed instead."""
         target = os.path.realpath(path)
         base = str(self._facts["base"])
@@ -489,7 +489,7 @@ class _Writer:
         if data[:4] == b"\x7fELF":
             found = [int(number) for number in set(_GLIBC.findall(data))]
             self._glibc = max([self._glibc, *found])
-        is_text = len(data) <= _MAX_TEXT_BYTES and may_name_places(name)
+        is_text = len(data) <= _MAX_TEXT_BYTES and may_contain_prefix(name)
         if part.name != "env":
             return
         if name in self._conda_texts or (is_text and data[:4] != b"\x7fELF"):

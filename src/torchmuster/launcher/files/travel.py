@@ -16,7 +16,7 @@ from torchmuster.core.files.layout import muster_home
 
 # Folders and files of the package that a node, host or pod needs, and why; the rest is not sent.
 TRAVELS = plugs.table("travels")
-_THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest in a zip; fixed for reproducible archives
+_FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest in a zip; fixed for reproducible archives
 
 
 def package_folder() -> str:
@@ -24,7 +24,7 @@ def package_folder() -> str:
     return proc.PACKAGE_FOLDER
 
 
-def travels(name: str) -> bool:
+def is_sent(name: str) -> bool:
     """Return whether nodes need a file: any `__init__.py` or `plug.py`, or one of the table."""
     is_shared = "/" not in name or name.endswith(("/__init__.py", "/plug.py"))
     return is_shared or any(name == one or name.startswith(f"{one}/") for one in TRAVELS)
@@ -38,7 +38,7 @@ def package_files(package: str) -> list[tuple[str, bytes]]:
         for name in files:
             path = os.path.join(folder, name)
             relative = os.path.relpath(path, package)
-            if travels(relative) and not name.endswith((".pyc", ".pyo")):
+            if is_sent(relative) and not name.endswith((".pyc", ".pyo")):
                 with open(path, "rb") as file:
                     found.append((relative, file.read()))
     return sorted(found)
@@ -58,7 +58,7 @@ def make_archive(files: Iterable[tuple[str, bytes]]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, data in files:
-            info = zipfile.ZipInfo(name, _THE_SAME_DATE)
+            info = zipfile.ZipInfo(name, _FIXED_DATE)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
             archive.writestr(info, data)
@@ -76,14 +76,14 @@ def place_package(path: str) -> None:
     cache = os.path.join(muster_home(), "cache")
     files = package_files(package_folder())
     sha = content_hash(files)
-    data = travelling_package(cache, files, sha)
+    data = cached_archive(cache, files, sha)
     try:
         os.link(os.path.join(cache, f"torchmuster-{sha}.zip"), path)
     except OSError:
         atomic.replace_file(path, data)
 
 
-def travelling_package(cache: str, files: list[tuple[str, bytes]], sha: str) -> bytes:
+def cached_archive(cache: str, files: list[tuple[str, bytes]], sha: str) -> bytes:
     """Return the archive of the package; make it once per content and keep it in `cache`."""
     path = os.path.join(cache, f"torchmuster-{sha}.zip")
     try:

@@ -30,7 +30,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _RankReport:
     """An agent's report on a rank, and when it came."""
 
     at: float
@@ -38,11 +38,11 @@ class _Told:
 
 
 @dataclass(slots=True)
-class _Base:
+class _Baseline:
     """The earlier reports with which the newest ones are compared."""
 
     at: float
-    ranks: dict[int, _Told] = field(default_factory=dict)
+    ranks: dict[int, _RankReport] = field(default_factory=dict)
 
 
 class Board:
@@ -59,10 +59,10 @@ class Board:
         self._nodes: tuple[str, ...] = ()
         self._ended: set[int] = set()
         self._num_ends = 0
-        self._told: dict[int, _Told] = {}
-        self._stepped: dict[int, _Told] = {}  # each rank's first report of a step
+        self._reports: dict[int, _RankReport] = {}
+        self._stepped: dict[int, _RankReport] = {}  # each rank's first report of a step
         self._active_at: dict[int, float] = {}
-        self._written = self._older = self._newer = _Base(0.0)
+        self._written = self._older = self._newer = _Baseline(0.0)
         self._is_news = False
         self._shown: tuple[float, RankSample] | None = None
 
@@ -73,26 +73,26 @@ class Board:
         self.end(now)
         self.attempt = attempt
         self._nodes = tuple(nodes[rank] for rank in sorted(nodes))
-        self._told, self._stepped, self._ended, self._num_ends = {}, {}, set(), 0
+        self._reports, self._stepped, self._ended, self._num_ends = {}, {}, set(), 0
         self._active_at = {}
-        self._written = self._older = self._newer = _Base(now)
+        self._written = self._older = self._newer = _Baseline(now)
 
     def take(self, now: float, progress: Sequence[RankProgress]) -> None:
         """Handle an agent's report."""
         for one in progress:
             if not 0 <= one.rank < len(self._nodes):
                 continue
-            before = self._told.get(one.rank)
+            before = self._reports.get(one.rank)
             if before is None or was_active(before.progress, one, now - before.at):
                 self._active_at[one.rank] = now
-            told = self._told[one.rank] = _Told(now, one)
+            report = self._reports[one.rank] = _RankReport(now, one)
             for base in (self._written, self._older, self._newer):
-                base.ranks.setdefault(one.rank, told)  # its first report is compared with itself
+                base.ranks.setdefault(one.rank, report)  # its first report is compared with itself
             if one.steps_here:
-                self._stepped.setdefault(one.rank, told)
+                self._stepped.setdefault(one.rank, report)
             self._is_news = True
         if now - self._newer.at >= _WINDOW_S:
-            self._older, self._newer = self._newer, _Base(now, dict(self._told))
+            self._older, self._newer = self._newer, _Baseline(now, dict(self._reports))
 
     def note_ends(self, ends: Sequence[WorkerEnd]) -> None:
         """Record which workers have ended; `ends` are all of the attempt, in order."""
@@ -113,14 +113,14 @@ class Board:
 
     # Samples.
 
-    def answer(self, now: float, ask_id: str) -> list[part_messages.BoardTold]:
+    def answer(self, now: float, ask_id: str) -> list[part_messages.BoardSample]:
         """Return the answer to a client."""
         sample = self.newest(now)
         if sample is None:
-            return [part_messages.BoardTold(ask_id=ask_id, sample=None)]
+            return [part_messages.BoardSample(ask_id=ask_id, sample=None)]
         parts = split(sample, _RANKS_PER_MESSAGE)
         return [
-            part_messages.BoardTold(ask_id=ask_id, sample=part, is_last=part is parts[-1])
+            part_messages.BoardSample(ask_id=ask_id, sample=part, is_last=part is parts[-1])
             for part in parts
         ]
 
@@ -138,9 +138,9 @@ class Board:
         line = json.dumps(plain, separators=(",", ":")).encode() + b"\n"
         self._write(line)
         self._has_bytes += len(line)
-        self._written, self._is_news = _Base(now, dict(self._told)), False
+        self._written, self._is_news = _Baseline(now, dict(self._reports)), False
 
-    def _sample(self, now: float, base: _Base) -> RankSample:
+    def _sample(self, now: float, base: _Baseline) -> RankSample:
         ranks = range(len(self._nodes))
         rows = [self._row(now, rank, base) for rank in ranks]
         steps = {rank: row.parts for rank, row in enumerate(rows) if row.parts is not None}
@@ -155,25 +155,25 @@ class Board:
             **{name: _column(rows, name) for name in _COLUMNS},
         )
 
-    def _row(self, now: float, rank: int, base: _Base) -> "_Row":
-        told = self._told.get(rank)
-        if told is None:
+    def _row(self, now: float, rank: int, base: _Baseline) -> "_Row":
+        report = self._reports.get(rank)
+        if report is None:
             return _Row({"states": "" if rank in self._ended else "?"})
-        progress, before = told.progress, base.ranks[rank]
+        progress, before = report.progress, base.ranks[rank]
         values: dict[str, Any] = {
             "states": "" if rank in self._ended else progress.state,
-            "report_ages_s": round(max(now - told.at, 0.0), 1),
-            "still_s": round(told.at - self._active_at[rank], 1),
+            "report_ages_s": round(max(now - report.at, 0.0), 1),
+            "still_s": round(report.at - self._active_at[rank], 1),
             "rss_mib": progress.rss_mib,
             "gpu_percent": progress.gpu_percent,
             "gpu_mib": progress.gpu_mib,
-            **_of_kernel(before, told),
+            **_of_kernel(before, report),
         }
         if progress.beat_age_s is None:
             return _Row(values)
-        values["ages_s"] = round(progress.beat_age_s + max(now - told.at, 0.0), 1)
+        values["ages_s"] = round(progress.beat_age_s + max(now - report.at, 0.0), 1)
         # The time before the first step belongs to no step.
-        start = before if before.progress.steps_here else self._stepped.get(rank, told)
+        start = before if before.progress.steps_here else self._stepped.get(rank, report)
         values |= _of_library(before.progress, start.progress, progress)
         num_steps = progress.steps_here - start.progress.steps_here
         over_s = progress.step_at - start.progress.step_at
@@ -194,7 +194,7 @@ class _Row:
     parts: StepParts | None = None
 
 
-def _of_kernel(before: _Told, now: _Told) -> dict[str, Any]:
+def _of_kernel(before: _RankReport, now: _RankReport) -> dict[str, Any]:
     over_s = now.at - before.at
     if over_s <= 0:
         return {}

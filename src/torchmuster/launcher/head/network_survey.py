@@ -188,13 +188,15 @@ class NetworkSurvey:
         if not survey.is_probing and len(survey.facts) == len(survey.members):
             self._order_probes(survey, head_address)
         is_over = self._clock() >= survey.ends_at
-        if survey.is_probing and (survey.is_complete or is_over or self._is_enough(survey)):
+        if survey.is_probing and (
+            survey.is_complete or is_over or self._can_conclude_early(survey)
+        ):
             self._conclude(survey)
         elif is_over:
             silent = [survey.names[n] for n in range(len(survey.names)) if n not in survey.facts]
             self._give_up(survey, f"{silent[0]} has not reported its interfaces")
 
-    def _is_enough(self, survey: _Survey) -> bool:
+    def _can_conclude_early(self, survey: _Survey) -> bool:
         """Return whether workers could start: a network is good, and only calls on others hang."""
         if survey.ready_at is None:
             return False
@@ -227,7 +229,7 @@ class NetworkSurvey:
     def _conclude(self, survey: _Survey) -> None:
         chosen = choose(survey.nodes, survey.candidates, survey.findings, survey.unused)
         if isinstance(chosen, NoNetwork):
-            self._take_failure(survey, chosen)
+            self._handle_failure(survey, chosen)
             return
         self._settle(survey)
         incarnations = [member.hello.incarnation for member in survey.members]
@@ -257,7 +259,7 @@ class NetworkSurvey:
         self._interfaces, self._head = {}, None
         self._close()
 
-    def _take_failure(self, survey: _Survey, failure: NoNetwork) -> None:
+    def _handle_failure(self, survey: _Survey, failure: NoNetwork) -> None:
         if survey.connect_s < PATIENT_CONNECT_S and survey.candidates:
             self._close()
             text = f"{failure.what}; trying once more"

@@ -41,8 +41,8 @@ class BoardPart(HeadPart):
         """Answer a viewer."""
         if not isinstance(message, part_messages.AskBoard):
             return False
-        for told in self.board.answer(self.head.clock(), message.ask_id):
-            client.channel.send_nowait(told)
+        for reply in self.board.answer(self.head.clock(), message.ask_id):
+            client.channel.send_nowait(reply)
         return True
 
     def advance(self, now: float) -> None:
@@ -82,7 +82,7 @@ class HangPart(HeadPart):
             return False
         attempt, send, ask_id = self.head.policy.running, client.channel.send_nowait, message.ask_id
         if attempt is None:
-            send(part_messages.StacksTold(ask_id=ask_id, sentence="no worker runs now", lines=()))
+            send(part_messages.StacksReport(ask_id=ask_id, sentence="no worker runs now", lines=()))
         else:
             self._monitor(attempt).ask_for(self.head.clock(), ask_id, send)
         return True

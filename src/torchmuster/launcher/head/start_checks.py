@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchmuster.launcher.head.network_survey import NetworkSurvey
 
 
-class SurveyedStart(StartChecks):
+class SurveyAndPreflight(StartChecks):
     """The network survey and, where another room has added one, the preflight."""
 
     def __init__(self, policy: NodePolicy, own_address: str, own_network_id: str) -> None:
@@ -60,7 +60,9 @@ class SurveyedStart(StartChecks):
             )
         settled = self._network.settle(list(here), super().master_address(here))
         if self._network.error is not None:
-            if self._preflight is not None and self._preflight.take_failure(self._network.error):
+            if self._preflight is not None and self._preflight.handle_network_failure(
+                self._network.error
+            ):
                 return True  # the long preflight shows the matrix all the same
             self.end = ChecksEnd(ChannelError.exit_code, self._network.error)
             return False

@@ -30,7 +30,7 @@ _FORGOTTEN = re.compile(
     r"invalid job id|unknown job|illegal job id|no such job|job has finished|job \S+ not found",
     re.IGNORECASE,
 )
-Ask = Callable[[Sequence[str]], proc.Answered]
+Ask = Callable[[Sequence[str]], proc.CommandOutput]
 
 
 @dataclass(slots=True)
@@ -40,18 +40,18 @@ class _Known:
     poll_s: float
 
 
-def words_of_loss(question: NodeQuestion, job_id: str, node: str, ask: Ask) -> str | None:
+def find_node_loss(question: NodeQuestion, job_id: str, node: str, ask: Ask) -> str | None:
     """Return the scheduler's words if it says that a node of a job is lost; else None."""
     for argv in question.argv_for(job_id, node):
         with contextlib.suppress(MusterError):
             answer = ask(argv)
-            told = answer.stdout.decode(errors="replace") if answer.status == 0 else ""
-            if (words := question.is_lost(told, node)) is not None:
+            output = answer.stdout.decode(errors="replace") if answer.status == 0 else ""
+            if (words := question.is_lost(output, node)) is not None:
                 return words
     return None
 
 
-def ask_scheduler(argv: Sequence[str]) -> proc.Answered:
+def ask_scheduler(argv: Sequence[str]) -> proc.CommandOutput:
     """Run a scheduler's command for at most 30 s; see `only_look` for a shorter limit.
 
     Raises:
@@ -60,34 +60,36 @@ def ask_scheduler(argv: Sequence[str]) -> proc.Answered:
     return ask_patiently(argv, b"", _COMMAND_TIMEOUT_S)
 
 
-_LOOKS: list[float] = []  # in a process that only shows state: the limit of a question, in seconds
+_QUESTION_LIMIT: list[
+    float
+] = []  # in a process that only shows state: the limit of a question, in seconds
 _SILENT: dict[tuple[str, ...], float] = {}  # silent clusters, and until when to skip them
 _SILENT_S = 20.0
 
 
-def only_look() -> None:
+def limit_questions() -> None:
     """Limit this process's questions to 5 s each, and skip silent servers: it only shows state."""
-    _LOOKS[:] = [5.0]
+    _QUESTION_LIMIT[:] = [5.0]
 
 
-def only_looks() -> bool:
+def has_limited_questions() -> bool:
     """Return whether this process only shows state."""
-    return bool(_LOOKS)
+    return bool(_QUESTION_LIMIT)
 
 
-def ask_patiently(argv: Sequence[str], data: bytes, limit_s: float) -> proc.Answered:
+def ask_patiently(argv: Sequence[str], data: bytes, limit_s: float) -> proc.CommandOutput:
     """Run a command with a time limit; a process that only shows state skips a silent server.
 
     Raises:
         MusterError: The command can't be executed.
     """
-    if not _LOOKS:
+    if not _QUESTION_LIMIT:
         return proc.ask(argv, data, limit_s)
     # Commands without a context ask this machine's scheduler.
     server = tuple(word for word in argv if word.startswith("--context="))
     if _SILENT.get(server, 0.0) > time.monotonic():
-        return proc.Answered(status=None, stdout=b"", stderr=b"")
-    said = proc.ask(argv, data, min(limit_s, *_LOOKS))
+        return proc.CommandOutput(status=None, stdout=b"", stderr=b"")
+    said = proc.ask(argv, data, min(limit_s, *_QUESTION_LIMIT))
     if said.status is None:
         _SILENT[server] = time.monotonic() + _SILENT_S
     return said
@@ -110,7 +112,7 @@ class JobStatusCache:
             return self._views(dialect, job_ids)
 
     def _views(self, dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
-        self._take_news()
+        self._apply_marks()
         now = self._clock()
         keys = {job_id: (dialect.name, job_id) for job_id in job_ids}
         if any(self._is_stale(key, now) for key in keys.values()):
@@ -136,7 +138,7 @@ class JobStatusCache:
         for job_id in job_ids:
             self._news[dialect.name, job_id] = since
 
-    def _take_news(self) -> None:
+    def _apply_marks(self) -> None:
         """Apply what `forget` and `doubt` have recorded."""
         if self._forgets:
             self._forgets = False
@@ -241,16 +243,16 @@ def _answer(
     if said.status is None:
         return (
             views,
-            f"`{argv[0]}` did not answer within {min([_COMMAND_TIMEOUT_S, *_LOOKS]):g} s",
+            f"`{argv[0]}` did not answer within {min([_COMMAND_TIMEOUT_S, *_QUESTION_LIMIT]):g} s",
         )
     last = (stderr or f"exit code {said.status}").splitlines()[-1][:_MOST_REASON]
     objects = object_dialect(dialect)
-    is_told = objects is None or "Forbidden" in stderr  # the message names the missing right
-    hint = None if is_told or objects is None else objects.explain_refusal(stderr).hint
+    is_known = objects is None or "Forbidden" in stderr  # the message names the missing right
+    hint = None if is_known or objects is None else objects.explain_refusal(stderr).hint
     return views, None if views else f"`{argv[0]}`: {last}" + (f"; {hint}" if hint else "")
 
 
-def _whole_answer(dialect: Dialect, argv: Sequence[str], said: proc.Answered, ask: Ask) -> str:
+def _whole_answer(dialect: Dialect, argv: Sequence[str], said: proc.CommandOutput, ask: Ask) -> str:
     """Return an answer, followed by the answers to the dialect's further questions about it."""
     text = said.stdout.decode(errors="replace")
     objects = object_dialect(dialect)

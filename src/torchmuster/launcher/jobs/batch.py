@@ -20,7 +20,7 @@ from torchmuster.core.owner.record import Follow
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect, object_dialect
 from torchmuster.launcher.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
-from torchmuster.launcher.jobs.never import NeverWatch
+from torchmuster.launcher.jobs.never import NeverStartsWatch
 from torchmuster.launcher.model.job import JobView, describe_job
 from torchmuster.launcher.views.run_view import lost_head
 
@@ -38,7 +38,7 @@ _LAST_ANSWER_S = 2.0
 
 
 @dataclass(slots=True)
-class TwiceCancels:
+class CtrlCHandler:
     """Ctrl-C while jobs are followed: once leaves them alone, again within 3 s cancels them.
 
     Attributes:
@@ -77,7 +77,7 @@ class TwiceCancels:
             self._leaves = True
 
 
-def _beside(work: Callable[[], float]) -> asyncio.Future[float]:
+def _run_in_thread(work: Callable[[], float]) -> asyncio.Future[float]:
     """Run work in a daemon thread: a silent scheduler must not delay the exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[float] = loop.create_future()
@@ -101,7 +101,7 @@ def _beside(work: Callable[[], float]) -> asyncio.Future[float]:
 
 
 @dataclass(slots=True)
-class JobNews:
+class JobReportFilter:
     """Decides when to report a job: a new state or meaning at once, new details every 10 s.
 
     Pods that start one by one change only the details, and each of many would be a line.
@@ -111,7 +111,7 @@ class JobNews:
     _view: JobView | None = None
     _again_at: float = 0.0
 
-    def is_told(self, text: str, view: JobView, now: float) -> bool:
+    def should_report(self, text: str, view: JobView, now: float) -> bool:
         """Return whether to report this text on a job now."""
         before = self._view
         is_same = (
@@ -148,7 +148,7 @@ class JobsFollower(ABC, Generic[Ended]):
     async def follow(self) -> Ended | None:
         """Return the result; None if the jobs continue without us, or ended without a result."""
         go_on, them = ("continues", "it") if self.is_one else ("continue", "them")
-        interrupts = TwiceCancels(
+        interrupts = CtrlCHandler(
             self.voice,
             lambda: f"{self.jobs} {go_on}; again within 3 s cancels {them}",
             lambda: f"cancelling {self.jobs}",
@@ -173,7 +173,7 @@ class JobsFollower(ABC, Generic[Ended]):
                     await asyncio.wait({asking}, timeout=_LAST_ANSWER_S)
                 return None
             if asking is None and now >= poll_at:
-                asking, asked_at = _beside(self.ask), now
+                asking, asked_at = _run_in_thread(self.ask), now
             is_late = asking is not None and now > asked_at + _SILENT_S
             if asking is not None and not asking.done() and is_late and not is_said:
                 is_said = True
@@ -223,10 +223,10 @@ class JobFollower(JobsFollower[Result]):
         self.run_dir = run_dir
         self.view: JobView | None = None  # the scheduler's last answer
         self.jobs = f"job {job_id}"
-        self._news = JobNews()
+        self._news = JobReportFilter()
         self._follow = Follow(run_dir.events)
         self._attempts: set[int] = set()
-        self._never = NeverWatch()
+        self._never = NeverStartsWatch()
         self._lost: tuple[str, ...] = ()
         self._copy: RecordCopy | None = None  # for a run whose nodes don't see our files
         if object_dialect(dialect) is not None:
@@ -261,12 +261,12 @@ class JobFollower(JobsFollower[Result]):
 
     def ask(self) -> float:
         """Report the state of the job, and end it if it can never start."""
-        self._tell_where_it_stands()
+        self._report_state()
         lost = lost_head(self.run_dir)
         if lost and lost != self._lost:
             self.voice.say(lost[0])
         self._lost = lost
-        self._never.end_if_never(self.run_dir)
+        self._never.cancel_if_hopeless(self.run_dir)
         return _POLL_S  # `JobStatusCache` asks less and less often
 
     async def take_answer(self) -> bool:
@@ -278,14 +278,14 @@ class JobFollower(JobsFollower[Result]):
             await asyncio.to_thread(self._copy.look_after, self.view)
         return is_over
 
-    def _tell_where_it_stands(self) -> None:
+    def _report_state(self) -> None:
         view = view_newest(self.run_dir)
         link = describe_link(self.run_dir)
         if view is None:
             return
         self.view, self.jobs = view, f"job {view.job_id}"
         text = describe_job(view) + (f", {link}" if link is not None else "")
-        if self._news.is_told(text, view, time.monotonic()):
+        if self._news.should_report(text, view, time.monotonic()):
             self.voice.say(text)
 
     def show(self) -> None:

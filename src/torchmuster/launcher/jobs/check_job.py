@@ -14,7 +14,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, last_lines
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import read_result
-from torchmuster.launcher.jobs.never import NeverWatch
+from torchmuster.launcher.jobs.never import NeverStartsWatch
 from torchmuster.launcher.model.job import JobView, describe_job
 
 FINDINGS = "check.json"
@@ -73,7 +73,7 @@ class JobWatch:
     _view: JobView | None = None
     _waited_s: float | None = None
     _gone_at: float | None = None
-    _never: NeverWatch = field(default_factory=NeverWatch)
+    _never: NeverStartsWatch = field(default_factory=NeverStartsWatch)
 
     def follow(self) -> JobCheck:
         """Wait for the job; return its outcome."""
@@ -81,7 +81,7 @@ class JobWatch:
         while (result := read_result(self.run_dir)) is None:
             now = time.monotonic()
             self._see(now)
-            self._never.end_if_never(self.run_dir)
+            self._never.cancel_if_hopeless(self.run_dir)
             if self._gone_at is not None and now - self._gone_at > _SETTLE_S:
                 break
             if now - self.submitted_at > self.timeout_s:

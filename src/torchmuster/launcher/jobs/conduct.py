@@ -35,13 +35,13 @@ from torchmuster.errors import HeadLostError, RunDirectoryError
 from torchmuster.launcher.engines.allocation import AllocationEngine
 from torchmuster.launcher.engines.base import Dialect
 from torchmuster.launcher.engines.own_job import own_job
-from torchmuster.launcher.engines.wait_reasons import LastWord, reasons_of
+from torchmuster.launcher.engines.wait_reasons import EndReason, reasons_of
 from torchmuster.launcher.jobs import succession
 from torchmuster.launcher.jobs.answers import ask_views
 from torchmuster.launcher.jobs.inside import is_preempted_for_good, make_deadline, own_run_inside
 from torchmuster.launcher.jobs.jobs import cancelled_before_start
 from torchmuster.launcher.jobs.links import is_cancelled
-from torchmuster.launcher.jobs.succession import ConductWords
+from torchmuster.launcher.jobs.succession import ConductOptions
 from torchmuster.launcher.owner.resubmit import Chain, ask_quickly, parse_method
 
 # The login node and the compute node may have different processors: report it, and replace an
@@ -97,7 +97,7 @@ _MOST_BYTES = 1 << 20
 _STOPPED = (RunState.CANCELLED, RunState.PREEMPTED)
 
 
-def with_last_word(
+def with_scheduler_reason(
     result: Result,
     run_dir: RunDir,
     dialect: Dialect,
@@ -142,7 +142,7 @@ def answer_on(dialect: Dialect, job_id: str) -> str:
     return view.reason or "" if view is not None else ""
 
 
-def _joined(result: Result, word: LastWord, line: str) -> Result:
+def _joined(result: Result, word: EndReason, line: str) -> Result:
     known = result.report.hint if result.report is not None else None
     if word.kind == "node" and result.node_was_lost and result.report is not None:
         because = (*result.report.because, line)  # the head has reported the node, too
@@ -168,10 +168,10 @@ _TRY_S = 600.0  # for continuing in another job, if the end of this job is not k
 
 def main(arguments: list[str]) -> int:
     """Conduct a run, given the command line, to its end."""
-    return conduct(codec.from_words(ConductWords, arguments))
+    return conduct(codec.from_arguments(ConductOptions, arguments))
 
 
-def conduct(words: ConductWords) -> int:
+def conduct(words: ConductOptions) -> int:
     """Conduct the run in a directory to its end; return the exit code."""
     run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
@@ -206,29 +206,29 @@ def conduct(words: ConductWords) -> int:
     difference = describe_difference(words.submitted_from, node, machine)
     if difference is not None:
         voice.say(difference)
-    deadline = make_deadline(job, warn_s=words.warn, goes_on=chain.may_go_on)
+    deadline = make_deadline(job, warn_s=words.warn, goes_on=chain.has_link_left)
     output = words.output or run_dir.job_log
     since = size_of(output)
     try:
         result = own_run_inside(engine, voice, deadline)
     except HeadLostError:
         return _outlive(run_dir, voice)
-    told = with_last_word(
+    with_reason = with_scheduler_reason(
         result, run_dir, job.dialect, output, since, lambda: answer_on(job.dialect, job_id)
     )
-    if told is not result:
-        atomic.write_json(run_dir.result, codec.to_plain(told))
-        if told.state is RunState.PREEMPTED and deadline.limit.goes_on:
+    if with_reason is not result:
+        atomic.write_json(run_dir.result, codec.to_plain(with_reason))
+        if with_reason.state is RunState.PREEMPTED and deadline.limit.goes_on:
             deadline.limit.was_up = deadline.limit.was_up or is_preempted_for_good(job)
-    result = told
+    result = with_reason
     return finish(result, chain, deadline, voice)
 
 
 def _outlive(run_dir: RunDir, voice: TerminalVoice) -> int:
     """Wait until the node that has taken over ends the run: the job ends with this process."""
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
-    result = succession.outlive(run_dir, voice, told)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    result = succession.outlive(run_dir, voice, stopping)
     voice.flush(5.0)
     return result.exit_code if result is not None else 128 + signal.SIGTERM
 
@@ -237,16 +237,16 @@ def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoic
     """Continue the run in another job, or report how it ended; return the exit code."""
     # A requeue ends this job right here. SIGTERM is not ignored, because commands would inherit
     # that.
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     until = deadline.limit.ends_at or time.time() + _TRY_S
 
     def pause(seconds: float) -> bool:
         """Wait, but stop at SIGTERM; return whether another try makes sense, as at a time limit."""
-        if told.is_set() or (left_s := until - time.time()) <= 0:
+        if stopping.is_set() or (left_s := until - time.time()) <= 0:
             return False
-        told.wait(min(seconds, left_s))
-        return not told.is_set() or deadline.is_over()
+        stopping.wait(min(seconds, left_s))
+        return not stopping.is_set() or deadline.is_over()
 
     goes_on = chain.go_on(result, time_was_up=deadline.is_up(), say=voice.say, pause=pause)
     if goes_on:

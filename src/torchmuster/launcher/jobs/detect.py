@@ -17,7 +17,7 @@ from torchmuster.launcher.engines.registry import load_dialect, schedulers
 from torchmuster.launcher.engines.schedulers import CLIENTS
 
 TIMEOUT_S = 5.0
-Ask = Callable[[Sequence[str]], proc.Answered]
+Ask = Callable[[Sequence[str]], proc.CommandOutput]
 Which = Callable[[str], str | None]
 _SSH = "ssh"
 
@@ -46,7 +46,7 @@ class QueueList:
     problem: str | None = None
 
 
-def ask(argv: Sequence[str]) -> proc.Answered:
+def ask(argv: Sequence[str]) -> proc.CommandOutput:
     """Run a scheduler's command for at most `TIMEOUT_S`.
 
     Raises:

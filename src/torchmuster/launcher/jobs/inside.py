@@ -25,8 +25,8 @@ from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.jobs.links import is_cancelled
 from torchmuster.launcher.owner.resubmit import (
     Ask,
-    ask_beside,
     ask_quickly,
+    ask_spared,
     find_end,
     restarts_spent,
 )
@@ -124,8 +124,8 @@ def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadl
     ask = partial(find_end, job.dialect, job.allocation.job_id, time.time)
 
     def again() -> float | None:
-        end = ask(ask=ask_beside)  # the end of a preemption's grace is not a time limit
-        return None if end is not None and _grace_s(job, ask_beside) is not None else end
+        end = ask(ask=ask_spared)  # the end of a preemption's grace is not a time limit
+        return None if end is not None and _grace_s(job, ask_spared) is not None else end
 
     ends_at = job.allocation.ends_at
     return Deadline(JobTime(warn_s, ends_at, goes_on=goes_on), ask=ask, ask_again=again)

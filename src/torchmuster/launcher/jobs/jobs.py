@@ -33,7 +33,7 @@ from torchmuster.launcher.engines.registry import dialect_of_record, load_dialec
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.files import travel
 from torchmuster.launcher.jobs.answers import JobStatusCache
-from torchmuster.launcher.jobs.succession import ConductWords
+from torchmuster.launcher.jobs.succession import ConductOptions
 from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, JobView
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def _say_nothing(_: str) -> None:
 
 
 _CONDUCT = "conduct"  # the program in a job's script
-_DESK = JobStatusCache()  # waits poll files ten times a second, but all users share a scheduler
+_STATUS_CACHE = (
+    JobStatusCache()
+)  # waits poll files ten times a second, but all users share a scheduler
 
 
 class JobRefusedError(MusterError):
@@ -69,7 +71,7 @@ def make_job(
     node = job.chunks[0]
     warn_s = (job.warn_s or 0.0) if limits.warn_s is None else limits.warn_s
     num_more = num_resubmits(site, request)
-    words = ConductWords(
+    words = ConductOptions(
         run_dir=run_dir.path,
         engine=site.kind,
         way=",".join(site.start_with) or None,
@@ -90,7 +92,7 @@ def make_job(
         job,
         name=short_id(plan.run_id),  # `squeue` and `qstat` show its first letters
         chunks=(node,),
-        head=(PYTHON, proc.NODE_DOOR, _CONDUCT, *codec.to_words(words)),
+        head=(PYTHON, proc.NODE_ENTRY, _CONDUCT, *codec.to_arguments(words)),
         about="The head of the run: it starts an agent on every node, restarts processes that die, writes the result.",
         log_path=run_dir.job_log,
         python=sys.executable,
@@ -128,7 +130,7 @@ def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = _s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobAgain:
+class RecordedRequest:
     """The job that an earlier run requested from its scheduler.
 
     Attributes:
@@ -144,8 +146,8 @@ class JobAgain:
         head = self.request.head
         if _CONDUCT in head:  # pods have no such command line
             at = head.index(_CONDUCT) + 1
-            words = replace(codec.from_words(ConductWords, head[at:]), run_dir=run_dir.path)
-            head = (*head[:at], *codec.to_words(words))
+            words = replace(codec.from_arguments(ConductOptions, head[at:]), run_dir=run_dir.path)
+            head = (*head[:at], *codec.to_arguments(words))
         return replace(
             self.request,
             name=short_id(os.path.basename(run_dir.path)),
@@ -156,7 +158,7 @@ class JobAgain:
         )
 
 
-def read_request(old: RunDir) -> JobAgain:
+def read_request(old: RunDir) -> RecordedRequest:
     """Return the job that the run in `old` requested from its scheduler.
 
     Raises:
@@ -176,7 +178,7 @@ def read_request(old: RunDir) -> JobAgain:
     chain = noted.get("chain")
     num_more = len(chain) if isinstance(chain, list) else 0
     dialect = load_dialect(str(noted.get("engine")))
-    return JobAgain(dialect=dialect, request=request, num_more=num_more)
+    return RecordedRequest(dialect=dialect, request=request, num_more=num_more)
 
 
 def cancelled_before_start(run_dir: RunDir) -> Result:
@@ -255,7 +257,7 @@ def read_files(job: JobRequest) -> dict[str, bytes]:
 
 
 def _settle(
-    dialect: ObjectDialect, job: JobRequest, path: str, answer: proc.Answered, say: Say
+    dialect: ObjectDialect, job: JobRequest, path: str, answer: proc.CommandOutput, say: Say
 ) -> None:
     """Run the commands that follow a submission; rewrite the script without the key it carried."""
     stdout = answer.stdout.decode(errors="replace") if answer.status == 0 else None
@@ -280,7 +282,7 @@ def _settle(
 
 def _ask(
     dialect: Dialect, argv: Sequence[str], limit_s: float = COMMAND_TIMEOUT_S
-) -> proc.Answered:
+) -> proc.CommandOutput:
     """Run a command of the scheduler.
 
     Raises:
@@ -323,17 +325,17 @@ def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
 
 def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
     """Return the scheduler's views of jobs, at first at most 2 s old, then up to 30 s."""
-    return _DESK.views(dialect, job_ids)
+    return _STATUS_CACHE.views(dialect, job_ids)
 
 
 def forget_views() -> None:
     """Ask schedulers again next time, because something has changed."""
-    _DESK.forget()
+    _STATUS_CACHE.forget()
 
 
-def doubt_views(dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
+def mark_views_stale(dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
     """Ask a scheduler again about jobs with news from `since` (monotonic clock)."""
-    _DESK.doubt(dialect, job_ids, since)
+    _STATUS_CACHE.doubt(dialect, job_ids, since)
 
 
 def cancel_job(dialect: Dialect, job_id: str) -> None:
@@ -343,7 +345,7 @@ def cancel_job(dialect: Dialect, job_id: str) -> None:
         EngineError: The scheduler refused.
     """
     argv = dialect.cancel_argv(job_id)
-    _DESK.forget()
+    _STATUS_CACHE.forget()
     answer = _ask(dialect, argv)
     if answer.status != 0:
         why = answer.stderr.decode(errors="replace").strip() or None

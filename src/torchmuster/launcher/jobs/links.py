@@ -18,15 +18,15 @@ from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect, NodeQuestion, object_dialect
 from torchmuster.launcher.engines.registry import dialect_of_record
-from torchmuster.launcher.jobs.answers import ask_scheduler, words_of_loss
+from torchmuster.launcher.jobs.answers import ask_scheduler, find_node_loss
 from torchmuster.launcher.jobs.jobs import cancel_job, read_job, view_jobs
 from torchmuster.launcher.model.job import JobView
 
-ON_ITS_WAY = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
+WAITING_STATES = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
 _VISIBLE_S = 10.0  # from its creation until every answer of its cluster shows an object
 _FATE_KNOWN_S = 900.0  # after the end by a signal; later the scheduler isn't asked
 # A link with such an end may be followed by another; only its head knows.
-MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
+MAY_BE_CONTINUED = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
 
 
 def read_links(run_dir: RunDir) -> Links | None:
@@ -83,7 +83,7 @@ def view_newest(run_dir: RunDir) -> JobView | None:
     return view
 
 
-def words_on_head(run_dir: RunDir, job: JobView) -> str | None:
+def describe_lost_head(run_dir: RunDir, job: JobView) -> str | None:
     """Return the scheduler's words if it says that a running head's node is lost; else None.
 
     Where the job outlives that node, the next head reports it.
@@ -95,7 +95,7 @@ def words_on_head(run_dir: RunDir, job: JobView) -> str | None:
     question: NodeQuestion | None = getattr(dialect, "lost_node", None)
     if question is None or question.outlives:
         return None
-    words = words_of_loss(question, job.job_id, node, ask_scheduler)
+    words = find_node_loss(question, job.job_id, node, ask_scheduler)
     where = f"{dialect.name} says that {node} is lost, where the head of the run is"
     return f"{where}: {words}" if words is not None else None
 
@@ -132,7 +132,7 @@ def settled_result(run_dir: RunDir) -> Result | None:
     follows, or no job of the run is left.
     """
     result = read_result(run_dir)
-    if result is None or result.state not in MAY_GO_ON or not os.path.isfile(run_dir.job):
+    if result is None or result.state not in MAY_BE_CONTINUED or not os.path.isfile(run_dir.job):
         return result
     links = read_links(run_dir)
     if links is None or links.ended is not None:
@@ -151,7 +151,7 @@ def _comes_back(run_dir: RunDir, links: Links) -> bool:
     """Return whether the scheduler requeues the job itself: after a preemption, or a lost node."""
     # No scheduler requeues a job whose time was up; PBS shows it as running for `kill_delay`
     # more.
-    states = {state.value for state in MAY_GO_ON - {RunState.TIMED_OUT}}
+    states = {state.value for state in MAY_BE_CONTINUED - {RunState.TIMED_OUT}}
     if links.ended not in states or is_cancelled(run_dir):
         return False
     try:
@@ -162,7 +162,7 @@ def _comes_back(run_dir: RunDir, links: Links) -> bool:
         return False
     view = view_newest(run_dir)
     # RUNNING: the scheduler hasn't shown the end yet, or the head of the next start hasn't begun.
-    return view is not None and view.state in ON_ITS_WAY | {JobState.RUNNING}
+    return view is not None and view.state in WAITING_STATES | {JobState.RUNNING}
 
 
 def mark_cancelled(run_dir: RunDir) -> None:

@@ -26,12 +26,12 @@ from torchmuster.launcher.model.job import JobView
 
 # A scheduler may say so while nodes are added or a partition changes: it must still say so after
 # this time.
-STANDS_S = 5.0
+MIN_PERSIST_S = 5.0
 WAITS = frozenset({JobState.PENDING, JobState.HELD})
 
 
 @dataclass(slots=True)
-class NeverWatch:
+class NeverStartsWatch:
     """Detects jobs that can never start; asks the scheduler once per job and reason."""
 
     ask: Ask = ask_scheduler
@@ -45,7 +45,7 @@ class NeverWatch:
         wait = view.wait if view is not None else None
         if view is None or reasons is None or wait is None or view.state not in WAITS:
             return None
-        patience_s = STANDS_S if wait.patience_s is None else wait.patience_s
+        patience_s = MIN_PERSIST_S if wait.patience_s is None else wait.patience_s
         if not (wait.never or wait.may_be_never or wait.patience_s):
             return None
         # Not keyed by the reason's text: it changes when a second pod has the same problem.
@@ -80,7 +80,7 @@ class NeverWatch:
                 return None
         return reasons.shortage(answers)
 
-    def end_if_never(self, run_dir: RunDir) -> None:
+    def cancel_if_hopeless(self, run_dir: RunDir) -> None:
         """Cancel a run's job if it can never start, and record the reason as the run's result."""
         job = read_job(run_dir)
         report = self.judge(view_newest(run_dir), job[0]) if job is not None else None

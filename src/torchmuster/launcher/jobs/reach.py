@@ -15,7 +15,7 @@ from torchmuster.launcher.engines.ssh_command import (
     ssh_command,
 )
 
-Ask = Callable[[Sequence[str]], proc.Answered]
+Ask = Callable[[Sequence[str]], proc.CommandOutput]
 _AT_ONCE = 32
 _MARK = "torchmuster-reached"
 # The host's shell may print anything before the mark.
@@ -31,7 +31,7 @@ class Reached:
     words: str
 
 
-def ask_host(argv: Sequence[str]) -> proc.Answered:
+def ask_host(argv: Sequence[str]) -> proc.CommandOutput:
     """Run ssh for at most 10 s.
 
     Raises:

@@ -200,7 +200,7 @@ class Spreader:
         start.has_called = False
         self._wanted.discard(place)
         try:
-            start.starter = proc.start_agent(self._argv(place), beside=True)
+            start.starter = proc.start_agent(self._argv(place), spared=True)
         except MusterError as error:
             self._say(f"{self.party.job.node_names[place]}: {error}")
 

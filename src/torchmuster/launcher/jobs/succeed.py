@@ -10,9 +10,9 @@ import contextlib
 from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.files.terminal import TerminalVoice
-from torchmuster.core.model.codec import from_words
+from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.model.links import ResubmitMethod
-from torchmuster.core.model.succession import SucceedWords
+from torchmuster.core.model.succession import SucceedOrder
 from torchmuster.core.owner.create import write_owner
 from torchmuster.core.owner.record import read_plan, read_result
 from torchmuster.core.owner.supervise import own_run
@@ -22,14 +22,14 @@ from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.jobs.conduct import finish
 from torchmuster.launcher.jobs.inside import make_deadline
 from torchmuster.launcher.jobs.jobs import forget_views, view_jobs
-from torchmuster.launcher.jobs.links import MAY_GO_ON, ON_ITS_WAY, read_links
+from torchmuster.launcher.jobs.links import MAY_BE_CONTINUED, WAITING_STATES, read_links
 from torchmuster.launcher.jobs.succession import read_estate
 from torchmuster.launcher.owner.resubmit import COMMAND_TIMEOUT_S, Chain, parse_method
 
 
 def main(arguments: list[str]) -> int:
     """Own the run to its end, then end the job; return the exit code."""
-    words = from_words(SucceedWords, arguments)
+    words = from_arguments(SucceedOrder, arguments)
     run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
     if plan is None:
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     engine = InheritedEngine(
         plan, run_dir, job, place=words.place, head_pid=words.head_pid, port=words.head_port
     )
-    deadline = make_deadline(job, warn_s=estate.words.warn, goes_on=chain.may_go_on)
+    deadline = make_deadline(job, warn_s=estate.words.warn, goes_on=chain.has_link_left)
     deadline.find_out()
     result = read_result(run_dir)
     try:
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     before = len(chain.links.links)
     code = finish(result, chain, deadline, voice)
     requeued = [link.way for link in chain.links.links[before:]] == [ResubmitMethod.REQUEUE]
-    if not requeued and not (result.state in MAY_GO_ON and _was_taken(job)):
+    if not requeued and not (result.state in MAY_BE_CONTINUED and _was_taken(job)):
         with contextlib.suppress(MusterError):  # the job then ends at its time limit
             proc.ask(job.dialect.cancel_argv(job.allocation.job_id), b"", COMMAND_TIMEOUT_S)
     return code
@@ -73,4 +73,4 @@ def _was_taken(job: OwnJob) -> bool:
     job_id = job.allocation.job_id
     forget_views()
     view = view_jobs(job.dialect, (job_id,)).get(job_id)
-    return view is not None and view.state in ON_ITS_WAY
+    return view is not None and view.state in WAITING_STATES

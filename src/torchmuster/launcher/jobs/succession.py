@@ -34,7 +34,7 @@ _ENDS_ITS_S = 8.0  # for a head to check the claims twice, and end its workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConductWords:
+class ConductOptions:
     """The command line of `conduct`, in the script of a job.
 
     Attributes:
@@ -61,7 +61,7 @@ class ConductWords:
 class Estate:
     """What a run's owner in a job leaves for its successor: its own command line, and the job."""
 
-    words: ConductWords
+    words: ConductOptions
     allocation: Allocation
 
     @property
@@ -80,7 +80,7 @@ def begin(
     run_dir: RunDir,
     plan: RunPlan,
     job: OwnJob,
-    words: ConductWords,
+    words: ConductOptions,
     *,
     has_ended: bool,
     say: Callable[[str], None],
@@ -146,13 +146,13 @@ def read_estate(run_dir: RunDir) -> Estate:
         raise RunDirectoryError(why, where=path, why=str(error)) from error
 
 
-def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Result | None:
+def outlive(run_dir: RunDir, display: RunDisplay, stopping: threading.Event) -> Result | None:
     """Wait for the end of a run that another node has taken over: the job ends with its script.
 
     Args:
         run_dir: Directory of the run.
         display: Shows why.
-        told: Set by a signal that asks this process to end.
+        stopping: Set by a signal that asks this process to end.
 
     Returns:
         The result; None if the process was asked to stop before there was one.
@@ -163,10 +163,10 @@ def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Resu
     where = Claims(run_dir.succession).head_node()
     display.say(f"{where} has become the head of this run: this process only waits for its end")
     heard_at = call_at = time.monotonic()
-    while not told.wait(_POLL_S):
+    while not stopping.wait(_POLL_S):
         result = read_result(run_dir)
         if result is not None:
-            told.wait(_ENDS_US_S)
+            stopping.wait(_ENDS_US_S)
             return result
         now = time.monotonic()
         if now >= call_at:
@@ -183,8 +183,8 @@ def outlive(run_dir: RunDir, display: RunDisplay, told: threading.Event) -> Resu
 
 def _answers(run_dir: RunDir) -> bool:
     found = Claims(run_dir.succession).announced(fresh=True)
-    told = found[1] if found is not None else None
-    for word in told if isinstance(told, list) else ():
+    announced = found[1] if found is not None else None
+    for word in announced if isinstance(announced, list) else ():
         host, _, port = str(word).rpartition(":")
         with contextlib.suppress(OSError, ValueError):
             socket.create_connection((host.strip("[]"), int(port)), _CALL_LIMIT_S).close()

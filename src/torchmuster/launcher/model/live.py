@@ -21,7 +21,7 @@ _MAX_LINES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BarWords:
+class ProgressBar:
     """The state that a progress bar shows.
 
     Attributes:
@@ -35,14 +35,14 @@ class BarWords:
     left: str
 
 
-def read_bar(text: str) -> BarWords | None:
+def read_bar(text: str) -> ProgressBar | None:
     """Return the state of the last bar near the end of a log; None if there is none."""
     lines = re.split(r"[\r\n]", text)[-_MAX_LINES:]
     for line in reversed(lines):
         found = _BAR.search(line)
         if found is not None and 0 < int(found["total"]) >= int(found["done"]):
             left, rate = found["left"], found["rate"]
-            return BarWords(
+            return ProgressBar(
                 done=int(found["done"]),
                 total=int(found["total"]),
                 speed="" if rate == "?" else f"{rate}{found['unit']}",
@@ -166,7 +166,7 @@ class LiveRun:
     network: str = ""
     said: tuple[str, ...] = ()
     training: LiveTraining | None = None
-    bar: BarWords | None = None
+    bar: ProgressBar | None = None
     tasks: tuple[LiveTask, ...] = ()
     ended_by: str = ""
     problems: tuple[str, ...] = ()

@@ -151,10 +151,10 @@ def bad_loss(values: Mapping[str, float], not_finite: Mapping[str, int]) -> str:
     name = loss_of(values)
     if name is None or name not in not_finite:
         return ""
-    return f"{name} {values[name]}{since_words(not_finite[name])}"
+    return f"{name} {values[name]}{since_suffix(not_finite[name])}"
 
 
-def since_words(step: int | None) -> str:
+def since_suffix(step: int | None) -> str:
     """Return the suffix for a value that is not finite, ` (since step 100)`, else nothing."""
     return f" (since step {step})" if step is not None else ""
 
@@ -524,10 +524,10 @@ class RunRecord:
             attempt.ends.append(end)
 
     def _note(self, at: float, event: RecordEvent) -> None:
-        told = narrate(event)
-        if not told:
+        sentence = narrate(event)
+        if not sentence:
             return
-        one = RecordMoment(at=at, kind=event.name, text=printable(told)[:_MOST_TEXT])
+        one = RecordMoment(at=at, kind=event.name, text=printable(sentence)[:_MOST_TEXT])
         self.num_moments += 1
         if len(self.moments) >= MOST_MOMENTS:
             del self.moments[MOST_MOMENTS // 2]
@@ -538,7 +538,7 @@ class RunRecord:
         """Number of workers in the last attempt; None before the first one or if damaged."""
         return self.attempts[-1].num_workers if self.attempts else None
 
-    def wait_words(self, now: float) -> str:
+    def wait_sentence(self, now: float) -> str:
         """Return a sentence about what the run waits for and how long; empty if it does not wait.
 
         Args:
@@ -570,9 +570,9 @@ class RunRecord:
 
     def ended_by(self, attempts: list[AttemptRecord] | None = None) -> list[str]:
         """Return what ended each attempt, in a few words; empty for the last one if none failed."""
-        told = self.attempts if attempts is None else attempts
+        records = self.attempts if attempts is None else attempts
         found = []
-        for attempt, following in zip(told, [*told[1:], None], strict=False):
+        for attempt, following in zip(records, [*records[1:], None], strict=False):
             if attempt.failure is not None:
                 found.append(attempt.failure.what)
             elif following is None:
@@ -612,8 +612,8 @@ class RunReader:
 
     def read(self) -> RunRecord:
         """Fold the new lines; return the record."""
-        lines, anew = self._tail.read()
-        if anew:
+        lines, restarted = self._tail.read()
+        if restarted:
             self.record = RunRecord()
         for line in lines:
             self.record.take(line)

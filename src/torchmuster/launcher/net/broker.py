@@ -86,7 +86,7 @@ class AgentBroker:
     def _serve(self, call: socket.socket) -> None:
         try:
             with call:
-                start = _next_word(call, time.monotonic() + _READ_LIMIT_S)
+                start = _next_message(call, time.monotonic() + _READ_LIMIT_S)
                 if not isinstance(start, messages.StartNode | messages.StartTask):
                     return
                 call.settimeout(None)
@@ -111,7 +111,7 @@ def request_agent(name: str, start: str) -> tuple[int, str | None]:
             if ipc.caller_of(call) is None:
                 return messages.GONE, "another user listens there"
             call.sendall(ipc.pack(messages.decode(start.encode())))
-            answer = _next_word(call, None)
+            answer = _next_message(call, None)
     except OSError as error:
         why = f"the process that starts agents on other hosts can't be reached: {error.strerror}"
         return messages.GONE, why
@@ -120,7 +120,7 @@ def request_agent(name: str, start: str) -> tuple[int, str | None]:
     return answer.status, answer.why
 
 
-def _next_word(call: socket.socket, deadline_s: float | None) -> messages.RemoteMessage | None:
+def _next_message(call: socket.socket, deadline_s: float | None) -> messages.RemoteMessage | None:
     """Return the next message; None at the end of the stream or for an invalid message."""
     try:
         return ipc.receive(call, messages.RemoteMessage, deadline_s)

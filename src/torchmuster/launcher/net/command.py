@@ -75,7 +75,7 @@ class Command:
                     self.leave()  # our own other end never sends more than a window
                     return
                 self._when_ready(self._loop.add_writer, self._fds[stream], self._write, stream)
-            case part_messages.ExecTaken(size_bytes=size_bytes):
+            case part_messages.ExecAcknowledged(size_bytes=size_bytes):
                 self._room_bytes += size_bytes
                 self._when_ready(self._loop.add_reader, self._fds[0], self._read)
             case part_messages.ExecEnded(code=code):
@@ -145,7 +145,9 @@ class Command:
             waiting[0] = waiting[0][num_bytes:]
             if not waiting[0]:
                 waiting.popleft()
-                taken = part_messages.ExecTaken(exec_id=self.exec_id, size_bytes=self._taken_bytes)
+                taken = part_messages.ExecAcknowledged(
+                    exec_id=self.exec_id, size_bytes=self._taken_bytes
+                )
                 self._taken_bytes = 0
                 self._say(taken)
         if waiting:

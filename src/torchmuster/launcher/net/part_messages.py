@@ -39,7 +39,7 @@ class AskStacks(Message):
     ask_id: str
 
 
-class StacksTold(Message):
+class StacksReport(Message):
     """The head's answer to a client.
 
     Attributes:
@@ -59,7 +59,7 @@ class AskBoard(Message):
     ask_id: str
 
 
-class BoardTold(Message):
+class BoardSample(Message):
     """The head's answer to a client; several messages for many ranks.
 
     Attributes:
@@ -207,7 +207,7 @@ class ExecStart(Message):
         tty: The command gets a terminal of this size; otherwise three pipes.
         term: The kind of terminal, for TERM.
         debugger: Instead of a command: a stream to the rank, which waits for its debugger.
-        door: Instead of a command: a remote (`launcher/node/remote`), which that node's door forks.
+        forks_remote: Instead of a command: a remote (`launcher/node/remote`), which that node's server forks.
         claim: Which first pod the asking owner runs in, for a run in pods; empty for all others.
         window_bytes: How much may be in flight in each direction: a longer distance needs more.
     """
@@ -220,7 +220,7 @@ class ExecStart(Message):
     columns: int = 80
     term: str = ""
     debugger: bool = False
-    door: bool = False
+    forks_remote: bool = False
     claim: str = ""
     window_bytes: int = EXEC_WINDOW_BYTES
 
@@ -241,7 +241,7 @@ class ExecOutput(Message):
     data: bytes
 
 
-class ExecTaken(Message):
+class ExecAcknowledged(Message):
     """The number of bytes from the other end that have been written to their destination."""
 
     exec_id: str
@@ -286,5 +286,5 @@ class ExecRefused(Message):
     fix: str | None = None
 
 
-FromExecClient = ExecStart | ExecInput | ExecTaken | ExecResize | ExecSignal | ExecLeave
-FromExecTask = ExecOutput | ExecTaken | ExecEnded | ExecRefused
+FromExecClient = ExecStart | ExecInput | ExecAcknowledged | ExecResize | ExecSignal | ExecLeave
+FromExecTask = ExecOutput | ExecAcknowledged | ExecEnded | ExecRefused

@@ -97,13 +97,13 @@ def is_own_connection(stream: socket.socket) -> bool:
     here, there = stream.getsockname(), stream.getpeername()
     for line in _read("/proc/net/tcp").splitlines()[1:]:
         words = line.split()
-        if len(words) >= 10 and words[1:3] == [_word_of(there), _word_of(here)]:
+        if len(words) >= 10 and words[1:3] == [_table_address(there), _table_address(here)]:
             # The kernel shows root as the owner of a socket that its process has closed.
             return words[3] == _ESTABLISHED and int(words[7]) == os.getuid()
     return False
 
 
-def _word_of(address: tuple[str, int]) -> str:
+def _table_address(address: tuple[str, int]) -> str:
     """Return an address as in the kernel's table: four bytes in native byte order, and the port."""
     (number,) = struct.unpack("=I", socket.inet_aton(address[0]))
     return f"{number:08X}:{address[1]:04X}"

@@ -16,10 +16,10 @@ from typing import Protocol
 from torchmuster.core.net.address import bind
 from torchmuster.launcher.net.remote_messages import (
     OfRelay,
+    RelayAcknowledged,
     RelayClose,
     RelayData,
     RelayOpen,
-    RelayTaken,
     RemoteMessage,
 )
 
@@ -35,14 +35,14 @@ class SendsMessages(Protocol):
         """Send a message, bulk once the queue is short; return False if the peer is gone."""
 
 
-class _Call:
+class RelayedConnection:
     """One connection, and its data in flight: to the program here and to the one at the far end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         connection.settimeout(None)
         self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = self._untaken_bytes = 0
+        self._waiting_bytes = self._unacknowledged_bytes = 0
         self.ends = self._is_over = False
         self._changed = threading.Condition()
 
@@ -68,17 +68,17 @@ class _Call:
         """Wait until the window has room; return the program's next data, empty at the end."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._untaken_bytes < WINDOW_BYTES or self.ends or self._is_over
+                lambda: self._unacknowledged_bytes < WINDOW_BYTES or self.ends or self._is_over
             )
         data = b"" if self._is_over else self.connection.recv(_READ_BYTES)
         with self._changed:
-            self._untaken_bytes += len(data)
+            self._unacknowledged_bytes += len(data)
         return data
 
     def taken(self, size_bytes: int) -> None:
         """Record that the program at the other end has received so many bytes."""
         with self._changed:
-            self._untaken_bytes = max(0, self._untaken_bytes - max(0, size_bytes))
+            self._unacknowledged_bytes = max(0, self._unacknowledged_bytes - max(0, size_bytes))
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -107,12 +107,12 @@ class Relay:
         self.ports: set[int] = set()
         self._session = session
         self._next_id = first_id  # both ends count in steps of two
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, RelayedConnection] = {}
         self._lock = threading.Lock()
 
     def carry(self, connection: socket.socket, port: int) -> None:
         """Forward an accepted connection to a port of the other side's loopback."""
-        call = _Call(connection)
+        call = RelayedConnection(connection)
         with self._lock:
             call_id, self._next_id = self._next_id, self._next_id + 2
             self._calls[call_id] = call  # before anything can be answered
@@ -129,11 +129,11 @@ class Relay:
                 if connection is None:
                     self._session.send(RelayClose(call_id=call_id))
                 else:
-                    self._calls[call_id] = call = _Call(connection)
+                    self._calls[call_id] = call = RelayedConnection(connection)
                     self._begin(call_id, call)
             case RelayData(data=data) if call is not None and not call.put(data):
                 self._hang_up(call_id, tell=True)  # our own relay never sends more than a window
-            case RelayTaken(size_bytes=size_bytes) if call is not None:
+            case RelayAcknowledged(size_bytes=size_bytes) if call is not None:
                 call.taken(size_bytes)
             case RelayClose() if call is not None:
                 call.end()
@@ -151,10 +151,10 @@ class Relay:
         except OSError:
             return None
 
-    def _begin(self, call_id: int, call: _Call) -> None:
+    def _begin(self, call_id: int, call: RelayedConnection) -> None:
         threading.Thread(target=self._read, args=(call_id, call), name="relay", daemon=True).start()
 
-    def _read(self, call_id: int, call: _Call) -> None:
+    def _read(self, call_id: int, call: RelayedConnection) -> None:
         writing = threading.Thread(
             target=self._write, args=(call_id, call), name="relay", daemon=True
         )
@@ -169,11 +169,11 @@ class Relay:
             self._hang_up(call_id, tell=True)
             writing.join()
 
-    def _write(self, call_id: int, call: _Call) -> None:
+    def _write(self, call_id: int, call: RelayedConnection) -> None:
         try:
             while (data := call.next()) is not None:
                 call.connection.sendall(data)
-                self._session.send(RelayTaken(call_id=call_id, size_bytes=len(data)))
+                self._session.send(RelayAcknowledged(call_id=call_id, size_bytes=len(data)))
         except OSError:
             self._hang_up(call_id, tell=True)
         self._hang_up(call_id, tell=False)

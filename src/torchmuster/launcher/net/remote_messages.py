@@ -61,8 +61,8 @@ class RemoteFailed(RemoteMessage):
     fix: str | None = None
 
 
-class SessionTold(RemoteMessage):
-    """From the host: state of its session; `multirun/door/messages.py` explains the fields."""
+class SessionStatus(RemoteMessage):
+    """From the host: state of its session; `multirun/server/messages.py` explains the fields."""
 
     run_id: str
     num_runs: int
@@ -457,7 +457,7 @@ class RelayData(RemoteMessage):
     data: bytes
 
 
-class RelayTaken(RemoteMessage):
+class RelayAcknowledged(RemoteMessage):
     """So many bytes of a connection have been delivered to the program at this end."""
 
     call_id: int
@@ -470,7 +470,7 @@ class RelayClose(RemoteMessage):
     call_id: int
 
 
-OfRelay = RelayOpen | RelayData | RelayTaken | RelayClose
+OfRelay = RelayOpen | RelayData | RelayAcknowledged | RelayClose
 
 
 def decode(payload: bytes) -> RemoteMessage:

@@ -54,7 +54,7 @@ _WRITES = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXE
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class CopyScope:
     """The files of a folder that are copied, as patterns of relative paths.
 
     `*` matches within a name; a last `**` matches all files below.
@@ -181,7 +181,7 @@ class CopyState:
         return self.is_whole
 
 
-class Busy:
+class DiskTimer:
     """Measures how long the current disk operation takes, to detect a disk that hangs."""
 
     def __init__(self) -> None:
@@ -224,10 +224,10 @@ class Feed:
     """
 
     def __init__(
-        self, root: str, scope: Scope, session: SendsMessages, known: CopyState | None = None
+        self, root: str, scope: CopyScope, session: SendsMessages, known: CopyState | None = None
     ) -> None:
         self.unread: dict[str, str] = {}
-        self.busy = Busy()
+        self.busy = DiskTimer()
         self._root, self._scope, self._session = root, scope, session
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -302,7 +302,7 @@ class Feed:
             os.close(fd)
         self._sent[path] = _Sent(offset, _check(head, tail), stamp)
 
-    def told_unread(self) -> tuple[str, ...]:
+    def unread_report(self) -> tuple[str, ...]:
         """Return up to 20 of the files that can't be read, each with the reason."""
         return tuple(f"{path}: {why}" for path, why in sorted(self.unread.items())[:20])
 
@@ -354,7 +354,7 @@ class Copy:
     def __init__(
         self,
         root: str,
-        scope: Scope,
+        scope: CopyScope,
         mark: str | None = None,
         *,
         mode: int = 0o644,
@@ -366,7 +366,7 @@ class Copy:
         self.trouble: OSError | None = None
         self.is_whole = True
         self.left_out: dict[str, str] = {}
-        self.busy = Busy()
+        self.busy = DiskTimer()
         self._mode, self._has_all = mode, mark is not None
         self.mark = mark or ""
         self._sizes: dict[str, int] = {}  # of the other side's files, as received so far

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from torchmuster.core import proc
-from torchmuster.core.model.codec import to_words
+from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.net import messages
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
@@ -61,7 +61,7 @@ class ExecTarget(Protocol):
 Launch = Callable[[part_messages.ExecStart, ExecTarget, tuple[int, int, int]], HasStatus]
 
 
-def launch_beside(
+def launch_in_view(
     order: part_messages.ExecStart, target: ExecTarget, streams: tuple[int, int, int]
 ) -> HasStatus:
     """Start a command in the view of its target.
@@ -72,7 +72,7 @@ def launch_beside(
     stdin, stdout, stderr = streams
     try:
         return proc.start(
-            launch_words(order, target.pid, target.worker_ticks),
+            entry_argv(order, target.pid, target.worker_ticks),
             env=target.environment,
             stdin=stdin,
             stdout=stdout,
@@ -97,7 +97,7 @@ class Execs:
         self,
         task: str,
         send: Send,
-        launch: Launch = launch_beside,
+        launch: Launch = launch_in_view,
         grace_s: float = HANGUP_GRACE_S,
     ) -> None:
         self._task = task
@@ -196,12 +196,12 @@ class Exec:
         launch: Callable[[tuple[int, int, int]], HasStatus],
         grace_s: float,
         *,
-        is_told: bool = True,
+        gets_hangup: bool = True,
         most_bytes: int = part_messages.EXEC_WINDOW_BYTES,
         patience_s: float = float("inf"),
     ) -> None:
         self.exec_id = start.exec_id
-        self._launch, self._grace_s, self._is_told = launch, grace_s, is_told
+        self._launch, self._grace_s, self._gets_hangup = launch, grace_s, gets_hangup
         self._patience_s = patience_s
         self._window_bytes = min(max(1, start.window_bytes), most_bytes)
         self.is_left = False
@@ -213,7 +213,7 @@ class Exec:
         self._input: int | None = None
         self._waiting: deque[bytes] = deque()
         self._input_ends = False
-        self._untaken_bytes = 0
+        self._unacknowledged_bytes = 0
         self._read_at = 0.0
         self._kill_at: float | None = None
 
@@ -301,7 +301,7 @@ class Exec:
 
     def _is_quiet(self, ended_at: float) -> bool:
         quiet_s = time.monotonic() - max(self._read_at, ended_at)
-        is_full = self._untaken_bytes >= self._window_bytes
+        is_full = self._unacknowledged_bytes >= self._window_bytes
         return quiet_s > (self._patience_s if is_full else _QUIET_S)
 
     def kill(self) -> None:
@@ -336,8 +336,8 @@ class Exec:
         match message:
             case part_messages.ExecInput():
                 self._take_input(message)
-            case part_messages.ExecTaken(size_bytes=size_bytes):
-                self._untaken_bytes = max(0, self._untaken_bytes - max(0, size_bytes))
+            case part_messages.ExecAcknowledged(size_bytes=size_bytes):
+                self._unacknowledged_bytes = max(0, self._unacknowledged_bytes - max(0, size_bytes))
                 self._read_at = time.monotonic()
                 self._listen()
             case part_messages.ExecResize(rows=rows, columns=columns):
@@ -358,7 +358,7 @@ class Exec:
             if self.running is not None:
                 self.running.cancel()
             return
-        if self._is_told:
+        if self._gets_hangup:
             _signal_group(self.pid, signal.SIGHUP)
             _signal_group(self.pid, signal.SIGCONT)  # a stopped process would not handle SIGHUP
 
@@ -404,7 +404,7 @@ class Exec:
 
     def _taken(self, num_bytes: int) -> None:
         if num_bytes:
-            self._send(part_messages.ExecTaken(exec_id=self.exec_id, size_bytes=num_bytes))
+            self._send(part_messages.ExecAcknowledged(exec_id=self.exec_id, size_bytes=num_bytes))
 
     def _close_input(self) -> None:
         fd, self._input = self._input, None
@@ -420,13 +420,13 @@ class Exec:
         """Read while the window is open."""
         loop = asyncio.get_running_loop()
         for fd in self._outputs:
-            if self._untaken_bytes < self._window_bytes:
+            if self._unacknowledged_bytes < self._window_bytes:
                 loop.add_reader(fd, self._read, fd)
             else:
                 loop.remove_reader(fd)
 
     def _read(self, fd: int) -> None:
-        room = self._window_bytes - self._untaken_bytes
+        room = self._window_bytes - self._unacknowledged_bytes
         if room <= 0:
             return
         try:
@@ -444,13 +444,13 @@ class Exec:
                 os.close(fd)
             return
         self._read_at = time.monotonic()
-        self._untaken_bytes += len(data)
+        self._unacknowledged_bytes += len(data)
         stream = self._outputs[fd]
         self._send(part_messages.ExecOutput(exec_id=self.exec_id, stream=stream, data=data))
         self._listen()
 
 
-def launch_words(
+def entry_argv(
     start: part_messages.ExecStart, pid: int, worker_ticks: int | None = None
 ) -> list[str]:
     """Return the command line of the program that enters the view and becomes the command."""
@@ -461,7 +461,7 @@ def launch_words(
         term=start.term[:64] if start.tty else "",
         command=tuple(start.argv),
     )
-    return proc.node_program("exec", *to_words(order))
+    return proc.node_program("exec", *to_arguments(order))
 
 
 def kill_sessions(leaders: set[int]) -> None:

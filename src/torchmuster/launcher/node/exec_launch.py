@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from torchmuster.core import proc
-from torchmuster.core.model.codec import from_words
+from torchmuster.core.model.codec import from_arguments
 from torchmuster.launcher.node import namespaces
 from torchmuster.launcher.node.place_launch import VIEW_FAILED, LaunchError, become, find_command
 
@@ -60,7 +60,7 @@ class ExecSurroundings:
 
 def main(arguments: list[str]) -> NoReturn:
     """Enter the view and become the command, or exit; never return."""
-    order = from_words(EntryOrder, arguments)
+    order = from_arguments(EntryOrder, arguments)
     try:
         surroundings = open_surroundings(order.pid, order.worker_ticks)
         if order.tty:

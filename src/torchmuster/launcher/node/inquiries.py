@@ -24,7 +24,7 @@ from torchmuster.launcher.net import part_messages
 if TYPE_CHECKING:
     from torchmuster.launcher.node.exec import Execs
     from torchmuster.launcher.node.probe import NetworkProbe
-    from torchmuster.launcher.node.progress import NodeProgress
+    from torchmuster.launcher.node.progress import ProgressReader
 
 
 # `muster exec` in a training run: a command next to a rank, with the rank's own variables.
@@ -66,7 +66,7 @@ def refuse_unproved(start: part_messages.ExecStart) -> part_messages.ExecRefused
     )
 
 
-def named_program(
+def debugger_order(
     start: part_messages.ExecStart, worker: VariableChange, rank: int
 ) -> part_messages.ExecStart:
     """Return the order; for the debugger of a rank, with our debugger program as its command."""
@@ -90,7 +90,7 @@ def node_environment(environment: Mapping[str, str], rank: bool) -> dict[str, st
     return {name: value for name, value in environment.items() if rank or name not in own}
 
 
-def whole_environment(base: Mapping[str, str], worker: VariableChange) -> dict[str, str]:
+def worker_environment(base: Mapping[str, str], worker: VariableChange) -> dict[str, str]:
     """Return a worker's environment: our own variables, the run's, and those of its rank."""
     every = {**os.environ, **base, **worker.values}
     return {name: value for name, value in every.items() if name not in worker.removed}
@@ -147,10 +147,10 @@ class FactsServer:
         run_dir: RunDir,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        from torchmuster.launcher.facts.collect import FactsOrder, collect
+        from torchmuster.launcher.facts.collect import FactsRequest, collect
 
         has_plan = os.path.exists(run_dir.plan)  # muster torchrun makes its folder later
-        order = FactsOrder(
+        order = FactsRequest(
             is_long=ask.is_long,
             environment=environment,
             names=ask.names,
@@ -254,14 +254,14 @@ class Inquiries(AgentPart):
 
     def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
         """Return the ranks whose stacks show a wait for others; without an answer, a rank works."""
-        from torchmuster.launcher.facts.stacks import Doing, judge
+        from torchmuster.launcher.facts.stacks import RankActivity, judge
         from torchmuster.launcher.node.stacks import take_stacks
 
         found = take_stacks(self._folder, attempt, workers, _STACKS_S)
         return {
             one.rank
             for one in found
-            if judge(one.text, state=one.state, source=one.source).doing is Doing.WAITS
+            if judge(one.text, state=one.state, source=one.source).doing is RankActivity.WAITS
         }
 
     # Before the start.
@@ -302,7 +302,7 @@ class Inquiries(AgentPart):
 
     async def serve(self) -> None:
         """Report the workers' progress every two seconds."""
-        reader: NodeProgress | None = None
+        reader: ProgressReader | None = None
         while True:
             await asyncio.sleep(PROGRESS_EVERY_S)
             attempt = self._living()
@@ -312,7 +312,7 @@ class Inquiries(AgentPart):
                 from torchmuster.launcher.node import progress
 
                 gpus = self._gpus_of(attempt)
-                reader = progress.NodeProgress(self._folder, attempt.attempt, gpus)
+                reader = progress.ProgressReader(self._folder, attempt.attempt, gpus)
             ranks = await asyncio.to_thread(reader.read, attempt.running)
             if attempt is self._living():
                 self._link.send(part_messages.Progress(attempt=attempt.attempt, ranks=ranks))
@@ -324,7 +324,7 @@ class Inquiries(AgentPart):
         found = {}
         for rank in attempt.ranks:
             worker = attempt.environment_of(rank)
-            environment = whole_environment(self._spawners.environment, worker)
+            environment = worker_environment(self._spawners.environment, worker)
             ids, local_rank = visible_gpus(environment), int(environment["LOCAL_RANK"])
             if local_rank < len(ids):
                 found[rank] = ids[local_rank]
@@ -353,7 +353,7 @@ class Inquiries(AgentPart):
             if isinstance(message, part_messages.ExecStart):
                 self._link.send(refuse_unproved(message))
             return
-        if isinstance(message, part_messages.ExecStart) and message.door:
+        if isinstance(message, part_messages.ExecStart) and message.forks_remote:
             return  # of a session
         if self._execs is None:
             self._execs = Execs(self._options.host, self._link.send)
@@ -364,9 +364,9 @@ class Inquiries(AgentPart):
             pid = dict(attempt.running).get(rank)
             if pid is not None:
                 worker = attempt.environment_of(rank)
-                every = whole_environment(self._spawners.environment, worker)
+                every = worker_environment(self._spawners.environment, worker)
                 of_rank = message.task.startswith("rank ")
-                message = named_program(message, worker, rank)
+                message = debugger_order(message, worker, rank)
                 target = rank_target(pid, node_environment(every, of_rank))
         self._execs.take(message, target)
 

@@ -13,7 +13,7 @@ simple_pmi.c; HPE PALS's mpiexec(1).
 
 from collections.abc import Mapping
 
-from torchmuster.core.model.contract import WorkerPlace
+from torchmuster.core.model.contract import WorkerRanks
 from torchmuster.core.model.ranks import expand_counts, expand_hostlist
 from torchmuster.core.node.environment import VariableChange
 
@@ -81,7 +81,7 @@ _SIZES = (
 
 
 def make_true(
-    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+    environment: Mapping[str, str], place: WorkerRanks, tasks_per_node: str
 ) -> VariableChange:
     """Return how a worker's variables of other launchers differ from its agent's.
 
@@ -105,7 +105,7 @@ def make_true(
 
 
 def _is_task_for_task(
-    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+    environment: Mapping[str, str], place: WorkerRanks, tasks_per_node: str
 ) -> bool:
     """Return whether each worker is the only one of its launcher task.
 
@@ -117,7 +117,7 @@ def _is_task_for_task(
 
 
 def _facts(
-    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+    environment: Mapping[str, str], place: WorkerRanks, tasks_per_node: str
 ) -> dict[str, str]:
     """Return the values by their meaning; an empty one is unknown."""
     counts = _counts(tasks_per_node)

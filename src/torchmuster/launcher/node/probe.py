@@ -47,7 +47,7 @@ class NetworkProbe:
         self._node: int | None = None
         self._known = asyncio.Event()  # set once the head has sent our number
         self._tasks: set[asyncio.Task[None]] = set()
-        self._seats = asyncio.Semaphore(_AT_ONCE)
+        self._call_limit = asyncio.Semaphore(_AT_ONCE)
         self._measuring = asyncio.Lock()
 
     def open(self) -> tuple[int, ...]:
@@ -58,9 +58,9 @@ class NetworkProbe:
                 listening = bind(host, 0)
             except OSError:
                 continue
-            door = listener.Listener(listening, self._secrets, self._answer, _ignore)
-            ports.append(door.port)
-            serving = self._start(door.serve())
+            calls = listener.Listener(listening, self._secrets, self._answer, _ignore)
+            ports.append(calls.port)
+            serving = self._start(calls.serve())
             # A task that is cancelled before its first step does not close the socket.
             serving.add_done_callback(partial(_close, listening))
         asyncio.get_running_loop().call_later(OPEN_FOR_S, self.close)
@@ -146,7 +146,7 @@ class NetworkProbe:
         self, order: part_messages.ProbeNetwork, target: part_messages.ProbeTarget
     ) -> PairResult:
         result = PairResult(candidate=target.candidate, source=order.node, target=target.node)
-        async with self._seats:
+        async with self._call_limit:
             try:
                 async with asyncio.timeout(order.connect_s):
                     channel = await self._reach(target)

@@ -67,7 +67,7 @@ class _Usage:
         self.seen = {one: used for one, used in self.seen.items() if one in kept}
 
 
-class NodeProgress:
+class ProgressReader:
     """Reads the progress of the ranks of one attempt.
 
     Args:

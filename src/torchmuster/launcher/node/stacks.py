@@ -34,7 +34,7 @@ _STOPPED = ("T", "t")
 
 
 @dataclass(slots=True)
-class _Asked:
+class _SignalledProcess:
     """A process that was sent the signal, and the state of its stack file."""
 
     pid: int
@@ -129,7 +129,7 @@ def _with_stores(stacks: Sequence[RankStack], logs: Mapping[int, str]) -> list[R
 
 def _ask(processes: Sequence[tuple[int, str]], deadline: float) -> dict[int, str]:
     """Send the signal to the processes that answer it; return what they wrote, by pid."""
-    asked: list[_Asked] = []
+    asked: list[_SignalledProcess] = []
     for pid, path in processes:
         facts = proc.read_process(pid)
         if facts is None or facts.state in (*_STOPPED, "Z", "X") or not _answers(pid, path):
@@ -141,12 +141,12 @@ def _ask(processes: Sequence[tuple[int, str]], deadline: float) -> dict[int, str
         except OSError:
             continue
         proc.kill_quietly(pid, contract.STACK_SIGNAL)
-        asked.append(_Asked(pid, path, 0, time.monotonic()))
+        asked.append(_SignalledProcess(pid, path, 0, time.monotonic()))
     _wait_until_written(asked, deadline)
     return {one.pid: _read(one.path) for one in asked if one.began}
 
 
-def _wait_until_written(asked: Sequence[_Asked], deadline: float) -> None:
+def _wait_until_written(asked: Sequence[_SignalledProcess], deadline: float) -> None:
     while time.monotonic() < deadline:
         now = time.monotonic()
         for one in asked:
@@ -224,16 +224,16 @@ def _spy(pid: int, find: Callable[[int], str | None] | None = None) -> tuple[str
 
 def find_spy(pid: int, which: Callable[..., str | None] = shutil.which) -> str | None:
     """Return the py-spy on our PATH, next to the process's interpreter, or on its PATH."""
-    path = _word_of(f"/proc/{pid}/environ", b"PATH=")
-    program = _word_of(f"/proc/{pid}/cmdline", b"")
-    beside = os.path.dirname(program) if os.path.isabs(program) else ""
+    path = _first_entry(f"/proc/{pid}/environ", b"PATH=")
+    program = _first_entry(f"/proc/{pid}/cmdline", b"")
+    own_folder = os.path.dirname(program) if os.path.isabs(program) else ""
     return which("py-spy") or next(
-        (found for where in (beside, path) if where and (found := which("py-spy", path=where))),
+        (found for where in (own_folder, path) if where and (found := which("py-spy", path=where))),
         None,
     )
 
 
-def _word_of(path: str, prefix: bytes) -> str:
+def _first_entry(path: str, prefix: bytes) -> str:
     """Return the first entry of a /proc file that begins with the prefix, without the prefix."""
     try:
         with open(path, "rb") as file:

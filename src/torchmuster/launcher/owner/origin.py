@@ -109,7 +109,7 @@ Ask = Callable[..., bytes | None]
 _writing = threading.Lock()
 
 
-def write_no_more() -> None:
+def block_notes() -> None:
     """Block further notes to the run directories of this process, which is about to end."""
     _writing.acquire()
 
@@ -282,7 +282,7 @@ def _asker(folder: str, ends_at: float) -> Ask:
         left_s = ends_at - time.monotonic()
         if left_s <= 0:
             return None
-        answer = proc.ask_beside([*_GIT, "-C", folder, *words], left_s)
+        answer = proc.ask_spared([*_GIT, "-C", folder, *words], left_s)
         return answer.stdout if answer.status == 0 else None
 
     return ask

@@ -23,10 +23,10 @@ QUICK_TIMEOUT_S = 3.0
 COMMAND_TIMEOUT_S = 8.0  # the job itself has only seconds left
 # The submit command would read these variables of the job as options for the new job.
 _OF_LAUNCHERS = ("PMI_", "PMIX_")
-Ask = Callable[[list[str]], proc.Answered]
+Ask = Callable[[list[str]], proc.CommandOutput]
 
 
-def ask_command(argv: list[str]) -> proc.Answered:
+def ask_command(argv: list[str]) -> proc.CommandOutput:
     """Run a scheduler's command for at most 8 s.
 
     Raises:
@@ -35,7 +35,7 @@ def ask_command(argv: list[str]) -> proc.Answered:
     return proc.ask(argv, b"", COMMAND_TIMEOUT_S)
 
 
-def ask_quickly(argv: list[str]) -> proc.Answered:
+def ask_quickly(argv: list[str]) -> proc.CommandOutput:
     """Run a scheduler's command for at most 3 s, because a run waits for it.
 
     Raises:
@@ -44,13 +44,13 @@ def ask_quickly(argv: list[str]) -> proc.Answered:
     return proc.ask(argv, b"", QUICK_TIMEOUT_S)
 
 
-def ask_beside(argv: list[str]) -> proc.Answered:
+def ask_spared(argv: list[str]) -> proc.CommandOutput:
     """Do the same, safely for any thread of an owner, which kills its other child processes.
 
     Raises:
         MusterError: The command can't be executed.
     """
-    return proc.ask_beside(argv, QUICK_TIMEOUT_S)
+    return proc.ask_spared(argv, QUICK_TIMEOUT_S)
 
 
 def find_end(
@@ -109,7 +109,7 @@ class Chain:
         return None
 
     @property
-    def may_go_on(self) -> bool:
+    def has_link_left(self) -> bool:
         """Return whether another link may follow."""
         return len(self.links.links) < self.links.most
 
@@ -141,12 +141,12 @@ class Chain:
             return False
         if not self.num_resubmits and result.node_was_lost and self._requeues(say):
             return True
-        if not self.may_go_on:
+        if not self.has_link_left:
             if self.num_resubmits:
                 say(f"{self.links.label} has ended, and --resubmit {self.num_resubmits} is spent")
             self._note(replace(self.links, ended="no link is left"))
             return False
-        pause_s, told = _TRY_EVERY_S, set[str]()
+        pause_s, shown = _TRY_EVERY_S, set[str]()
         while True:
             is_away = False
             for way in self._ways():
@@ -157,10 +157,10 @@ class Chain:
                     say(f"the run continues: {self.links.label} is job {job_id}, by {way.value}")
                     return self._unless_cancelled(say)
                 sentence = f"the run can't continue by {way.value}: {why}"
-                if sentence not in told:
-                    told.add(sentence)
+                if sentence not in shown:
+                    shown.add(sentence)
                     say(sentence)
-                is_away = is_away or self._is_away(why)
+                is_away = is_away or self._is_unreachable(why)
             # A server may be away for a minute; one that may have got a job must not get another.
             if self._is_in_doubt or not is_away or not pause(pause_s):
                 self._note(replace(self.links, ended="no way to continue"))
@@ -170,7 +170,7 @@ class Chain:
                 return False
             pause_s = min(2 * pause_s, _TRY_LATER_S)
 
-    def _is_away(self, why: str) -> bool:
+    def _is_unreachable(self, why: str) -> bool:
         """Return whether the message says that the scheduler was not reached: then try again."""
         known: Sequence[Refusal] = getattr(self.dialect, "refusals", ())
         return any(one.is_away and re.search(one.pattern, why, re.IGNORECASE) for one in known)
@@ -254,7 +254,7 @@ class Chain:
     def _command(self, argv: list[str]) -> str:
         return self._judge(self.ask(argv))
 
-    def _judge(self, answer: proc.Answered) -> str:
+    def _judge(self, answer: proc.CommandOutput) -> str:
         if answer.status != 0:
             self._is_in_doubt = answer.status is None
             lines = answer.stderr.decode(errors="replace").strip().splitlines()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from torchmuster.core import proc
-from torchmuster.core.model.codec import from_words, to_words
+from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.node.environment import take_environment
 from torchmuster.errors import MusterError
 
@@ -25,7 +25,7 @@ class EnterOrder:
 
 def enter_argv(python: str, order: EnterOrder) -> list[str]:
     """Return the command line to start the command there with `python`, an absolute path."""
-    return proc.node_program("enter", *to_words(order), python=python)
+    return proc.node_program("enter", *to_arguments(order), python=python)
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> NoReturn:
     Raises:
         MusterError: The command can't be started.
     """
-    order = from_words(EnterOrder, arguments)
+    order = from_arguments(EnterOrder, arguments)
     take_environment(order.environment)
     os.environ |= dict(word.split("=", 1) for word in order.variable)
     try:

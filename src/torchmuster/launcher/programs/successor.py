@@ -16,14 +16,21 @@ from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir, last_lines, size_of
 from torchmuster.core.head.attempt import EndRun
 from torchmuster.core.head.membership import deposed
-from torchmuster.core.head.options import Office, TrainingHeadOptions
+from torchmuster.core.head.options import HeadCredentials, TrainingHeadOptions
 from torchmuster.core.head.training_head import TrainingHead
 from torchmuster.core.head.training_policy import HEAD_IS_SILENT
-from torchmuster.core.model.codec import to_words
+from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.model.events import AttemptFailedEvent, HeadReplacedEvent
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.succession import Heir, Move, NodeLostWords, Sight, SucceedWords, Term
+from torchmuster.core.model.succession import (
+    Heir,
+    HeirView,
+    Move,
+    NodeLostOrder,
+    SucceedOrder,
+    Term,
+)
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net.address import bind, own_endpoints, split_endpoint
 from torchmuster.core.node.agent import Agent
@@ -40,7 +47,7 @@ _SAY_EVERY_S = 30.0
 _GONE_S = 2.0  # how long the head's machine must run with nothing listening there
 
 
-class Succession:
+class SuccessionWatch:
     """One agent's part in replacing a lost head.
 
     Args:
@@ -102,7 +109,7 @@ class Succession:
             return False
         self._seldom_at = now + _SELDOM_S
         newest, votes = await asyncio.to_thread(self._read, silent or self._heir.has_voted)
-        sight = Sight(
+        sight = HeirView(
             newest=newest,
             votes=votes,
             is_silent=silent and self._link.silent_s() is not None,
@@ -145,7 +152,7 @@ class Succession:
     async def _ask_engine(self, newest: Term, votes: frozenset[int]) -> None:
         argv = self._ask(newest.node)
         try:
-            answer = await asyncio.to_thread(proc.ask_beside, argv, _ASK_LIMIT_S)
+            answer = await asyncio.to_thread(proc.ask_spared, argv, _ASK_LIMIT_S)
         except MusterError:
             return  # it can't be asked now
         if answer.status == 0:
@@ -186,24 +193,24 @@ class Successor:
         self._options, self._agent, self._host, self._disk = options, agent, host, disk
         self._run_dir = RunDir(options.run_dir)
         self._claims = Claims(self._run_dir.succession)
-        self._office: Office | None = None
+        self._office: HeadCredentials | None = None
         self._owner: proc.Child | None = None
-        self._owner_words: tuple[int, int] | None = None
+        self._owner_order: tuple[int, int] | None = None
         self._owners_left = _MOST_OWNERS
-        self._succession = Succession(
+        self._succession = SuccessionWatch(
             self._claims,
             place=place,
             node=options.plan.node_name(place),
             link=agent.link,
             is_idle=lambda: agent.is_idle,
             take_over=self._take_over,
-            ask=self._ask_words,
+            ask=self._node_lost_argv,
             say=agent.voice.say,
         )
 
-    def _ask_words(self, node: str) -> list[str]:
-        words = NodeLostWords(run_dir=self._run_dir.path, node=node)
-        return proc.node_program("node-lost", *to_words(words))
+    def _node_lost_argv(self, node: str) -> list[str]:
+        words = NodeLostOrder(run_dir=self._run_dir.path, node=node)
+        return proc.node_program("node-lost", *to_arguments(words))
 
     async def watch(self) -> None:
         """Wait until the head is lost; as the head, wait until another one replaces it."""
@@ -228,7 +235,7 @@ class Successor:
         listening = bind("0.0.0.0", 0)
         listening.setblocking(False)
         port = int(listening.getsockname()[1])
-        self._office = office = Office(
+        self._office = office = HeadCredentials(
             claims=self._claims,
             term=claim.number,
             holder=claim.holder,
@@ -248,8 +255,8 @@ class Successor:
             expected=expected,
             began_at=began_at(run_dir),
         )
-        told = own_endpoints(port)
-        await asyncio.to_thread(self._claims.announce, claim.number, told)
+        endpoints = own_endpoints(port)
+        await asyncio.to_thread(self._claims.announce, claim.number, endpoints)
         newest = await asyncio.to_thread(self._claims.newest)
         if newest != claim:  # another claim was made while this node was suspended
             listening.close()
@@ -262,7 +269,7 @@ class Successor:
         self._tell(head, claim, before, most)
         if claim.restarts_spent > most:
             head.policy.finish(EndRun(RunState.FAILED, 7, _spent(lost, most, run_dir)))
-        address, others = ("127.0.0.1", port), tuple(split_endpoint(word) for word in told)
+        address, others = ("127.0.0.1", port), tuple(split_endpoint(word) for word in endpoints)
         self._agent.become_head(address, others, claim.number)
         self._start_owner(claim.place, port)
 
@@ -304,17 +311,17 @@ class Successor:
 
     def _start_owner(self, place: int, port: int) -> None:
         """Start an owner to start agents, watch the time and end the job; the old one was lost."""
-        self._owner_words = (place, port)
-        words = SucceedWords(
+        self._owner_order = (place, port)
+        words = SucceedOrder(
             run_dir=self._run_dir.path, place=place, head_pid=os.getpid(), head_port=port
         )
-        argv = proc.node_program("succeed", *to_words(words))
+        argv = proc.node_program("succeed", *to_arguments(words))
         try:
             log = os.open(self._run_dir.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError:
             log = os.open(os.devnull, os.O_WRONLY)
         try:
-            self._owner = proc.start_beside(argv, stdout=log, stderr=log)
+            self._owner = proc.start_spared(argv, stdout=log, stderr=log)
         except MusterError as error:
             self._agent.tell(f"nobody starts lost agents again, or ends the job: {error.what}")
         finally:
@@ -334,9 +341,9 @@ class Successor:
         proc.let_go(owner)
         self._owner = None
         status, self._owners_left = owner.poll(), self._owners_left - 1
-        if status is None or status >= 0 or self._owners_left < 0 or self._owner_words is None:
+        if status is None or status >= 0 or self._owners_left < 0 or self._owner_order is None:
             return False
-        self._start_owner(*self._owner_words)
+        self._start_owner(*self._owner_order)
         return self._owner is not None
 
 

@@ -58,21 +58,21 @@ class PodWorld:
 
 def settle_world(
     given: argparse.Namespace,
-    told: Mapping[str, str],
+    given_by: Mapping[str, str],
     world: PodWorld | None,
     problems: Problems,
 ) -> tuple[argparse.Namespace, list[str]]:
     """Add the pod's world to the line; return it and notes. Missing parts make one problem.
 
-    `told` maps each of `PARTS` that the user or PET_* has given to its option or variable.
+    `given_by` maps each of `PARTS` that the user or PET_* has given to its option or variable.
     """
-    if given.standalone or (_is_one(given.nnodes) and told.get("nnodes") == "--nnodes"):
-        return _without_variables(given, told), []
-    settled, sources = argparse.Namespace(**vars(given)), dict(told)
-    if world is not None and world.num_nodes is not None and "nnodes" not in told:
+    if given.standalone or (_is_one(given.nnodes) and given_by.get("nnodes") == "--nnodes"):
+        return _without_variables(given, given_by), []
+    settled, sources = argparse.Namespace(**vars(given)), dict(given_by)
+    if world is not None and world.num_nodes is not None and "nnodes" not in given_by:
         settled.nnodes, sources["nnodes"] = world.num_nodes
     if _is_one(settled.nnodes):
-        return given, _note_on_one(told, world)
+        return given, _note_on_one(given_by, world)
     if world is not None:
         missing = _add_head(settled, sources, world) + _add_rank(settled, sources, world)
         if missing:
@@ -80,10 +80,12 @@ def settle_world(
     return settled, _note(settled, sources)
 
 
-def _without_variables(given: argparse.Namespace, told: Mapping[str, str]) -> argparse.Namespace:
+def _without_variables(
+    given: argparse.Namespace, given_by: Mapping[str, str]
+) -> argparse.Namespace:
     """Return the line for a single node, without the PET_* variables about the pod's world."""
     alone = {
-        name: value for name, value in _ALONE.items() if not told.get(name, "").startswith("--")
+        name: value for name, value in _ALONE.items() if not given_by.get(name, "").startswith("--")
     }
     return argparse.Namespace(**{**vars(given), **alone})
 
@@ -272,9 +274,14 @@ def _refuse(
     )
 
 
-def _note_on_one(told: Mapping[str, str], world: PodWorld | None) -> list[str]:
+def _note_on_one(given_by: Mapping[str, str], world: PodWorld | None) -> list[str]:
     """Note that a Job's index alone makes no world, unless the number of nodes was given."""
-    if world is None or world.num_nodes is not None or "nnodes" in told or world.node_rank is None:
+    if (
+        world is None
+        or world.num_nodes is not None
+        or "nnodes" in given_by
+        or world.node_rank is None
+    ):
         return []
     what = f"one node, as in torchrun: this is a pod of {world.kind}"
     return [f"{what}; --nnodes N (or PET_NNODES) lets N pods train together"]

@@ -34,7 +34,7 @@ _CONF_WITHOUT_EFFECT = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """The rendezvous that a command line asks for.
 
     Attributes:
@@ -50,24 +50,26 @@ class Meeting:
     rdzv_id: str
 
 
-def find_meeting(
+def find_rendezvous(
     given: argparse.Namespace, max_nodes: int, problems: Problems, *, knows_head: bool = False
-) -> Meeting | None:
+) -> Rendezvous | None:
     """Return the rendezvous; None if it is invalid, with the reasons in `problems`.
 
     With `knows_head`, the caller knows the head anyway, so an endpoint may lack its host.
     """
     fresh_id = str(uuid.uuid4())
     if given.standalone or _is_plain(given, max_nodes):
-        return Meeting(host="localhost", port=0, alone=True, static=False, rdzv_id=fresh_id)
+        return Rendezvous(host="localhost", port=0, alone=True, static=False, rdzv_id=fresh_id)
     static = given.rdzv_backend == "static"
     if not static and not given.rdzv_endpoint.strip() and max_nodes == 1:
         # torchrun uses localhost:29400 here, where two jobs on one machine would collide.
-        return Meeting(host="localhost", port=0, alone=True, static=False, rdzv_id=given.rdzv_id)
+        return Rendezvous(host="localhost", port=0, alone=True, static=False, rdzv_id=given.rdzv_id)
     found = _parse_endpoint(given, static, problems, knows_head=knows_head)
     if found is None:
         return None
-    return Meeting(host=found[0], port=found[1], alone=False, static=static, rdzv_id=given.rdzv_id)
+    return Rendezvous(
+        host=found[0], port=found[1], alone=False, static=static, rdzv_id=given.rdzv_id
+    )
 
 
 def _is_plain(given: argparse.Namespace, max_nodes: int) -> bool:

@@ -731,7 +731,7 @@ def _make_site(
     )
     hostfile = keys.hostfile
     if hostfile is not None:
-        hostfile = _beside(merged, (*path, "hostfile"), hostfile)
+        hostfile = _hostfile_path(merged, (*path, "hostfile"), hostfile)
     values = {key: getattr(keys, key) for key in SiteKeys.model_fields}
     origin = (merged.where(path) or "").rpartition(" ")[0]
     values |= {"hostfile": hostfile, "own_keys": own_keys}
@@ -776,7 +776,7 @@ def _check_kind(
     return True
 
 
-def _beside(merged: _Merged, path: KeyPath, hostfile: str) -> str:
+def _hostfile_path(merged: _Merged, path: KeyPath, hostfile: str) -> str:
     """Resolve the path of a hostfile, relative to the file that names it."""
     source = next(s for s in reversed(merged.sources) if s.where(path) is not None)
     return os.path.join(os.path.dirname(source.path), os.path.expanduser(hostfile))

@@ -220,7 +220,7 @@ class _Builder:
                 continue
             here = (*path, self._key(key))
             if here[-1] in found:
-                self._take_again(key, value, here, found[here[-1]], depth)
+                self._build_again(key, value, here, found[here[-1]], depth)
             else:
                 self.keys[here] = _place(key.start_mark)
                 found[here[-1]] = self._build(value, here, depth + 1)
@@ -228,7 +228,7 @@ class _Builder:
             self._merge(merged, found, path, depth + 1)
         return found
 
-    def _take_again(self, key: Any, value: Any, here: KeyPath, first: Any, depth: int) -> None:
+    def _build_again(self, key: Any, value: Any, here: KeyPath, first: Any, depth: int) -> None:
         """Record a key that occurs twice with the same value, as in some OSMO files.
 
         Raises:

@@ -33,8 +33,8 @@ from torchmuster.launcher.spec.pod_world import find_pod_world, settle_world
 from torchmuster.launcher.spec.rendezvous import (
     DEFAULT_C10D_PORT,
     NO_ID,
-    Meeting,
-    find_meeting,
+    Rendezvous,
+    find_rendezvous,
     notes_on,
     parse_conf,
     parse_waits,
@@ -60,7 +60,7 @@ class TorchrunLine:
     min_nodes: int
     max_nodes: int
     num_workers: int
-    meeting: Meeting
+    meeting: Rendezvous
     limits: Limits
     is_host: bool | None
     node_rank: int | None
@@ -257,12 +257,12 @@ def parse_torchrun(
     given = parser.parse_args(list(arguments))
     _refuse(given, problems)
     conf = parse_conf(given.rdzv_conf, problems)
-    told = _told(parser, arguments, environment, conf)
-    given, of_world = settle_world(given, told, find_pod_world(environment, hosts), problems)
+    given_by = _sources_of_world(parser, arguments, environment, conf)
+    given, of_world = settle_world(given, given_by, find_pod_world(environment, hosts), problems)
     nodes = parse_nodes(given.nnodes, "--nnodes", problems)
     workers = _parse_nproc(given.nproc_per_node, gpus, problems)
     max_nodes = nodes[1] if nodes is not None else 1
-    meeting = find_meeting(given, max_nodes, problems, knows_head=knows_head)
+    meeting = find_rendezvous(given, max_nodes, problems, knows_head=knows_head)
     limits = _parse_limits(given, conf, environment, problems)
     signals = _parse_signals(given.signals_to_handle, problems)
     for dest, (form, what, right) in _FORMS.items():
@@ -295,7 +295,7 @@ def parse_torchrun(
     )
 
 
-def _told(
+def _sources_of_world(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str],
     environment: Mapping[str, str],
@@ -303,13 +303,13 @@ def _told(
 ) -> dict[str, str]:
     """Map each part of the world that is given to the option or variable that gives it."""
     variables = {name: f"PET_{name.upper()}" for name in WORLD_PARTS}
-    told = {name: variable for name, variable in variables.items() if variable in environment}
+    given_by = {name: variable for name, variable in variables.items() if variable in environment}
     parser.set_defaults(**dict.fromkeys(WORLD_PARTS))
     on_line = vars(parser.parse_args(list(arguments)))
-    told |= {
+    given_by |= {
         name: f"--{name.replace('_', '-')}" for name in WORLD_PARTS if on_line[name] is not None
     }
-    return told | ({"node_rank": "--rdzv-conf rank"} if "rank" in conf else {})
+    return given_by | ({"node_rank": "--rdzv-conf rank"} if "rank" in conf else {})
 
 
 def _refuse(given: argparse.Namespace, problems: Problems) -> None:

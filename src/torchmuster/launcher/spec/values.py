@@ -170,9 +170,9 @@ def _short(error: BaseException) -> str:
 
 def _comment(lines: Sequence[str], index: int) -> str:
     """Return the comment after the value that begins in a line, else the one above it."""
-    behind = _behind(lines[index])
-    if behind:
-        return behind
+    trailing = _trailing_comment(lines[index])
+    if trailing:
+        return trailing
     above: list[str] = []
     for line in reversed(lines[1:index]):
         if not line.lstrip().startswith("#"):
@@ -181,7 +181,7 @@ def _comment(lines: Sequence[str], index: int) -> str:
     return " ".join(reversed(above)).strip()
 
 
-def _behind(line: str) -> str:
+def _trailing_comment(line: str) -> str:
     quote = ""
     for index, character in enumerate(line):
         if quote:

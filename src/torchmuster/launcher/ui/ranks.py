@@ -43,7 +43,7 @@ class RankRow:
     part: str = ""
 
     @property
-    def needs_a_look(self) -> bool:
+    def needs_attention(self) -> bool:
         """Whether it needs attention: slow, stopped, unknown, or without a sign of life."""
         late = self.age_s is not None and self.age_s > _SIGN_LATE_S and self.does == "runs"
         return self.cost_s > 0 or late or self.does in ("stopped", "disk wait", "unknown")

@@ -9,7 +9,7 @@ from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.text import in_one_line
 from torchmuster.launcher.model.live import STALE_S, LiveAttempt, LiveRun, LiveTraining, left_s
 from torchmuster.launcher.model.progress import quiet_s
-from torchmuster.launcher.model.run import since_words
+from torchmuster.launcher.model.run import since_suffix
 from torchmuster.launcher.ui.ranks import HEADER, RankRow, cells, slowest
 from torchmuster.launcher.ui.words import (
     DASH,
@@ -34,27 +34,27 @@ _RIGHT = frozenset({"RANK", "STEP", "STEPS/S", "AGE", "CPU", "MEM", "GPU", "GPUM
 def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: bool) -> list[Line]:
     """Return all but the table of ranks: state, time left, the slow ranks, why attempts ended."""
 
-    def told(label: str, text: str, style: str = "") -> None:
+    def add_line(label: str, text: str, style: str = "") -> None:
         lines.extend(_wrapped(label, text, columns, style))
 
     lines = [_title(run, columns)]
     for problem in run.problems:
-        told("problem", problem, "bad")
+        add_line("problem", problem, "bad")
     for wait in (run.job, run.waits):
-        told("waits", wait, "warn")
+        add_line("waits", wait, "warn")
     if run.sample is not None and not run.is_final and (still_s := quiet_s(run.sample)):
-        told("quiet", f"for {show_time(still_s)}: no output, no rank uses a processor", "warn")
+        add_line("quiet", f"for {show_time(still_s)}: no output, no rank uses a processor", "warn")
     lines += _progress(run, rows)
     lines += _metrics(run, columns, unicode=unicode)
     lines += _saves(run)
     lines += _slow(run, rows)
     lines += _attempts(run)
-    told("ended by", run.ended_by, "bad")
-    told("network", run.network)
+    add_line("ended by", run.ended_by, "bad")
+    add_line("network", run.network)
     for said in run.said[-2:]:
-        told("said", said)
+        add_line("said", said)
     if not run.is_final and run.num_attempts:
-        told("head", run.unheard, "warn")
+        add_line("head", run.unheard, "warn")
     return lines
 
 
@@ -80,8 +80,8 @@ def table_lines(rows: Sequence[RankRow], columns: int, chosen: int | None = None
         text, style = "  ".join(texts), "title"
         if number:
             one = rows[number - 1]
-            style = "chosen" if one.rank == chosen else "warn" if one.needs_a_look else ""
-            text = ("> " if one.rank == chosen else "! " if one.needs_a_look else "  ") + text
+            style = "chosen" if one.rank == chosen else "warn" if one.needs_attention else ""
+            text = ("> " if one.rank == chosen else "! " if one.needs_attention else "  ") + text
         else:
             text = f"  {text}"
         lines.append(line(Span(text.rstrip(), style)))
@@ -123,8 +123,8 @@ def step_of(run: LiveRun, rows: Sequence[RankRow]) -> int | None:
     """Return the last known step: ranks report it more often than the record does."""
     if run.training is None:
         return max((row.step for row in rows if row.step is not None), default=None)
-    told = [row.step for row in rows if row.step is not None] if not run.is_final else []
-    return max([run.training.step, *told])
+    reported_steps = [row.step for row in rows if row.step is not None] if not run.is_final else []
+    return max([run.training.step, *reported_steps])
 
 
 def _title(run: LiveRun, columns: int) -> Line:
@@ -178,8 +178,12 @@ def _progress(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
         found.append(line(Span("step".ljust(_LABEL), "dim"), Span("  ".join(parts), "bold")))
     if run.bar is not None:
         bar = run.bar
-        told = [f"{bar.done} of {bar.total}", bar.speed, f"{bar.left} left" if bar.left else ""]
-        text = "  ".join(part for part in told if part)
+        bar_words = [
+            f"{bar.done} of {bar.total}",
+            bar.speed,
+            f"{bar.left} left" if bar.left else "",
+        ]
+        text = "  ".join(part for part in bar_words if part)
         found.append(_labelled("bar", f"{text}  (rank 0's own words)", "bold"))
     if run.ends_at is not None and not run.is_final:
         found.append(_labelled("job ends", f"in {show_time(run.ends_at - run.now)}"))
@@ -193,7 +197,7 @@ def _metrics(run: LiveRun, columns: int, *, unicode: bool) -> list[Line]:
     width = min(_CURVE, max(columns // 3, 1))
     drawn = curve(training.curve, width, unicode=unicode)
     spans = curve_range(training.curve, width)
-    since = {name: since_words(step) for name, step in training.not_finite}
+    since = {name: since_suffix(step) for name, step in training.not_finite}
     shown = {
         name: f"{show_number(value, 4)}{since.get(name, '')}" for name, value in training.values
     }

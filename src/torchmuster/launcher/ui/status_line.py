@@ -6,7 +6,7 @@ from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.text import in_one_line
 from torchmuster.launcher.model.live import LiveRun
 from torchmuster.launcher.model.progress import quiet_s
-from torchmuster.launcher.model.run import since_words
+from torchmuster.launcher.model.run import since_suffix
 from torchmuster.launcher.ui.ranks import RankRow, rank_rows, slowest
 from torchmuster.launcher.ui.run_lines import step_of, time_left_s
 from torchmuster.launcher.ui.words import show_mib, show_number, show_share, show_time
@@ -68,7 +68,7 @@ def _progress(run: LiveRun, rows: list[RankRow]) -> list[str]:
         parts.append(f"quiet for {show_time(still_s)}")
     if training is not None and training.curve_of:
         value = dict(training.values).get(training.curve_of)
-        since = since_words(dict(training.not_finite).get(training.curve_of))
+        since = since_suffix(dict(training.not_finite).get(training.curve_of))
         parts.append(f"{training.curve_of} {show_number(value, 4)}{since}")
     if training is not None and training.saved_step is not None:
         age = f" {show_time(run.now - training.saved_at)} ago" if training.saved_at else ""

@@ -18,7 +18,7 @@ from torchmuster.core.owner.record import (
     read_events,
     read_plan,
     read_result,
-    told_seconds,
+    recorded_seconds,
 )
 from torchmuster.errors import MissingRecordError
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
@@ -93,7 +93,7 @@ def _elapsed_s(view: "RunView", now: float) -> float | None:
 
 def whole(result: Result, run_dir: RunDir) -> Result:
     """Extend a result's time to the whole run; else it covers its link or last head only."""
-    return replace(result, elapsed_s=max(result.elapsed_s, told_seconds(run_dir.events)))
+    return replace(result, elapsed_s=max(result.elapsed_s, recorded_seconds(run_dir.events)))
 
 
 def _ended_by(view: "RunView") -> str | None:
@@ -188,11 +188,11 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
         return None  # it may have succeeded, or has snapshots: what to do is in its report
     saved = find_saved(run_dir)
     stopped_at = result.trained_step if result is not None else None
-    told = result.saved_step if result is not None else None  # from the library, as it stopped
-    if told is not None and (saved is None or saved.step is None):  # the record is not here
+    reported = result.saved_step if result is not None else None  # from the library, as it stopped
+    if reported is not None and (saved is None or saved.step is None):  # the record is not here
         there = elsewhere().kept(run_dir) if is_elsewhere(run_dir) else None
         went = there is not None and not there.outlives
-        saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False, went=went)
+        saved = Saved(step=reported, folder=run_dir.snapshots, is_seen=False, went=went)
     if saved is None and stopped_at is None:
         return None
     is_given_up = kept is not None and kept.state is RunState.STOPPED
@@ -227,7 +227,7 @@ def _restart_command(run_dir: RunDir) -> str | None:
     return f"muster restart {short_id(os.path.basename(run_dir.path))}"
 
 
-def what_is_left(run_dir: RunDir) -> str:
+def describe_results(run_dir: RunDir) -> str:
     """Describe where the results of a run are: its snapshots, if any, and its logs."""
     parts = []
     plan = read_plan(run_dir)
@@ -241,7 +241,7 @@ def what_is_left(run_dir: RunDir) -> str:
     return "; ".join(parts)
 
 
-def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
+def describe_workflow_results(run_dir: RunDir, groups: tuple[str, ...]) -> str:
     """Describe where a workflow's results are: the dataset versions it made, outputs and logs."""
     versions = [
         one.event.version

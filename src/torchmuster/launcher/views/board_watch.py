@@ -88,11 +88,11 @@ async def _ask_once(channel: Channel) -> RankSample | None:
     channel.send_nowait(part_messages.AskBoard(ask_id=ask_id))
     parts: list[RankSample] = []
     while True:
-        told = await channel.receive()
-        if not isinstance(told, part_messages.BoardTold) or told.ask_id != ask_id:
+        answer = await channel.receive()
+        if not isinstance(answer, part_messages.BoardSample) or answer.ask_id != ask_id:
             continue
-        if told.sample is None:
+        if answer.sample is None:
             return None
-        parts.append(told.sample)
-        if told.is_last:
+        parts.append(answer.sample)
+        if answer.is_last:
             return join(parts)

@@ -17,11 +17,11 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.model.verdict import AT_ONCE, Report, Result
 from torchmuster.core.net import messages
-from torchmuster.core.owner.record import Follow, told_seconds
+from torchmuster.core.owner.record import Follow, recorded_seconds
 from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.links import cancel_jobs
-from torchmuster.launcher.jobs.never import NeverWatch
+from torchmuster.launcher.jobs.never import NeverStartsWatch
 from torchmuster.launcher.views.elsewhere import RecordCopy
 from torchmuster.launcher.views.find import (
     any_result,
@@ -40,14 +40,14 @@ _BEGINS_S = 5.0  # from an owner's start to its head's
 
 async def wait_for_result(run_dir: RunDir, copy: RecordCopy | None = None) -> Result | None:
     """Wait for the run's result; None if its owner left none. `copy` fetches it from pods."""
-    never = NeverWatch()
+    never = NeverStartsWatch()
     while True:
         result = any_result(run_dir)
         if result is not None:
             return result
         if not owner_lives(run_dir) and (copy is None or copy.take_last_words()):
             return any_result(run_dir)
-        never.end_if_never(run_dir)
+        never.cancel_if_hopeless(run_dir)
         await asyncio.sleep(_POLL_S)
 
 
@@ -200,7 +200,7 @@ async def follow_logs(
     if tail is not None:
         with contextlib.suppress(NotFoundError):
             logs = log_files(view, choice)
-            follow.begin_behind({path: offset_of_last_lines(path, tail) for _, path in logs})
+            follow.skip_to({path: offset_of_last_lines(path, tail) for _, path in logs})
     while True:
         over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
         with contextlib.suppress(NotFoundError):
@@ -246,7 +246,7 @@ def _cancelled(view: RunView) -> Result:
         exit_code=128 + signal.SIGTERM,
         attempts=len(view.attempts),
         restarts_spent=0,
-        elapsed_s=told_seconds(view.run_dir.events, until=time.time()),
+        elapsed_s=recorded_seconds(view.run_dir.events, until=time.time()),
         report=report,
     )
     atomic.write_json(view.run_dir.result, codec.to_plain(result))

@@ -21,13 +21,13 @@ from torchmuster.errors import MusterError
 from torchmuster.launcher.net.port_owner import is_own_connection
 from torchmuster.launcher.views.execute import ExecOrder, ExecResult, Write
 from torchmuster.launcher.views.find import view_run
-from torchmuster.launcher.views.ranks import execute_beside
+from torchmuster.launcher.views.ranks import execute_at_rank
 
 USUAL_PORT = 5678  # editors propose this one
 _LOOK_EVERY_S = 0.1
 
 
-class DebuggerDoor:
+class DebuggerServer:
     """Waits, in a thread, for ranks of the followed run that ask for a debugger, and connects them.
 
     Args:
@@ -147,7 +147,7 @@ class DebuggerDoor:
     async def _session(self, rank: int, input_fd: int, write: Write) -> ExecResult | None:
         order = ExecOrder(argv=(), input_fd=input_fd, debugger=True)
         try:
-            return await execute_beside(view_run(self._run_dir), f"rank {rank}", order, write)
+            return await execute_at_rank(view_run(self._run_dir), f"rank {rank}", order, write)
         except MusterError as error:
             self._say(f"the debugger does not reach rank {rank}: {error.what}")
             return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchmuster.launcher.views.run_view import RunView
 
 
-class HasPath(Protocol):
+class RunFolder(Protocol):
     """The folder of a run, or of a group."""
 
     @property
@@ -56,7 +56,7 @@ class RecordCopy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptElsewhere:
+class RemoteFiles:
     """Where the nodes of a run keep their files.
 
     Attributes:
@@ -70,7 +70,7 @@ class KeptElsewhere:
     outlives: bool
 
 
-class RecordsElsewhere:
+class ClusterRecords:
     """Access to records on clusters; this base has none, the room of Kubernetes another."""
 
     def copied(self, run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
@@ -113,7 +113,7 @@ class RecordsElsewhere:
         del run_dir
         return None
 
-    def kept(self, run_dir: HasPath) -> KeptElsewhere | None:
+    def kept(self, run_dir: RunFolder) -> RemoteFiles | None:
         """Return where a run's nodes keep their files; None if that is here."""
         del run_dir
         return None
@@ -148,13 +148,13 @@ class RecordsElsewhere:
         return None
 
 
-def elsewhere() -> RecordsElsewhere:
+def elsewhere() -> ClusterRecords:
     """Return the implementation that is plugged in."""
-    found: Callable[[], RecordsElsewhere] | None = plugs.find("elsewhere", "pods")
-    return found() if found is not None else RecordsElsewhere()
+    found: Callable[[], ClusterRecords] | None = plugs.find("elsewhere", "pods")
+    return found() if found is not None else ClusterRecords()
 
 
-def is_elsewhere(run_dir: HasPath) -> bool:
+def is_elsewhere(run_dir: RunFolder) -> bool:
     """Return whether a run's record may be kept on a cluster; costs no import in the usual case."""
     return os.path.isdir(os.path.join(run_dir.path, "pods"))
 

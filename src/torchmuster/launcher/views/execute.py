@@ -428,7 +428,7 @@ class ExecSession:
         match message:
             case part_messages.ExecOutput(exec_id=exec_id) if exec_id in self._tasks:
                 self._output.put(exec_id, self._tasks[exec_id], message.stream, message.data)
-            case part_messages.ExecTaken(size_bytes=size_bytes):
+            case part_messages.ExecAcknowledged(size_bytes=size_bytes):
                 self._input.taken(size_bytes)
             case part_messages.ExecEnded(exec_id=exec_id, code=code, why=why):
                 self._end(exec_id, code, why)
@@ -463,7 +463,7 @@ class ExecSession:
             self._channel.send_nowait(part_messages.ExecInput(exec_id=exec_id, data=data, end=end))
 
     def _taken(self, exec_id: str, num_bytes: int) -> None:
-        taken = part_messages.ExecTaken(exec_id=exec_id, size_bytes=num_bytes)
+        taken = part_messages.ExecAcknowledged(exec_id=exec_id, size_bytes=num_bytes)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._channel.send_nowait, taken)
 

@@ -141,7 +141,7 @@ def ask_for_all(folders: Sequence[RunDir]) -> None:
     batch = [f for f in folders if os.path.isfile(f.job) or os.path.isfile(f.jobs)]
     if not batch:
         return  # the usual case costs no import
-    from torchmuster.launcher.jobs.answers import only_look
+    from torchmuster.launcher.jobs.answers import limit_questions
     from torchmuster.launcher.jobs.jobs import read_jobs, view_jobs
     from torchmuster.launcher.jobs.links import open_jobs
 
@@ -154,7 +154,7 @@ def ask_for_all(folders: Sequence[RunDir]) -> None:
             dialect, ids = jobs
             open_ids = [i for name, i in ids.items() if read_outcome(folder, name) is None]
             asked.setdefault(dialect.name, (dialect, []))[1].extend(open_ids)
-    only_look()
+    limit_questions()
     for dialect, job_ids in asked.values():
         view_jobs(dialect, job_ids)
 
@@ -165,13 +165,13 @@ def look_at(word: str) -> RunView:
     Raises:
         NotFoundError: No run matches, or several do.
     """
-    from torchmuster.launcher.jobs.answers import only_look
+    from torchmuster.launcher.jobs.answers import limit_questions
 
-    only_look()
+    limit_questions()
     return find_run(word)
 
 
-class AmbiguousWordError(NotFoundError):
+class SeveralRunsError(NotFoundError):
     """A word matches several runs."""
 
 
@@ -203,7 +203,7 @@ def find_run(word: str) -> RunView:
         return _view_found(RunDir(os.path.join(runs_dir(), matching[0])))
     if matching:
         fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
-        raise AmbiguousWordError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
+        raise SeveralRunsError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
     if (part := _member_dir(word) or _training_dir(word)) is not None:
         return _view_found(part)
     if (found := _on_clusters(word)) is not None:
@@ -220,7 +220,7 @@ def _whole_named(word: str) -> RunView | None:
     """
     try:
         return find_run(word)
-    except AmbiguousWordError:
+    except SeveralRunsError:
         raise
     except NotFoundError:
         return None
@@ -338,9 +338,9 @@ def _state(run_dir: RunDir, record: RunRecord) -> RunState:
         state = job.state.of_run if job is not None else RunState.UNKNOWN
         if state is not RunState.RUNNING:
             return state
-    elif (told := _state_of_element(run_dir)) is not None:
-        if told is not RunState.RUNNING:
-            return told
+    elif (element_state := _state_of_element(run_dir)) is not None:
+        if element_state is not RunState.RUNNING:
+            return element_state
     elif not owner_lives(run_dir):
         return RunState.LOST
     if record.attempts:

@@ -22,7 +22,13 @@ from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.owner.record import DAMAGED, unreadable
 from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.model.job import describe_job
-from torchmuster.launcher.model.live import BarWords, LiveAttempt, LiveRun, LiveTraining, read_bar
+from torchmuster.launcher.model.live import (
+    LiveAttempt,
+    LiveRun,
+    LiveTraining,
+    ProgressBar,
+    read_bar,
+)
 from torchmuster.launcher.model.progress import RankSample
 from torchmuster.launcher.model.run import AttemptRecord, RunReader, RunRecord
 from torchmuster.launcher.model.training import TrainingState
@@ -179,7 +185,7 @@ class LiveReader:
             sample_at=sample_at,
             unheard=unheard,
             waits=_waits(record, now, is_running=running) if not view.state.is_final else "",
-            job=job_words(view),
+            job=describe_job_state(view),
             ends_at=record.ends_at if not view.state.is_final else None,
             network=_network(record),
             said=_said(record),
@@ -201,7 +207,7 @@ class LiveReader:
         recorded = last_sample(self._run_dir)
         return recorded, moment_of(recorded.time) if recorded is not None else None, why
 
-    def _bar(self, attempts: list[LiveAttempt]) -> BarWords | None:
+    def _bar(self, attempts: list[LiveAttempt]) -> ProgressBar | None:
         path = self._run_dir.rank_log(attempts[-1].number, 0)
         return read_bar(last_bytes(path, _LOG_BYTES).decode(errors="replace"))
 
@@ -248,7 +254,7 @@ def _shown(attempt: AttemptRecord) -> LiveAttempt:
 def _waits(record: RunRecord, now: float, *, is_running: bool) -> str:
     """Return what a run waits for, or a node's fresh notice, e.g. about its staging."""
     said = record.notice
-    if (waits := record.wait_words(now)) or is_running or said is None:
+    if (waits := record.wait_sentence(now)) or is_running or said is None:
         return waits
     event = said.event
     is_fresh = now - said.at < _FRESH_S
@@ -256,8 +262,8 @@ def _waits(record: RunRecord, now: float, *, is_running: bool) -> str:
 
 
 def _network(record: RunRecord) -> str:
-    told = narrate(record.network) if record.network is not None else None
-    return (told or "").removeprefix("network: ")
+    sentence = narrate(record.network) if record.network is not None else None
+    return (sentence or "").removeprefix("network: ")
 
 
 def _said(record: RunRecord) -> tuple[str, ...]:
@@ -290,7 +296,7 @@ def command_of(view: RunView) -> str:
     return " ".join((os.path.basename(program.target), *program.args))
 
 
-def job_words(view: RunView) -> str:
+def describe_job_state(view: RunView) -> str:
     """Return the state of the run's job; empty without a job and while it runs."""
     if view.state.is_final or not os.path.isfile(view.run_dir.job):
         return ""

@@ -54,12 +54,12 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
         channel.send_nowait(part_messages.AskStacks(ask_id=ask_id))
         async with asyncio.timeout(limit_s):
             while True:
-                told = await channel.receive()
-                if not isinstance(told, part_messages.StacksTold) or told.ask_id != ask_id:
+                answer = await channel.receive()
+                if not isinstance(answer, part_messages.StacksReport) or answer.ask_id != ask_id:
                     continue
-                lines += told.lines
-                if told.is_last:
-                    return StacksFound(sentence=told.sentence, lines=tuple(lines))
+                lines += answer.lines
+                if answer.is_last:
+                    return StacksFound(sentence=answer.sentence, lines=tuple(lines))
     except TimeoutError as error:
         raise ChannelError(
             f"the head of the run {view.run_id} did not answer within {limit_s:g} s",
@@ -75,8 +75,8 @@ def _own_process(view: RunView) -> WorkerProcessEvent | None:
     """Return the local process of a sweep's member without a head; None for all others."""
     if os.path.exists(view.run_dir.head):
         return None
-    told = view.record.process
-    return told if told is not None and proc.read_process(told.pid) is not None else None
+    owner = view.record.process
+    return owner if owner is not None and proc.read_process(owner.pid) is not None else None
 
 
 def _stacks_of(member: WorkerProcessEvent) -> StacksFound:
@@ -85,7 +85,7 @@ def _stacks_of(member: WorkerProcessEvent) -> StacksFound:
     return StacksFound(sentence=tell([seen]), lines=tuple(shown(stack).splitlines()))
 
 
-async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Write) -> ExecResult:
+async def execute_at_rank(view: RunView, word: str, order: ExecOrder, write: Write) -> ExecResult:
     """Run a command next to a rank, or on a node.
 
     Args:

@@ -54,7 +54,7 @@ class StepOfRun:
 
 
 @dataclass(slots=True)
-class _Try:
+class _StepAttempt:
     """What the two records say about the steps of an attempt."""
 
     began: int
@@ -119,15 +119,15 @@ def find_step(view: RunView, number: int | None) -> StepOfRun:
     )
 
 
-def _read_tries(run_dir: RunDir) -> list[_Try]:
-    tries: list[_Try] = []
+def _read_tries(run_dir: RunDir) -> list[_StepAttempt]:
+    tries: list[_StepAttempt] = []
     for event in read_lines(run_dir.training):
         step, kind = event.get("step"), event.get("event")
         if type(step) is not int:
             continue
         size, folder = event.get("world_size"), event.get("folder")
         if kind == "resumed" and type(size) is int and isinstance(folder, str):
-            tries.append(_Try(step, size, folder, str(event.get("time")), reached=step))
+            tries.append(_StepAttempt(step, size, folder, str(event.get("time")), reached=step))
         if tries:
             tries[-1].reached = max(tries[-1].reached, step)
             tries[-1].is_exact |= kind in ("finished", "preempted", "not_finite")
@@ -138,7 +138,7 @@ def _read_tries(run_dir: RunDir) -> list[_Try]:
     return tries
 
 
-def _add_attempts(tries: list[_Try], attempts: Iterable[AttemptRecord]) -> None:
+def _add_attempts(tries: list[_StepAttempt], attempts: Iterable[AttemptRecord]) -> None:
     """Add what the head recorded: the nodes of each attempt, and the step in which it failed."""
     for attempt in attempts:
         made = next((one for one in tries if one.time >= attempt.time), None)
@@ -151,7 +151,7 @@ def _add_attempts(tries: list[_Try], attempts: Iterable[AttemptRecord]) -> None:
             made.cause, made.is_exact = cause, True
 
 
-def _failed_step(tries: list[_Try], name: str) -> int:
+def _failed_step(tries: list[_StepAttempt], name: str) -> int:
     for one in reversed(tries):
         if one.stopped_by is not None:
             return one.stopped_by

@@ -68,8 +68,8 @@ class TrainingReader:
 
     def read(self) -> TrainingState:
         """Fold the new lines; return the state."""
-        events, anew = self._tail.read()
-        if anew:
+        events, restarted = self._tail.read()
+        if restarted:
             self.state, self._kept_at = TrainingState(), 0
         before = self._tail.num_bad
         for event in events:

@@ -150,7 +150,7 @@ def session(**options: Any) -> SessionHandle:
         return SessionHandle(name, find_session(name).run_dir, clients)
     except NotLaunchedError as error:
         clients.close()
-        raise keywords.named_as_here(error, options) from None
+        raise keywords.for_keywords(error, options) from None
     except BaseException:  # interrupted: the caller does not want the session any more
         clients.close()
         with contextlib.suppress(MusterError):

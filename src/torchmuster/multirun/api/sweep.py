@@ -25,7 +25,7 @@ from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.launcher.api import call, keywords
 from torchmuster.launcher.api.failures import NotLaunchedError, RunFailed
 from torchmuster.launcher.api.launch import start_command
-from torchmuster.launcher.api.run import RunHandle, copied_run, interrupt_cancels, look_until_ended
+from torchmuster.launcher.api.run import RunHandle, copied_run, interrupt_cancels, poll_until_ended
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.sweep.members import member_dir
@@ -120,10 +120,10 @@ class SweepHandle:
         Raises:
             torchmuster.errors.NotFoundError: A member has succeeded, but none reported the metric.
         """
-        from torchmuster.multirun.cli.sweep_record import describe_missing
+        from torchmuster.multirun.cli.sweep_record import describe_missing_metric
 
         view = self._view()
-        if (missing := describe_missing(view, self._dir)) is not None:
+        if (missing := describe_missing_metric(view, self._dir)) is not None:
             raise NotFoundError(missing, where=self.path)
         return _member(view, view.best) if view.best is not None else None
 
@@ -236,7 +236,7 @@ class SweepHandle:
     def _look_until_ended(self, timeout_s: float | None) -> Iterator[float]:
         """Yield how long to wait before the next poll, until the sweep has succeeded."""
         pause_s = _POLL_JOBS_S if os.path.exists(self._dir.arrays) else _POLL_S
-        result = yield from look_until_ended(self._dir, timeout_s, lambda _: pause_s)
+        result = yield from poll_until_ended(self._dir, timeout_s, lambda _: pause_s)
         state = result.state if result is not None else RunState.LOST
         if state is not RunState.SUCCEEDED:
             raise RunFailed(short_id(self.run_id), result, state.value)
@@ -362,15 +362,15 @@ def _members(values: Values, rows: Values) -> list[dict[str, Any]]:
         raise NotLaunchedError("a sweep needs values to try", fix=fix)
     lengths = {name: len(column) for name, column in zipped.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise NotLaunchedError(
-            "the values of `zip` are of different number", where="zip=", why=told
+            "the values of `zip` are of different number", where="zip=", why=counts
         )
     total = math.prod(map(len, axes.values())) * next(iter(lengths.values()), 1)
     if total > MAX_MEMBERS:
-        told = ", ".join(f"{name} {len(column):,}" for name, column in {**axes, **zipped}.items())
+        counts = ", ".join(f"{name} {len(column):,}" for name, column in {**axes, **zipped}.items())
         what = f"a sweep has at most {MAX_MEMBERS:,} members, these values make {total:,}"
-        raise NotLaunchedError(what, why=f"values: {told}", fix="fewer values, or several sweeps")
+        raise NotLaunchedError(what, why=f"values: {counts}", fix="fewer values, or several sweeps")
     num_rows = next(iter(lengths.values()), 1)
     together = [{name: column[row] for name, column in zipped.items()} for row in range(num_rows)]
     return [
@@ -447,11 +447,11 @@ def _of_script(
 
 def follow_sweep(run_dir: RunDir) -> None:
     """Show the states of a sweep's members until it has ended, then their table."""
-    from torchmuster.launcher.api.follow import status_here
+    from torchmuster.launcher.api.follow import status_display
     from torchmuster.launcher.views.find import any_result, owner_lives
     from torchmuster.multirun.cli.sweep_record import counted, describe_best, members_table
 
-    shown = status_here()
+    shown = status_display()
     best = ""
     try:
         while True:

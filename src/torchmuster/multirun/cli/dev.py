@@ -27,11 +27,11 @@ from torchmuster.core.cli.run import run as run_command
 from torchmuster.core.model.verdict import AT_ONCE
 from torchmuster.errors import MusterError
 from torchmuster.multirun.cli.dev_loop import Act, DevLoop, LastRun, name_for, status_of
-from torchmuster.multirun.cli.forks import be_a_client, import_for_runs
+from torchmuster.multirun.cli.forks import import_for_runs, run_client
 
 if TYPE_CHECKING:
     from torchmuster.core.spec.launch import RunRequest
-    from torchmuster.multirun.door.messages import ClientProcess, SessionSetup
+    from torchmuster.multirun.server.messages import ClientProcess, SessionSetup
     from torchmuster.multirun.watched import SavedFiles
 
 _IDLE = "2h"  # ends a session on other machines after the command was killed
@@ -144,7 +144,7 @@ class _Session:
             NotFoundError: The user has named a session that is not alive.
             click.exceptions.Exit: The session can't be started; the error has been printed.
         """
-        from torchmuster.multirun.door.call import read_setup, this_process
+        from torchmuster.multirun.server.call import read_setup, this_process
         from torchmuster.multirun.views.sessions import find_session, living_sessions
 
         if self._request.session is not None:
@@ -158,20 +158,20 @@ class _Session:
             self.name = name_for(os.getcwd(), taken)
             if self.name in taken:
                 return
-            self._say_who_else(setups.values())
+            self._warn_of_other_dev(setups.values())
             say("importing torch on the session's nodes")
             self._is_own = True
             self._client = this_process()  # not the fork, which ends
             pid = os.fork()  # otherwise this process would have to reap the session's owner
             if pid == 0:
-                be_a_client(partial(self._start, lock))
+                run_client(partial(self._start, lock))
         _, status = os.waitpid(pid, 0)
         if status:
             raise click.exceptions.Exit(abs(os.waitstatus_to_exitcode(status)))
 
     def _folder_of(self, setup: "SessionSetup") -> str:
         """Return the folder whose runs may use a session; empty if it is another's, or ends."""
-        from torchmuster.multirun.door.call import client_lives
+        from torchmuster.multirun.server.call import client_lives
         from torchmuster.multirun.views.sessions import find_session, plan_of
 
         lives = client_lives(setup)
@@ -180,8 +180,8 @@ class _Session:
                 lives = plan_of(find_session(setup.name).run_dir).engine == "local"
         return "" if lives else setup.folder
 
-    def _say_who_else(self, setups: "Iterable[SessionSetup]") -> None:
-        from torchmuster.multirun.door.call import client_lives
+    def _warn_of_other_dev(self, setups: "Iterable[SessionSetup]") -> None:
+        from torchmuster.multirun.server.call import client_lives
 
         for one in setups:
             if one.client is not None and one.folder == os.getcwd() and client_lives(one):
@@ -245,7 +245,7 @@ class _Runner:
         self._code = 0
         self._saved: tuple[str, ...] = ()
         self._saved_at = ""
-        self._told = 0
+        self._signum = 0
         self._status = ""
         self._began_at = 0.0
         self._kill_at: float | None = None
@@ -265,10 +265,10 @@ class _Runner:
                 elif act is Act.CANCEL:
                     self._cancel()
                 act = self._wait(woken)
-        return 128 + self._told if self._told else self._code
+        return 128 + self._signum if self._signum else self._code
 
     def _hear(self, signum: int, frame: object) -> None:
-        self._told = signum
+        self._signum = signum
 
     def _wait(self, woken: int) -> Act | None:
         """Wait for the next event; return what to do, or None after a timeout."""
@@ -281,8 +281,8 @@ class _Runner:
         heard = dict(poll.poll(self._watch.pause_s() * 1000))
         if woken in heard:
             os.read(woken, 4096)
-            if self._told:
-                return self._loop.told_to_end()
+            if self._signum:
+                return self._loop.end_requested()
         if self._pidfd in heard:
             return self._end()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
@@ -313,7 +313,7 @@ class _Runner:
             self._pid = os.fork()
             if self._pid == 0:
                 proc.die_with_parent(parent)
-                be_a_client(partial(_run, request), 0 if self._asked.pdb else None)
+                run_client(partial(_run, request), 0 if self._asked.pdb else None)
         self._pidfd = os.pidfd_open(self._pid)
 
     def _cancel(self) -> None:

@@ -47,7 +47,7 @@ class DevLoop:
                 return self._replace_by(Act.START)
         return None
 
-    def told_to_end(self) -> Act | None:
+    def end_requested(self) -> Act | None:
         """Return what to do after a signal that ends the command."""
         return self._replace_by(Act.QUIT)
 

@@ -21,7 +21,7 @@ from torchmuster.errors import ManyErrors, MusterError
 MAX_ORDER_BYTES = 8 << 20
 PID = struct.Struct("!i")
 # The modules that the client of a run in a session imports.
-_OF_A_RUN = (
+_CLIENT_MODULES = (
     "asyncio",
     "torchmuster.core.cli.find",
     "torchmuster.multirun.cli.held",
@@ -52,11 +52,11 @@ _OF_A_RUN = (
 
 def import_for_runs() -> None:
     """Import what the client of a run needs."""
-    for name in _OF_A_RUN:
+    for name in _CLIENT_MODULES:
         importlib.import_module(name)
 
 
-def be_a_client(run: Callable[[], int], stdin: int | None = None) -> NoReturn:
+def run_client(run: Callable[[], int], stdin: int | None = None) -> NoReturn:
     """Run the client of one run in a fork, then exit the process.
 
     Args:
@@ -109,37 +109,37 @@ def serve(line: socket.socket) -> int:
             return 0
         pid = os.fork()
         if pid == 0:
-            _be_asked_for(line, fds)
+            _serve_order(line, fds)
         for fd in fds:
             os.close(fd)
         line.send(PID.pack(pid))
 
 
-def _be_asked_for(line: socket.socket, fds: list[int]) -> NoReturn:
+def _serve_order(line: socket.socket, fds: list[int]) -> NoReturn:
     def run() -> int:
-        proc.stand_apart()
+        proc.detach_from_parent()
         line.close()
         order, out, err = fds
-        told = json.loads(os.pread(order, MAX_ORDER_BYTES, 0))
+        order_fields = json.loads(os.pread(order, MAX_ORDER_BYTES, 0))
         for target, fd in ((1, out), (2, err)):
             os.dup2(fd, target)
         for fd in fds:
             os.close(fd)
         os.environ.clear()
-        os.environ.update(told["environment"])
-        os.chdir(told["folder"])
+        os.environ.update(order_fields["environment"])
+        os.chdir(order_fields["folder"])
         from torchmuster.core.cli.main import main
 
-        main(told["words"])
+        main(order_fields["words"])
 
-    be_a_client(run)
+    run_client(run)
 
 
 def pack_order(words: list[str]) -> int:
     """Return the descriptor of a memory file with an order from this process."""
-    told = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+    order_fields = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
     fd = os.memfd_create("muster-client", os.MFD_CLOEXEC)
-    data = memoryview(json.dumps(told).encode())
+    data = memoryview(json.dumps(order_fields).encode())
     while data:
         data = data[os.write(fd, data) :]
     return fd

@@ -1,4 +1,4 @@
-"""The place for runs that is a session: its doors fork the runs' agents."""
+"""The place for runs that is a session: its servers fork the runs' agents."""
 
 import shlex
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli.here import own, show_workers
-from torchmuster.core.cli.place import OF_A_JOB, Place
+from torchmuster.core.cli.place import JOB_OPTIONS, Place
 from torchmuster.core.files.layout import short_id
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ _REFUSED = {
     "hosts": "--hosts",
     "hostfile": "--hostfile",
     "spares": "--spares",
-    **OF_A_JOB,
+    **JOB_OPTIONS,
     "warn": "--warn",
     "resubmit": "--resubmit",
     "ship_env": "--ship-env",
 }
 
 
-class Held(Place):
+class SessionPlace(Place):
     """The nodes that a session holds, as a place for runs.
 
     Raises:
@@ -45,14 +45,17 @@ class Held(Place):
 
     def __init__(self, session: str) -> None:
         from torchmuster.core.node.kernel import visible_gpus
-        from torchmuster.multirun.door.call import read_setup
+        from torchmuster.multirun.server.call import read_setup
         from torchmuster.multirun.views.sessions import find_session, plan_of
 
         self.session, self._held = session, find_session(session)
-        self._setup, self._theirs = read_setup(self._held.run_dir), plan_of(self._held.run_dir)
-        self.name, self.is_here = self._theirs.engine, self._theirs.engine == "local"
+        self._setup, self._session_plan = (
+            read_setup(self._held.run_dir),
+            plan_of(self._held.run_dir),
+        )
+        self.name, self.is_here = self._session_plan.engine, self._session_plan.engine == "local"
         # Other nodes have their own GPUs and interpreter.
-        sees_gpus = self.is_here or self._theirs.job_id is not None
+        sees_gpus = self.is_here or self._session_plan.job_id is not None
         self.gpus = tuple(visible_gpus()) if sees_gpus else ()
 
     def fill(self, request: "RunRequest") -> "RunRequest":
@@ -82,7 +85,7 @@ class Held(Place):
         if plan is None:
             return None
         if request.python is None or not self.is_here:
-            python = self._theirs.program.python
+            python = self._session_plan.program.python
             if request.python is not None:
                 python = tuple(shlex.split(request.python))
             plan = replace(plan, program=replace(plan.program, python=python))
@@ -91,15 +94,15 @@ class Held(Place):
         return plan if self.is_here else self._on_its_nodes(plan, request)
 
     def _on_its_nodes(self, plan: "RunPlan", request: "RunRequest") -> "RunPlan":
-        from torchmuster.multirun.cli.places import for_runs
+        from torchmuster.multirun.cli.places import run_node_setup
 
         given = request.python is not None
         return replace(
             plan,
             engine=self.name,
-            job_id=self._theirs.job_id,
-            node_names=self._theirs.node_names[: plan.max_nodes],
-            node_setup=for_runs(plan.node_setup, self._theirs, python_given=given),
+            job_id=self._session_plan.job_id,
+            node_names=self._session_plan.node_names[: plan.max_nodes],
+            node_setup=run_node_setup(plan.node_setup, self._session_plan, python_given=given),
         )
 
     def show(self, plan: "RunPlan") -> None:
@@ -108,7 +111,7 @@ class Held(Place):
 
     def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow | None":
         from torchmuster.core.cli.ending import go_to_the_background
-        from torchmuster.core.owner.detach import detach_supervisor
+        from torchmuster.core.owner.detach import start_background_owner
         from torchmuster.core.owner.session import own_terminal
         from torchmuster.multirun.cli.places import say_when_it_ends
         from torchmuster.multirun.engine import SessionEngine
@@ -116,7 +119,7 @@ class Held(Place):
         if self.is_here:
             say_when_it_ends(self._held.run_dir, self.session)
         if detach:
-            detach_supervisor(run_dir)
+            start_background_owner(run_dir)
             return None
         if not self.is_here:
             return partial(self._own_elsewhere, plan, run_dir)
@@ -157,18 +160,18 @@ class Held(Place):
             run = replace(run, program=replace(run.program, python=words))
         if self.is_here:
             return run
-        theirs = self._theirs
+        theirs = self._session_plan
         return replace(run, engine=self.name, job_id=theirs.job_id, node_names=theirs.node_names)
 
 
-def find_held(where: "Where", problems: "Problems") -> Held | None:
+def find_held(where: "Where", problems: "Problems") -> SessionPlace | None:
     """Return the session that the options name, or None.
 
     Raises:
         NotFoundError: There is no such session.
     """
     del problems
-    return Held(where.session) if where.session is not None else None
+    return SessionPlace(where.session) if where.session is not None else None
 
 
 def _own(engine: Any, voice: "TerminalVoice") -> "Result":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core import proc
-from torchmuster.core.cli.place import OF_A_JOB, say_ignored_of_a_job, warn
+from torchmuster.core.cli.place import JOB_OPTIONS, say_ignored_of_a_job, warn
 from torchmuster.errors import ChannelError, MusterError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchmuster.core.model.plan import NodeSetup, RunPlan
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.spec.site import Site
-    from torchmuster.multirun.door.messages import SessionSetup
+    from torchmuster.multirun.server.messages import SessionSetup
     from torchmuster.multirun.sweep.plan import SweepPlace, SweepPlan
 
 
@@ -31,7 +31,7 @@ _SOON_S = 600.0
 
 
 def with_site(plan: "RunPlan", site: "Site", *, python_given: bool) -> "RunPlan":
-    """Return the plan with the site's node setup; the doors learn which variables the site sets."""
+    """Return the plan with the site's node setup; the servers learn which variables the site sets."""
     from torchmuster.core.model import contract
     from torchmuster.launcher.engines.sites import with_node_setup
 
@@ -42,10 +42,10 @@ def with_site(plan: "RunPlan", site: "Site", *, python_given: bool) -> "RunPlan"
     return with_node_setup(plan, site, python_given=python_given)
 
 
-def for_runs(setup: "NodeSetup", of_session: "RunPlan", *, python_given: bool) -> "NodeSetup":
+def run_node_setup(setup: "NodeSetup", of_session: "RunPlan", *, python_given: bool) -> "NodeSetup":
     """Return the node setup for a run in a session.
 
-    The doors have already done the session's; a restart outside of the session does it again.
+    The servers have already done the session's; a restart outside of the session does it again.
     """
     from torchmuster.core.model import contract
 
@@ -62,8 +62,8 @@ def for_runs(setup: "NodeSetup", of_session: "RunPlan", *, python_given: bool) -
     )
 
 
-def with_setup(plan: "RunPlan", setup: "SessionSetup") -> "RunPlan":
-    """Pass the setup to the doors by a variable: not every node sees the client's files."""
+def with_session_setup(plan: "RunPlan", setup: "SessionSetup") -> "RunPlan":
+    """Pass the setup to the servers by a variable: not every node sees the client's files."""
     from torchmuster.core.model import codec, contract
 
     text = json.dumps(codec.to_plain(setup))
@@ -88,9 +88,9 @@ class JobWait:
     """Reports the state of a session's job until the session is open."""
 
     def __init__(self, run_dir: "RunDir") -> None:
-        from torchmuster.launcher.jobs.batch import JobNews
+        from torchmuster.launcher.jobs.batch import JobReportFilter
 
-        self._run_dir, self._news = run_dir, JobNews()
+        self._run_dir, self._news = run_dir, JobReportFilter()
 
     def look(self, name: str) -> None:
         """Ask for the state of the job, and print it if it is news.
@@ -106,7 +106,7 @@ class JobWait:
         if view is None:
             return
         text = describe_job(view)
-        if self._news.is_told(text, view, time.monotonic()):
+        if self._news.should_report(text, view, time.monotonic()):
             click.echo(f"muster: {text}", err=True)
         if view.state.is_final:
             raise MusterError(
@@ -138,14 +138,14 @@ def error_at_end(run_dir: "RunDir", name: str) -> MusterError:
 def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
     """Warn if the session's time limit ends soon; its idle time starts again with the run."""
     from torchmuster.core.model.text import in_minutes
-    from torchmuster.multirun.door import messages
-    from torchmuster.multirun.door.call import ask
+    from torchmuster.multirun.server import messages
+    from torchmuster.multirun.server.call import ask
 
     try:
-        state = ask(run_dir, 0, messages.AskDoor())
+        state = ask(run_dir, 0, messages.AskServerState())
     except ChannelError:
         return  # the start of the run reports it
-    if not isinstance(state, messages.DoorState):
+    if not isinstance(state, messages.SessionServerState):
         return
     left_s = state.ends_in_s
     if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
@@ -196,7 +196,7 @@ def _places(
 StartSweep = Callable[..., int]  # takes a plan, and its folder if it exists already
 
 
-class SweepAt:
+class SweepCell:
     """A sweep at a place for runs."""
 
     def __init__(self, place: Any) -> None:
@@ -217,7 +217,7 @@ class SweepAt:
         raise NotImplementedError
 
 
-class SweepNowhere(SweepAt):
+class SweepNowhere(SweepCell):
     """A sweep at an invalid place, already noted as a problem: only find all other problems."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
@@ -226,7 +226,7 @@ class SweepNowhere(SweepAt):
         return start(plan_sweep(given, sweep_request(given), [], problems, is_job=True))
 
 
-class SweepHere(SweepAt):
+class SweepHere(SweepCell):
     """A sweep on this machine."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
@@ -253,7 +253,7 @@ class SweepInJob(SweepHere):
         return super().start(given, problems, start)
 
 
-class SweepOnHosts(SweepAt):
+class SweepOnHosts(SweepCell):
     """A sweep on ssh hosts."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
@@ -263,7 +263,7 @@ class SweepOnHosts(SweepAt):
         return start(plan_on_hosts(given, self.place.site, problems))
 
 
-class SweepAsArray(SweepAt):
+class SweepAsArray(SweepCell):
     """A sweep as a scheduler's job array, which needs no owner."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
@@ -273,13 +273,13 @@ class SweepAsArray(SweepAt):
         return submit_sweep(given, self.place.site, problems)
 
 
-class SweepInSession(SweepAt):
+class SweepInSession(SweepCell):
     """A sweep in a session: its members run one after the other, each on all nodes."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
 
-        options = {"engine": "--on", "hosts": "--hosts", "hostfile": "--hostfile", **OF_A_JOB}
+        options = {"engine": "--on", "hosts": "--hosts", "hostfile": "--hostfile", **JOB_OPTIONS}
         others = [word for option, word in options.items() if given.get(option) is not None]
         for word in [*others, *["--per-gpu"] * (given["per_gpu"] > 1)]:
             why = "the session has its nodes already"
@@ -295,7 +295,7 @@ class SweepInSession(SweepAt):
         return start(replace(plan, run=held.sweep_run(plan.run, given["python"])))
 
 
-class SessionAt:
+class SessionCell:
     """A session at a place for runs.
 
     Attributes:
@@ -323,7 +323,7 @@ class SessionAt:
         raise NotImplementedError
 
 
-class SessionHere(SessionAt):
+class SessionHere(SessionCell):
     """A session on this machine."""
 
     def settle(
@@ -333,13 +333,13 @@ class SessionHere(SessionAt):
         return plan
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        from torchmuster.core.owner.detach import detach_supervisor
+        from torchmuster.core.owner.detach import start_background_owner
 
         del plan, given
-        detach_supervisor(run_dir)
+        start_background_owner(run_dir)
 
 
-class SessionInJob(SessionAt):
+class SessionInJob(SessionCell):
     """A session on the nodes of the job around this shell."""
 
     @property
@@ -353,23 +353,23 @@ class SessionInJob(SessionAt):
         job = self.place.from_here or self.place.job
         names = job.node_names[: plan.max_nodes]
         plan = replace(plan, node_names=names, engine=self.place.name, job_id=self.place.job_id)
-        return with_setup(plan, setup)
+        return with_session_setup(plan, setup)
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
         """Start `conduct`, which heads a run in a job, on the first node in the background."""
         from torchmuster.core import proc
-        from torchmuster.core.model.codec import to_words
+        from torchmuster.core.model.codec import to_arguments
         from torchmuster.core.model.plan import WARN_S
-        from torchmuster.launcher.jobs.succession import ConductWords
+        from torchmuster.launcher.jobs.succession import ConductOptions
 
         del given
-        conduct = ConductWords(run_dir=run_dir.path, engine=plan.engine, warn=WARN_S)
-        words = proc.node_program("conduct", *to_words(conduct))
+        conduct = ConductOptions(run_dir=run_dir.path, engine=plan.engine, warn=WARN_S)
+        words = proc.node_program("conduct", *to_arguments(conduct))
         is_here, job = self.place.from_here is not None, self.place.job
         start_owner(words if is_here else job.argv(job.nodes[0], words), run_dir)
 
 
-class SessionOnHosts(SessionAt):
+class SessionOnHosts(SessionCell):
     """A session on ssh hosts."""
 
     @property
@@ -384,7 +384,7 @@ class SessionOnHosts(SessionAt):
         plan = with_site(plan, self.place.site, python_given=given["python"] is not None)
         if not setup.preload:  # without the user's own modules no code is copied
             plan = replace(plan, program=replace(plan.program, cwd="/"))
-        return with_setup(plan, replace(setup, folder="", variables=()))
+        return with_session_setup(plan, replace(setup, folder="", variables=()))
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
         """Start `muster session hold` in the background: it keeps the connections."""
@@ -394,7 +394,7 @@ class SessionOnHosts(SessionAt):
         start_owner([*argv, "--on", self.place.name, *words], run_dir, own_package=True)
 
 
-class SessionAsJob(SessionAt):
+class SessionAsJob(SessionCell):
     """A session as a job of a scheduler."""
 
     def settle(
@@ -402,7 +402,7 @@ class SessionAsJob(SessionAt):
     ) -> "RunPlan":
         plan = replace(plan, engine=self.place.name)
         plan = with_site(plan, self.place.site, python_given=given["python"] is not None)
-        return with_setup(plan, setup)
+        return with_session_setup(plan, setup)
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
         """Submit the job that owns the session.
@@ -422,7 +422,7 @@ class SessionAsJob(SessionAt):
             submit_job(job, run_dir, self.place.dialect)
 
 
-class NoSessionInPods(SessionAt):
+class NoSessionInPods(SessionCell):
     """Sessions in pods, which are not possible yet."""
 
     refusal = "pods of a session are not made yet"

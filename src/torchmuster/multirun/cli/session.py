@@ -16,12 +16,12 @@ from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageEr
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.multirun.cli.places import SessionAt
+    from torchmuster.multirun.cli.places import SessionCell
     from torchmuster.multirun.views.sessions import SessionView
 
 IDLE = "30m"
 _ELSEWHERE = "muster session start --on slurm, --hosts a,b, or in a job: muster session start"
-_MAX_RESTARTS = 20  # of its doors, over the whole session
+_MAX_RESTARTS = 20  # of its servers, over the whole session
 _JOIN_S = 120.0  # for a lost node: without it no run begins, and the others are held for nothing
 _LOOK_S = 0.05
 _END_S = 40.0
@@ -118,7 +118,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     from torchmuster.core.files import atomic
     from torchmuster.core.model import codec
     from torchmuster.core.model.plan import (
-        DOOR_PROGRAM,
+        SESSION_PROGRAM,
         Limits,
         NodeSetup,
         Program,
@@ -130,8 +130,8 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     from torchmuster.core.node.environment import THREADS
     from torchmuster.core.owner.create import choose_run_id, create_run_dir
     from torchmuster.core.spec.launch import find_python, parse_workers
-    from torchmuster.multirun.door.call import SESSION_FILE
-    from torchmuster.multirun.door.messages import SessionSetup
+    from torchmuster.multirun.server.call import SESSION_FILE
+    from torchmuster.multirun.server.messages import SessionSetup
     from torchmuster.multirun.views.sessions import PREFIX, check_name
 
     name = given["name"]
@@ -179,7 +179,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     several = len(set(workers)) == 1 and workers[0] > 1 and THREADS not in os.environ
     program = Program(
         kind=ScriptKind.COMMAND,
-        target=DOOR_PROGRAM,
+        target=SESSION_PROGRAM,
         args=(),
         python=python,
         cwd=os.getcwd(),
@@ -204,12 +204,12 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
     return run_dir
 
 
-def find_session_place(given: dict[str, Any], problems: "Problems") -> "SessionAt":
+def find_session_place(given: dict[str, Any], problems: "Problems") -> "SessionCell":
     """Return the session cell of the place that the options name; note a problem if it has none."""
-    from torchmuster.core.cli.find import find_place, where_of_words
+    from torchmuster.core.cli.find import find_place, where_of_options
 
-    place = find_place(where_of_words({**given, "session": None}), problems)
-    at: SessionAt = place.cell("session")
+    place = find_place(where_of_options({**given, "session": None}), problems)
+    at: SessionCell = place.cell("session")
     if at.refusal:
         what = f"a session can't be held on `{place.name}`"
         problems.add(what, f"--on {place.name}", at.refusal, _ELSEWHERE)
@@ -227,7 +227,7 @@ def _duration(text: str, option: str, problems: "Problems") -> float | None:
 
 
 def wait_until_open(run_dir: "RunDir", name: str) -> None:
-    """Wait until all doors of a session are open.
+    """Wait until all servers of a session are open.
 
     Raises:
         MusterError: The session has ended before it was open.
@@ -257,7 +257,7 @@ def _view(run_dir: "RunDir") -> "SessionView | None":
 
 
 @session.command(name="list")
-@options.json("As JSON, with what the doors say.")
+@options.json("As JSON, with what the servers say.")
 def list_sessions(*, as_json: bool) -> int:
     """List the sessions that live."""
     from torchmuster.core.model import codec
@@ -342,12 +342,12 @@ def end_session(run_dir: "RunDir", name: str) -> None:
     """
     from torchmuster.launcher.views.control import stop_and_wait
     from torchmuster.launcher.views.find import view_run
-    from torchmuster.multirun.door import messages
-    from torchmuster.multirun.door.call import ask
+    from torchmuster.multirun.server import messages
+    from torchmuster.multirun.server.call import ask
     from torchmuster.multirun.views.sessions import lives, plan_of
 
     try:
-        if plan_of(run_dir).engine != "local":  # its doors end as on nodes that shut down
+        if plan_of(run_dir).engine != "local":  # its servers end as on nodes that shut down
             stop_and_wait(view_run(run_dir), at_once=False, timeout_s=_END_S)
         else:
             ask(run_dir, 0, messages.EndSession(why="`muster session end`"))

@@ -131,13 +131,13 @@ def sweep(**given: Any) -> int:
     Each member is a run of its own, NAME.0 and so on, for `muster logs` and `muster status`; the
     script's own options go behind `--`, and {lr} in them is replaced by a value.
     """
-    from torchmuster.core.cli.find import find_place, where_of_words
+    from torchmuster.core.cli.find import find_place, where_of_options
     from torchmuster.core.spec.problems import Problems
 
     if given["launched"] is not None:
-        given |= _ordered(given)
+        given |= _options_from_python(given)
     problems = Problems()
-    place = find_place(where_of_words(given), problems)
+    place = find_place(where_of_options(given), problems)
 
     def start(plan: "SweepPlan", run_dir: "RunDir | None" = None) -> int:
         if run_dir is None:
@@ -161,7 +161,7 @@ def _start(given: dict[str, Any], plan: "SweepPlan") -> int:
     return start_sweep(plan, run_dir, detach=given["detach"])
 
 
-def _ordered(given: dict[str, Any]) -> dict[str, Any]:
+def _options_from_python(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options that a Python client passes in a file, not on the command line."""
     from torchmuster.core.cli.run import read_order
 

@@ -41,7 +41,7 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
 
     request = sweep_request(given)
     limits = read_job_limits(request, problems)
-    check_follower(given, problems)
+    check_stop_rule(given, problems)
     try:
         dialect = find_arrays(load_dialect(site.kind), f"--on {site.name}")
     except UsageError as error:
@@ -70,7 +70,7 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
     return follow_unless(plan, run_dir, job_ids, dialect.name, detach=given["detach"])
 
 
-def check_follower(given: dict[str, Any], problems: "Problems") -> None:
+def check_stop_rule(given: dict[str, Any], problems: "Problems") -> None:
     """Refuse a stop rule with `--detach`: no command would follow the sweep to apply it."""
     if given["stop"] is not None and given["detach"]:
         why = "members of a job array have no owner: the command that follows them compares them"
@@ -134,7 +134,7 @@ def follow_unless(
 def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalVoice") -> int:
     import asyncio
 
-    from torchmuster.core.cli.ending import GOES_ON
+    from torchmuster.core.cli.ending import CONTINUES_CODE
     from torchmuster.launcher.views.elsewhere import copied
     from torchmuster.multirun.cli.sweep_words import say_end
     from torchmuster.multirun.views.array_view import view_arrays
@@ -146,7 +146,7 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalV
         view = view_arrays(run_dir)  # with the records that were copied last
     if view is None or view.result is None:
         voice.say(f"the sweep continues: muster wait {short_id(plan.run_id)}")
-        return GOES_ON
+        return CONTINUES_CODE
     say_end(view, view.result, voice, run_dir)
     return view.result.exit_code
 

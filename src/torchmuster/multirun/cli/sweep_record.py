@@ -61,7 +61,7 @@ def print_status(view: "SweepRun", *, as_json: bool) -> int:
     print_account(account_of(view, time.time()))
     if (best := describe_best(sweep)) is not None:
         echo(f"best     {best}")
-    if (missing := describe_missing(sweep, view.run_dir)) is not None:
+    if (missing := describe_missing_metric(sweep, view.run_dir)) is not None:
         echo(f"problem  {missing}")
     echo()
     echo(members_table(sweep), nl=False)
@@ -89,7 +89,7 @@ def describe_best(sweep: "SweepView") -> str | None:
     return f"{metric.name} {best.value:.6g}: member {best.number}, {values}"
 
 
-def describe_missing(sweep: "SweepView", run_dir: RunDir) -> str | None:
+def describe_missing_metric(sweep: "SweepView", run_dir: RunDir) -> str | None:
     """Return a sentence if members have succeeded but none reported the metric; otherwise None.
 
     It names the metrics that were reported instead.
@@ -103,8 +103,8 @@ def describe_missing(sweep: "SweepView", run_dir: RunDir) -> str | None:
     training = training_of(member_dir(run_dir, sweep.plan, done[0].number))
     names = ", ".join(f"`{name}`" for name in training.values) if training is not None else ""
     ways = f"a line `{metric.name}=0.5`, run.log, or what a function returns"
-    told = f"it has told {names}" if names else f"{ways} tells it"
-    return f"no member has told `{metric.name}`: {told}"
+    metrics = f"it has told {names}" if names else f"{ways} tells it"
+    return f"no member has told `{metric.name}`: {metrics}"
 
 
 def members_table(sweep: "SweepView") -> str:

@@ -125,7 +125,7 @@ def say_end(
     from torchmuster.multirun.cli.sweep_record import (
         counted,
         describe_best,
-        describe_missing,
+        describe_missing_metric,
         members_table,
     )
 
@@ -137,7 +137,7 @@ def say_end(
         best = describe_best(sweep)
         more = f"; best {best}" if best is not None else ""
         voice.say(f"{counted(sweep)}, in {result.elapsed_s:.1f} s{more}")
-        if (missing := describe_missing(sweep, run_dir)) is not None:
+        if (missing := describe_missing_metric(sweep, run_dir)) is not None:
             voice.say(missing)
     if result.state is not RunState.SUCCEEDED and result.report is None:
         voice.say(f"muster restart {short_id(result.run_id)} goes on with what has not succeeded")

@@ -11,7 +11,7 @@ from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import to_words
+from torchmuster.core.model.codec import to_arguments
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.engines.base import (
     PYTHON,
@@ -71,7 +71,7 @@ def find_arrays(dialect: Dialect, where: str) -> ArrayDialect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberWords:
+class ConductMemberArgs:
     """The command line of `conduct-member` in an array's script.
 
     `array` is the index of the array in the sweep; the rest is as for `conduct`.
@@ -85,10 +85,12 @@ class MemberWords:
 
 def request_of(job: JobRequest, run_dir: RunDir, engine: str) -> JobRequest:
     """Return the job request for one member of a sweep, made from that for a run."""
-    words = MemberWords(sweep_dir=run_dir.path, engine=engine, submitted_from=os.uname().machine)
+    words = ConductMemberArgs(
+        sweep_dir=run_dir.path, engine=engine, submitted_from=os.uname().machine
+    )
     return replace(
         job,
-        head=(PYTHON, proc.NODE_DOOR, "conduct-member", *to_words(words)),
+        head=(PYTHON, proc.NODE_ENTRY, "conduct-member", *to_arguments(words)),
         about="The head of one member: its number in the array says which.",
         log_path=run_dir.job_log,
         python=sys.executable,

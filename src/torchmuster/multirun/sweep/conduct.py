@@ -13,15 +13,15 @@ from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.engines.base import array_dialect
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.conduct import conduct
-from torchmuster.launcher.jobs.succession import ConductWords
-from torchmuster.multirun.sweep.arrays import MemberWords, read_arrays
+from torchmuster.launcher.jobs.succession import ConductOptions
+from torchmuster.multirun.sweep.arrays import ConductMemberArgs, read_arrays
 from torchmuster.multirun.sweep.members import prepare_member
 from torchmuster.multirun.views.sweep_view import read_sweep
 
 
 def main(arguments: list[str]) -> int:
     """Conduct the member of this array element; return the exit code."""
-    words = codec.from_words(MemberWords, arguments)
+    words = codec.from_arguments(ConductMemberArgs, arguments)
     run_dir = RunDir(words.sweep_dir)
     plan, noted = read_sweep(run_dir), read_arrays(run_dir)
     if plan is None or noted is None or words.array >= len(noted.arrays):
@@ -38,10 +38,10 @@ def main(arguments: list[str]) -> int:
     log = os.open(member.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
-    told = ConductWords(
+    conduct_args = ConductOptions(
         run_dir=member.path,
         engine=words.engine,
         output=output,
         submitted_from=words.submitted_from,
     )
-    return conduct(told)
+    return conduct(conduct_args)

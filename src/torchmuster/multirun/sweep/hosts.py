@@ -1,6 +1,6 @@
 """The slots of a sweep on ssh hosts: each is a session on its host, held for the whole sweep.
 
-A slot runs one member after the other, forked by the session's door. So muster logs in to a host
+A slot runs one member after the other, forked by the session's server. So muster logs in to a host
 once per slot, and torch is imported there once.
 """
 

@@ -26,9 +26,9 @@ def needs_only_the_standard_library(script: str) -> bool:
         if names is None or len(seen) > _MOST_FILES:
             return False
         for name in names:
-            beside = os.path.join(folder, f"{name}.py")
-            if os.path.isfile(beside):
-                waiting.append(beside)
+            neighbour = os.path.join(folder, f"{name}.py")
+            if os.path.isfile(neighbour):
+                waiting.append(neighbour)
             elif name not in sys.stdlib_module_names:
                 return False
     return True

@@ -93,7 +93,7 @@ class MetricReader:
         self._rest = rest[-_MOST_LINE:]
         return [point for line in lines if (point := self._of_line(line)) is not None]
 
-    def last_half(self) -> list[MetricPoint]:
+    def last_line(self) -> list[MetricPoint]:
         """Return the point in a last, unterminated line, once the log is complete."""
         line, self._rest = self._rest, ""
         point = self._of_line(line) if line and not self._is_recorded else None

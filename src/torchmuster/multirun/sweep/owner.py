@@ -23,7 +23,7 @@ from torchmuster.core.model import codec, contract, events
 from torchmuster.core.model.contract import EX_TEMPFAIL
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.lease import PING_EVERY_S, OwnClock
-from torchmuster.core.model.owner_policy import Lives, OwnerPolicy, WhatFollows
+from torchmuster.core.model.owner_policy import AfterLoss, OwnerPolicy, RestartBudget
 from torchmuster.core.model.ranks import assign_ranks
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import report_of_error
@@ -33,7 +33,7 @@ from torchmuster.core.net.ipc import AskMemory, CallTaken, IpcCall, IpcServer, W
 from torchmuster.core.node.environment import THREADS
 from torchmuster.core.node.heartbeats import HeldMemory
 from torchmuster.core.node.kernel import visible_gpus
-from torchmuster.core.node.leftovers import make_socket_folder, sweep_beside
+from torchmuster.core.node.leftovers import make_socket_folder, start_sweep
 from torchmuster.core.node.output import LogVoice, Voice
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import SpawnerKeeper
@@ -88,7 +88,7 @@ class _Slot:
     memory: HeldMemory = field(default_factory=HeldMemory)  # shared memory that its member keeps
 
 
-class _MemberOrders:
+class _MemberSpawnerLink:
     """Passes orders of a member's attempt to the shared spawner; adds its number and arguments."""
 
     def __init__(self, keeper: SpawnerKeeper, number: int, args: tuple[str, ...]) -> None:
@@ -161,7 +161,7 @@ class ForkSlots:
         Raises:
             MusterError: The interpreter can't be executed.
         """
-        sweep_beside(self._plan.run_id)  # leftovers of a killed owner
+        start_sweep(self._plan.run_id)  # leftovers of a killed owner
         self._keeper.start_with(self._keeper.program, self._keeper.environment)
         for slot in self._slots:
             os.mkdir(slot.folder, 0o700)
@@ -231,7 +231,7 @@ class ForkSlots:
             node=plan.node_name(0),
         )
         self._clean(slot)
-        link = _MemberOrders(self._keeper, number, plan.program.args)
+        link = _MemberSpawnerLink(self._keeper, number, plan.program.args)
         slot.attempt = self._attempts[number] = NodeAttempt(
             order, settings, link, partial(self._end, number)
         )
@@ -369,11 +369,11 @@ class ForkSlots:
 
 _TICK_S = 0.5
 _MEASURE_EVERY_S = 0.5
-_MAX_TOLD = 20  # failures that get a line each
+_MAX_FAILURE_LINES = 20  # failures that get a line each
 _MAX_EVIDENCE = 5
 _FLUSH_S = 5.0
 _MAX_LOSSES = 1
-NOT_AGAIN = (RunState.SUCCEEDED, RunState.STOPPED)
+SETTLED_STATES = (RunState.SUCCEEDED, RunState.STOPPED)
 
 
 class SweepDisplay(Protocol):
@@ -403,7 +403,6 @@ class _Member:
     attempt: int
     started_at: float = 0.0
     reader: MetricReader | None = None
-    told: float | None = None
 
 
 @dataclass(slots=True)
@@ -511,7 +510,7 @@ class SweepOwner:
         view = view_sweep(self.run_dir, is_alive=False)
         settled: dict[int, RunState] = {}
         for member in view.members if view is not None else ():
-            if member.state not in NOT_AGAIN:
+            if member.state not in SETTLED_STATES:
                 continue
             settled[member.number] = member.state
             if member.value is not None:
@@ -580,11 +579,11 @@ class SweepOwner:
     def take_end(self, number: int, end: MemberEnd) -> None:
         """Handle the end of a member; its slot gets the next one in the same turn of the loop."""
         member = self._members.pop(number)
-        fresh = OwnerPolicy(f"member {number}", Lives(_MAX_LOSSES), self._stops.requests)
+        fresh = OwnerPolicy(f"member {number}", RestartBudget(_MAX_LOSSES), self._stops.requests)
         follows = self._owned.setdefault(number, fresh).after_loss(
             has_result=end.has_begun and not end.is_lost, is_free=not end.has_begun
         )
-        if follows is WhatFollows.AGAIN:
+        if follows is AfterLoss.AGAIN:
             self._policy.again(number, retire=end.has_lost_slot)
             self._record.event(events.MemberLostEvent(member=number, attempt=member.attempt))
         else:
@@ -628,13 +627,13 @@ class SweepOwner:
             )
         )
         if state in (RunState.FAILED, RunState.LOST):
-            self._tell_failure(number, why)
+            self._report_failure(number, why)
 
-    def _tell_failure(self, number: int, why: str | None) -> None:
+    def _report_failure(self, number: int, why: str | None) -> None:
         self._failures.append((number, why or "no reason is known"))
-        if len(self._failures) <= _MAX_TOLD:
+        if len(self._failures) <= _MAX_FAILURE_LINES:
             self.display.say(f"member {number} ({self._words(number)}) failed: {why}")
-        elif len(self._failures) == _MAX_TOLD + 1:
+        elif len(self._failures) == _MAX_FAILURE_LINES + 1:
             self.display.say("more members fail; `muster status` shows them all")
 
     def _words(self, number: int) -> str:
@@ -652,7 +651,7 @@ class SweepOwner:
         if member.reader is None:
             return
         points = await asyncio.to_thread(member.reader.read)
-        points += member.reader.last_half() if is_last else []
+        points += member.reader.last_line() if is_last else []
         for point in points:
             if self.rule is not None and self.rule.report(number, point.step, point.value):
                 self._end_early(number, point.step)

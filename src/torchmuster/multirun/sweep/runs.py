@@ -145,7 +145,10 @@ class RunSlots:
         try:
             command = [sys.executable, "-m", "torchmuster.core.owner.detach", run_dir.path]
             child = proc.start(
-                proc.node_program("leashed", *command), env=environment, stdout=log, stderr=log
+                proc.node_program("dies_with_parent", *command),
+                env=environment,
+                stdout=log,
+                stderr=log,
             )
         finally:
             os.close(log)

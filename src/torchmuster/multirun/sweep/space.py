@@ -57,14 +57,14 @@ def plan_members(
     _check_names(names, problems)
     lengths = {axis.name: len(axis) for axis in rows}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        problems.add("the values of `--zip` are of different number", "--zip", told)
+        counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        problems.add("the values of `--zip` are of different number", "--zip", counts)
     total = math.prod(len(axis) for axis in axes) * (len(rows[0]) if rows else 1)
     if total > MAX_MEMBERS:
-        told = ", ".join(f"{axis.name} {len(axis):,}" for axis in (*axes, *rows))
+        counts = ", ".join(f"{axis.name} {len(axis):,}" for axis in (*axes, *rows))
         fix = "fewer values, or several sweeps"
         what = f"a sweep has at most {MAX_MEMBERS:,} members, these values make {total:,}"
-        problems.add(what, "--grid", f"values: {told}", fix)
+        problems.add(what, "--grid", f"values: {counts}", fix)
     if problems.found:
         return names, ()
     for axis in (*axes, *rows):

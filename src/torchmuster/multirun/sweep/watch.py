@@ -14,7 +14,7 @@ from torchmuster.core.net import messages
 from torchmuster.core.node.workers import NodeAttempt
 from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
 from torchmuster.launcher.net import part_messages
-from torchmuster.launcher.node.progress import NodeProgress
+from torchmuster.launcher.node.progress import ProgressReader
 from torchmuster.launcher.node.stacks import take_stacks
 
 _LOOK_EVERY_S = 2.0
@@ -45,7 +45,7 @@ class MemberWatch:
     ) -> None:
         self._attempt, self._run_dir, self._folder = attempt, run_dir, folder
         self._disk, self._say = disk, say
-        self._progress = NodeProgress(folder, attempt.attempt)
+        self._progress = ProgressReader(folder, attempt.attempt)
         self._asked: int | None = None
         logs = run_dir.attempt_logs(attempt.attempt)
         ranks, now = {0: node}, time.monotonic()

@@ -37,13 +37,13 @@ from torchmuster.multirun.views.sweep_view import (
     view_sweep,
 )
 
-Ask = Callable[[Sequence[str]], proc.Answered]
+Ask = Callable[[Sequence[str]], proc.CommandOutput]
 _CODES = {RunState.FAILED: 1, RunState.PREEMPTED: EX_TEMPFAIL, RunState.CANCELLED: 143}
 _MAX_EVIDENCE = 5
-_lately: dict[tuple[str, ...], tuple[float, proc.Answered]] = {}
+_lately: dict[tuple[str, ...], tuple[float, proc.CommandOutput]] = {}
 
 
-def ask_lately(argv: Sequence[str]) -> proc.Answered:
+def ask_cached(argv: Sequence[str]) -> proc.CommandOutput:
     """Ask the scheduler, or return its answer if it is recent, because all users share a scheduler.
 
     Raises:
@@ -57,7 +57,7 @@ def ask_lately(argv: Sequence[str]) -> proc.Answered:
     return known[1]
 
 
-def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
+def view_arrays(run_dir: RunDir, ask: Ask = ask_cached) -> SweepView | None:
     """Return the state of a sweep of job arrays; None if its plan can't be read.
 
     A member without a result has the state that the scheduler reports for its element.
@@ -71,12 +71,12 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
     has_ends = (
         object_dialect(loaded[0]) is not None
     )  # results of pods are copied here when somebody views the run
-    told, problem = _ask_for(*loaded, wanted, ask)
+    scheduler_views, problem = _ask_for(*loaded, wanted, ask)
     for number in wanted:
-        found = told.get(number)
+        found = scheduler_views.get(number)
         if found is not None and found.state.is_final:
             members[number] = _left_by(run_dir, plan, number)  # it may have ended just now
-        members[number] = _with_word(members[number], found, problem)
+        members[number] = _with_scheduler_state(members[number], found, problem)
         if has_ends and found is not None and found.state is JobState.SUCCEEDED:
             left = members[number]
             why = left.why if left.state is RunState.SUCCEEDED else None
@@ -85,7 +85,7 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
     members = [
         _as_stopped(member, plan) if member.number in stopped else member for member in members
     ]
-    members = [_without_job(member, loaded[1], run_dir) for member in members]
+    members = [_with_lost_job_state(member, loaded[1], run_dir) for member in members]
     is_open = any(not member.state.is_final for member in members)
     result = None if is_open else _result_of(plan, run_dir, members)
     if not loaded[1].arrays:
@@ -94,7 +94,7 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_lately) -> SweepView | None:
     return SweepView(plan=plan, state=state, members=tuple(members), result=result)
 
 
-def _without_job(member: MemberView, noted: SweepArrays, run_dir: RunDir) -> MemberView:
+def _with_lost_job_state(member: MemberView, noted: SweepArrays, run_dir: RunDir) -> MemberView:
     """Return the state of a member whose job is unknown.
 
     It was cancelled with the sweep, or it had ended before others were submitted again.
@@ -188,7 +188,9 @@ def _members_of(noted: SweepArrays, job_id: str) -> tuple[int, ...]:
     return next((array.members for array in noted.arrays if array.job_id == job_id), ())
 
 
-def _with_word(member: MemberView, job: JobView | None, problem: str | None) -> MemberView:
+def _with_scheduler_state(
+    member: MemberView, job: JobView | None, problem: str | None
+) -> MemberView:
     """Return the state of a member that has no result, or one that may not be its last."""
     if job is None:
         if member.state.is_final:

@@ -23,7 +23,7 @@ from torchmuster.launcher.net.command import Command, CommandProcess
 from torchmuster.launcher.net.frames import FrameReader
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
-from torchmuster.multirun.door.messages import DoorState
+from torchmuster.multirun.server.messages import SessionServerState
 
 _TRY_EVERY_S = 0.1
 _START_S = 30.0
@@ -35,7 +35,7 @@ class SessionRoute:
     Args:
         view: The run that is the session.
         lives: Returns whether the session is alive.
-        patience_s: How long to wait for a door that opens again.
+        patience_s: How long to wait for a server that opens again.
     """
 
     def __init__(self, view: RunView, lives: Callable[[], bool], patience_s: float) -> None:
@@ -55,7 +55,7 @@ class SessionRoute:
             errors: The descriptor for its stderr.
 
         Raises:
-            MusterError: The node can't be reached, or its door has not opened in time.
+            MusterError: The node can't be reached, or its server has not opened in time.
         """
         deadline = time.monotonic() + self._patience_s
         while True:
@@ -79,7 +79,7 @@ class SessionRoute:
             os.close(ours_in)
             os.close(ours_out)
             if isinstance(error, TimeoutError):
-                raise ChannelError(f"the door of {host} does not answer") from None
+                raise ChannelError(f"the session's server on {host} does not answer") from None
             raise
         return process, ours_in, ours_out
 
@@ -93,7 +93,7 @@ class SessionRoute:
         try:
             channel = await self._connected()
             start = part_messages.ExecStart(
-                exec_id=secrets.token_hex(8), task=f"node {host}", door=True
+                exec_id=secrets.token_hex(8), task=f"node {host}", forks_remote=True
             )
             one = self._commands[start.exec_id] = Command(start, channel.send_nowait, streams)
         except MusterError as error:
@@ -135,40 +135,40 @@ class SessionRoute:
     def close(self) -> None:
         """Close the connection; remote ends then end their agents."""
 
-        def hang_up() -> None:
+        def close_channel() -> None:
             if self._channel is not None:
                 self._channel.abort()
 
-        self._loop.call_soon_threadsafe(hang_up)
+        self._loop.call_soon_threadsafe(close_channel)
 
 
-def ask_doors(view: RunView, names: Sequence[str]) -> list[DoorState]:
-    """Return the states of the doors of these nodes of a session.
+def ask_servers(view: RunView, names: Sequence[str]) -> list[SessionServerState]:
+    """Return the states of the servers of these nodes of a session.
 
     Raises:
-        MusterError: One of the doors can't be reached.
+        MusterError: One of the servers can't be reached.
     """
     way = SessionRoute(view, lambda: False, 0.0)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        return [_ask_door(way, name, null) for name in names]
+        return [_ask_server(way, name, null) for name in names]
     finally:
         os.close(null)
         way.close()
 
 
-def _ask_door(way: SessionRoute, name: str, null: int) -> DoorState:
+def _ask_server(way: SessionRoute, name: str, null: int) -> SessionServerState:
     streams, to, out = way.open(name, null)
     try:
         reader = FrameReader(out)
         for _ in range(2):  # facts come first
-            told = reader.read(_START_S)
-            if isinstance(told, remote_messages.SessionTold):
-                return DoorState(**codec.to_plain(told))
+            answer = reader.read(_START_S)
+            if isinstance(answer, remote_messages.SessionStatus):
+                return SessionServerState(**codec.to_plain(answer))
     except (TimeoutError, remote_messages.FrameError) as error:
-        raise ChannelError(f"the door of {name} does not answer") from error
+        raise ChannelError(f"the session's server on {name} does not answer") from error
     finally:
         streams.send_signal(signal.SIGTERM)
         os.close(to)
         os.close(out)
-    raise ChannelError(f"the door of {name} does not say how it is")
+    raise ChannelError(f"the session's server on {name} does not say how it is")

@@ -14,9 +14,9 @@ from torchmuster.core.owner.create import owner_process_lives
 from torchmuster.core.owner.record import read_plan
 from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
 from torchmuster.launcher.model.run import record_of
-from torchmuster.multirun.door import messages
-from torchmuster.multirun.door.call import SESSION_FILE, ask, door_file, read_setup
 from torchmuster.multirun.engine import HeldSession
+from torchmuster.multirun.server import messages
+from torchmuster.multirun.server.call import SESSION_FILE, ask, read_setup, server_file
 
 PREFIX = "session-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")  # 40 with the prefix, as for a run
@@ -25,17 +25,17 @@ _STEM = re.compile(r"\d{8}-\d{6}-session-(.+)-[0-9a-f]{4}$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:
-    """A session as its run directory and its doors show it.
+    """A session as its run directory and its servers show it.
 
     Attributes:
-        state: The state of its first node's door; None if that does not answer.
-        is_open: Whether all doors have opened, so that runs can begin.
+        state: The state of its first node's server; None if that does not answer.
+        is_open: Whether all servers have opened, so that runs can begin.
         where: Its nodes, in words.
     """
 
     setup: messages.SessionSetup
     run_dir: RunDir
-    state: messages.DoorState | None
+    state: messages.SessionServerState | None
     is_open: bool
     where: str = "this machine"
 
@@ -83,7 +83,7 @@ def living_sessions() -> list[RunDir]:
 
 def _is_held(run_dir: RunDir) -> bool:
     plan = read_plan(run_dir)
-    return plan is not None and (plan.engine == "local" or _job_goes_on(run_dir, plan))
+    return plan is not None and (plan.engine == "local" or _job_is_alive(run_dir, plan))
 
 
 def name_of_session(run_dir: RunDir) -> str:
@@ -150,7 +150,7 @@ def plan_of(run_dir: RunDir) -> RunPlan:
     return plan
 
 
-def job_ends_at(run_dir: RunDir) -> float | None:
+def session_job_end(run_dir: RunDir) -> float | None:
     """Return when the job of a session's nodes must end, in seconds since 1970; None if unknown."""
     return record_of(run_dir).ends_at
 
@@ -161,7 +161,7 @@ def why_gone(held: HeldSession, error: ChannelError) -> ChannelError:
     over = None
     if os.path.exists(held.run_dir.result):
         over = "its result is recorded"
-    elif plan.engine != "local" and not _job_goes_on(held.run_dir, plan):
+    elif plan.engine != "local" and not _job_is_alive(held.run_dir, plan):
         over = f"the job of its nodes is over ({plan.engine})"
     if over is None:
         fix = f"muster session list; muster session end {held.name}, and start it again"
@@ -179,7 +179,7 @@ def why_gone(held: HeldSession, error: ChannelError) -> ChannelError:
     )
 
 
-def _job_goes_on(run_dir: RunDir, plan: RunPlan) -> bool:
+def _job_is_alive(run_dir: RunDir, plan: RunPlan) -> bool:
     """Return whether the job of a session still runs; if the scheduler can't say, assume so."""
     job_id, engine = plan.job_id, plan.engine
     if os.path.isfile(run_dir.job):
@@ -197,35 +197,35 @@ def _job_goes_on(run_dir: RunDir, plan: RunPlan) -> bool:
 
 
 def view_session(run_dir: RunDir) -> SessionView:
-    """Return the view of a session, with the state of its doors."""
+    """Return the view of a session, with the state of its servers."""
     setup = read_setup(run_dir)
     plan = plan_of(run_dir)
     if plan.engine != "local":
         return _view_elsewhere(run_dir, setup, plan)
-    is_open = all(os.path.isfile(door_file(run_dir, place)) for place in range(setup.nodes))
+    is_open = all(os.path.isfile(server_file(run_dir, place)) for place in range(setup.nodes))
     state = None
     if is_open:
         try:
-            answer = ask(run_dir, 0, messages.AskDoor())
+            answer = ask(run_dir, 0, messages.AskServerState())
         except ChannelError:
             answer = None
-        state = answer if isinstance(answer, messages.DoorState) else None
+        state = answer if isinstance(answer, messages.SessionServerState) else None
     return SessionView(setup=setup, run_dir=run_dir, state=state, is_open=is_open)
 
 
 def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan) -> SessionView:
-    """Return the view of a session on other nodes; it is open only if all its doors answer."""
+    """Return the view of a session on other nodes; it is open only if all its servers answer."""
     from torchmuster.launcher.views.find import view_run
-    from torchmuster.multirun.views.session_route import ask_doors
+    from torchmuster.multirun.views.session_route import ask_servers
 
     try:
-        states = ask_doors(view_run(run_dir), plan.node_names)
+        states = ask_servers(view_run(run_dir), plan.node_names)
     except MusterError:
         states = []
     noted = atomic.read_json(run_dir.job)
     job_id = plan.job_id or (noted.get("job_id") if isinstance(noted, dict) else None)
     where = f"job {job_id} of {plan.engine}" if job_id is not None else plan.engine
-    ends_at = job_ends_at(run_dir)
+    ends_at = session_job_end(run_dir)
     state = states[0] if states else None
     if state is not None and ends_at is not None:
         left_s = ends_at - time.time()

@@ -121,7 +121,7 @@ class _Viewer:
             text=([text.problem] if text.problem else text.value) if text is not None else None,
         )
 
-    def say_what_was_done(self) -> None:
+    def show_outcome(self) -> None:
         """Show the outcome of a cancel order, once it is known."""
         acts = self._acts
         if acts is not None and (acts.value or acts.problem):
@@ -270,7 +270,7 @@ def _loop(viewer: _Viewer, painter: Painter, terminal: RawTerminal) -> None:
     painted, frame = None, None
     while True:
         rows, columns = terminal.size()
-        viewer.say_what_was_done()
+        viewer.show_outcome()
         known = viewer.known()
         if frame is None or (viewer.state, known, rows, columns) != painted:
             painted = (viewer.state, known, rows, columns)

@@ -132,12 +132,15 @@ class HeldFolder:
         header = torch.tensor([part.step, _number_of(part.name), part.num_bytes])
         theirs = {rank: torch.empty_like(header) for rank in near.take_from}
         works = [dist.isend(header, rank, group=near.group) for rank in near.send_to]
-        works += [dist.irecv(told, rank, group=near.group) for rank, told in theirs.items()]
+        works += [
+            dist.irecv(their_header, rank, group=near.group)
+            for rank, their_header in theirs.items()
+        ]
         _wait(works)
         taken: dict[int, torch.Tensor] = {}
         parts: list[Part] = []
-        for rank, told in theirs.items():
-            step, number, num_bytes = told.tolist()
+        for rank, their_header in theirs.items():
+            step, number, num_bytes = their_header.tolist()
             name = f"data-{number:05d}.bin"
             taken[rank] = self.room(name, num_bytes)
             parts.append(

@@ -32,7 +32,7 @@ from torchmuster.train.snapshot.state import ChangedError, DamagedError, MisfitE
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStand:
+class NodeSite:
     """The location of a node.
 
     Attributes:
@@ -44,17 +44,17 @@ class NodeStand:
     switch: str = ""
 
 
-def own_stand(environ: Mapping[str, str] = os.environ) -> NodeStand:
+def own_location(environ: Mapping[str, str] = os.environ) -> NodeSite:
     """Return the location of this node.
 
     Slurm names the switches above a node, from the top: `core.rack3.n17` (sbatch(1),
     SLURM_TOPOLOGY_ADDR).
     """
     switches = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
-    return NodeStand(machine=f"{proc.boot_id()}/{os.uname().nodename}", switch=switches)
+    return NodeSite(machine=f"{proc.boot_id()}/{os.uname().nodename}", switch=switches)
 
 
-def choose_shifts(nodes: Sequence[NodeStand], copies: int) -> list[int]:
+def choose_shifts(nodes: Sequence[NodeSite], copies: int) -> list[int]:
     """Return the shifts for copies: node i's part is also on node i + shift, around the ring.
 
     All nodes use the same shifts, so that each holds equally much. Prefer shifts with the fewest
@@ -71,7 +71,7 @@ def choose_shifts(nodes: Sequence[NodeStand], copies: int) -> list[int]:
     return sorted(range(1, count), key=rank_of)[:copies]
 
 
-def risk_in_words(nodes: Sequence[NodeStand], shifts: Sequence[int]) -> str | None:
+def describe_risk(nodes: Sequence[NodeSite], shifts: Sequence[int]) -> str | None:
     """Return a warning about the chosen nodes; None if each part is on another machine."""
     count = len(nodes)
     if count == 1:
@@ -105,23 +105,23 @@ Age = tuple[int, int]  # generation and step: a later start's snapshot is newer,
 Row = list[Any]
 
 
-def newest_whole(told: Sequence[Sequence[Row]], newer_than: Age) -> Age | None:
+def newest_whole(reports: Sequence[Sequence[Row]], newer_than: Age) -> Age | None:
     """Return the newest snapshot with every part on some rank's node.
 
     Args:
-        told: The parts of each rank's node.
+        reports: The parts of each rank's node.
         newer_than: The newest snapshot on disk.
     """
     held: dict[Age, set[str]] = {}
-    for generation, step, name, _ in (row for rows in told for row in rows):
+    for generation, step, name, _ in (row for rows in reports for row in rows):
         held.setdefault((generation, step), set()).add(name)
-    whole = [age for age, files in _wanted(told).items() if set(files) <= held[age]]
+    whole = [age for age, files in _wanted(reports).items() if set(files) <= held[age]]
     return max((age for age in whole if age > newer_than), default=None)
 
 
-def _wanted(told: Sequence[Sequence[Row]]) -> dict[Age, dict[str, list[int]]]:
+def _wanted(reports: Sequence[Sequence[Row]]) -> dict[Age, dict[str, list[int]]]:
     """Return the files of each snapshot whose manifest is on some node."""
-    rows = [row for rows in told for row in rows if row[3] is not None]
+    rows = [row for rows in reports for row in rows if row[3] is not None]
     return {(generation, step): files for generation, step, _, files in rows}
 
 
@@ -165,11 +165,11 @@ def look(
         report: Called with a message for each damaged part.
     """
     while True:
-        told = gather_json([row for row in map(_row, held) if row is not None])
-        age = newest_whole(told, newer_than)
+        reports = gather_json([row for row in map(_row, held) if row is not None])
+        age = newest_whole(reports, newer_than)
         if age is None:
             return None
-        wanted = _wanted(told)[age]
+        wanted = _wanted(reports)[age]
         files: dict[str, torch.Tensor] = {}
         manifest: bytes | None = None
         damaged: list[str] = []
@@ -258,7 +258,7 @@ class MemorySettings:
             )
 
 
-_HAVE_STOPPED = 3  # after so many failures in a row
+_MOST_FAILURES = 3  # after so many failures in a row
 
 
 class MemorySaves:
@@ -276,23 +276,23 @@ class MemorySaves:
     def __init__(
         self,
         settings: MemorySettings,
-        crew: writer.Writers[HeldFolder],
+        writers: writer.Writers[HeldFolder],
         memory: NodeMemory,
         nodes: Sequence[int],
     ) -> None:
         """Store the arguments; `nodes` is the node of each rank."""
         self.settings = settings
-        self.crew = crew
+        self.writers = writers
         self.step = -1
         self.is_owed = False
         self._nodes = nodes
         self._memory = memory
-        self._saver = writer.Saver(crew)
-        self.staging = Staging(crew.folder.room)
+        self._saver = writer.Saver(writers)
+        self.staging = Staging(writers.folder.room)
         self._num_orders = 0
         self._num_failed = 0  # in a row
         self._is_submitted = False
-        self._has_told = False
+        self._has_reported = False
         self.stepped: Container[str] = ()
 
     def follow(self, objects: Objects) -> None:
@@ -310,11 +310,11 @@ class MemorySaves:
 
         A collective.
         """
-        leads = self.crew.rank == 0 or self.crew.copies
+        leads = self.writers.rank == 0 or self.writers.copies
         found = look(self._memory.all() if leads else [], newer_than, report)
         if leads:
             age = (found.manifest.generation, found.manifest.step) if found is not None else None
-            self.crew.folder.forget_all_but(age)
+            self.writers.folder.forget_all_but(age)
         return found
 
     def check_room(self, num_bytes: int, to_come_bytes: int) -> None:
@@ -327,13 +327,13 @@ class MemorySaves:
         Raises:
             MisfitError: Some node has too little memory for the copies.
         """
-        others = self.settings.copies if self.crew.confirms else 0
-        free = free_bytes() if self.crew.copies else None
+        others = self.settings.copies if self.writers.confirms else 0
+        free = free_bytes() if self.writers.copies else None
         if free is not None:  # space held from the last attempt will be overwritten
             free += sum(file.size for file in self._memory.all())
-        told = gather_json([num_bytes * _TURNS * (1 + others), to_come_bytes, free])
+        reports = gather_json([num_bytes * _TURNS * (1 + others), to_come_bytes, free])
         for node in sorted(set(self._nodes)):
-            rows = [row for row, of in zip(told, self._nodes, strict=True) if of == node]
+            rows = [row for row, of in zip(reports, self._nodes, strict=True) if of == node]
             needed, to_come = (sum(row[one] for row in rows) for one in (0, 1))
             free = next((row[2] for row in rows if row[2] is not None), None)
             if free is not None and needed + to_come > free:
@@ -360,23 +360,23 @@ class MemorySaves:
 
     def refuse(self, number: int, step: int, error: SnapshotError) -> None:
         """Tell the other ranks that this one has no part of a snapshot, so none waits for it."""
-        writer.refuse(self.crew, number, step, error)
+        writer.refuse(self.writers, number, step, error)
         self._tell(error)
 
     def _tell(self, error: SnapshotError) -> None:
         self._num_failed += 1
         text = f"{error.what}{f': {error.why}' if error.why else ''}"
-        if self._num_failed == _HAVE_STOPPED:
-            text += f"; snapshots in memory have stopped: the last {_HAVE_STOPPED} have failed"
-        elif not self._has_told:
+        if self._num_failed == _MOST_FAILURES:
+            text += f"; snapshots in memory have stopped: the last {_MOST_FAILURES} have failed"
+        elif not self._has_reported:
             follows = "what lies on disk does not depend on it"
             if isinstance(error, ChangedError):
                 follows = "from now on the loop waits for the whole copy"
             text += f"; this snapshot in memory is left out, and {follows}"
         else:
             return
-        self._has_told = True
-        print(f"muster: rank {self.crew.rank}: {text}", file=sys.stderr, flush=True)
+        self._has_reported = True
+        print(f"muster: rank {self.writers.rank}: {text}", file=sys.stderr, flush=True)
 
     def next_number(self) -> int:
         """Return the next snapshot's number, equal on all ranks."""
@@ -406,23 +406,23 @@ def open_memory(
     """
     path = agent_socket()
     leads = world.local_rank == 0
-    stand = own_stand()
+    stand = own_location()
     mine = {
         "agent": path is not None,
         "node": world.node_rank,
         "stand": [stand.machine, stand.switch],
     }
-    told = gather_json(mine)
-    if path is None or not all(one["agent"] for one in told):
+    reports = gather_json(mine)
+    if path is None or not all(one["agent"] for one in reports):
         world.say(
             "memory_every_steps is without effect here: memory that outlives the workers belongs to the agents of"
             " `muster run`, and these were started by another launcher"
         )
         return None
-    stands: dict[int, NodeStand] = {}
-    for one in told:
-        stands.setdefault(one["node"], NodeStand(*one["stand"]))
-    nodes = [stands[node] for node in sorted(stands)]
+    sites: dict[int, NodeSite] = {}
+    for one in reports:
+        sites.setdefault(one["node"], NodeSite(*one["stand"]))
+    nodes = [sites[node] for node in sorted(sites)]
     if settings.copies >= len(nodes) and settings.copies > 1:
         raise UsageError(
             f"memory_copies={settings.copies}: each node's part on as many other nodes,"
@@ -432,14 +432,14 @@ def open_memory(
         )
     shifts = choose_shifts(nodes, settings.copies)
     is_first = os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0"
-    if is_first and (risk := risk_in_words(nodes, shifts)) is not None:
+    if is_first and (risk := describe_risk(nodes, shifts)) is not None:
         world.say(f"note: {risk}")
     memory = NodeMemory(path)
     if leads:
         memory.all()  # now, while it can still be refused
     neighbours, names = None, {"data-00000.bin"}
     if is_sharded:
-        targets = _targets(told, sorted(stands), shifts)
+        targets = _targets(reports, sorted(sites), shifts)
         limit = settings.mb_per_s * 1e6 if settings.mb_per_s is not None else None
         neighbours = Neighbours(
             group=dist.new_group(backend="gloo"),
@@ -447,11 +447,11 @@ def open_memory(
             take_from=tuple(rank for rank, goals in targets.items() if world.rank in goals),
             bytes_per_s=limit,
         )
-        here = {rank for rank, one in enumerate(told) if one["node"] == world.node_rank}
+        here = {rank for rank, one in enumerate(reports) if one["node"] == world.node_rank}
         ranks = {rank for rank, goals in targets.items() if here & {rank, *goals}}
         names = {f"data-{rank:05d}.bin" for rank in ranks}
     folder = HeldFolder(memory, names, neighbours)
-    crew = writer.Writers(
+    writers = writer.Writers(
         folder=folder,
         store=dist.PrefixStore("memory", world.connect()),
         rank=world.rank,
@@ -462,17 +462,17 @@ def open_memory(
         copies=leads,
         confirms=is_sharded,
     )
-    return MemorySaves(settings, crew, memory, [one["node"] for one in told])
+    return MemorySaves(settings, writers, memory, [one["node"] for one in reports])
 
 
 def _targets(
-    told: Sequence[Any], nodes: Sequence[int], shifts: Sequence[int]
+    reports: Sequence[Any], nodes: Sequence[int], shifts: Sequence[int]
 ) -> dict[int, list[int]]:
     """Return the ranks that get each rank's part: those with the same position on other nodes."""
     ranks_of: dict[int, list[int]] = {}
-    for other, one in enumerate(told):
+    for other, one in enumerate(reports):
         ranks_of.setdefault(one["node"], []).append(other)
-    targets: dict[int, list[int]] = {rank: [] for rank in range(len(told))}
+    targets: dict[int, list[int]] = {rank: [] for rank in range(len(reports))}
     for place, node in enumerate(nodes):
         for number, source in enumerate(ranks_of[node]):
             for shift in shifts:

@@ -49,13 +49,13 @@ _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 # These return uninitialized memory.
 _UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "resize_"})
 # These make no NaN: `parameter.grad` was made by a backward pass.
-_LOOKS = frozenset({"__get__", "detach", "backward"})
+_MAKES_NOTHING = frozenset({"__get__", "detach", "backward"})
 _WITH_NUMBERS = (torch.Tensor, nn.Parameter)
-_MOST_TOLD = 20
+_MAX_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class NanOrigin:
     """An operation that made a NaN.
 
     Attributes:
@@ -75,13 +75,13 @@ class NanBirths(TorchFunctionMode):
         tell: Called with each birth, once for each line of the script and operation.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], tell: Callable[[Birth], None]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], tell: Callable[[NanOrigin], None]) -> None:
         super().__init__()
         self._names = {id(module): name for name, module in modules.items()}
         self._tell = tell
         self._is_over = False
         self._pid = os.getpid()
-        self._told: set[tuple[str, int, str]] = set()
+        self._shown: set[tuple[str, int, str]] = set()
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,7 +98,7 @@ class NanBirths(TorchFunctionMode):
         if made and name not in _UNWRITTEN:
             for tensor in made:
                 self._known[id(tensor)] = weakref.ref(tensor)
-            if not were_known and name not in _LOOKS:
+            if not were_known and name not in _MAKES_NOTHING:
                 self._born(name, args, kwargs, made[0], came_in=bool(given))
         return result
 
@@ -115,9 +115,9 @@ class NanBirths(TorchFunctionMode):
     ) -> None:
         frame, module = self._place(sys._getframe(2))
         key = (frame.f_code.co_filename, frame.f_lineno, name) if frame else ("", 0, name)
-        if key in self._told or len(self._told) >= _MOST_TOLD:
+        if key in self._shown or len(self._shown) >= _MAX_SHOWN:
             return
-        self._told.add(key)
+        self._shown.add(key)
         where = f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
         inside = f", in module `{module}`" if module else ""
         what = f"`{name}`{where}{inside}"
@@ -127,7 +127,7 @@ class NanBirths(TorchFunctionMode):
             text = f"{what} has made NaN: {_count(_local(made))}"
             inputs = [_describe(tensor) for tensor in _tensors((args, kwargs))[:4]]
             text += f"; from {', '.join(inputs)}" if inputs else ""
-        self._tell(Birth(text=text, frame=frame))
+        self._tell(NanOrigin(text=text, frame=frame))
 
     def _place(self, frame: types.FrameType | None) -> tuple[types.FrameType | None, str]:
         """Return the script's innermost frame, and the innermost running module."""
@@ -490,12 +490,12 @@ class ReplayRun(Run):
                 where=f"--rank {self._order.rank}",
             )
         super().begin(seed)
-        self._look_where_it_is()
+        self._check_position()
 
     def between_steps(self) -> None:
         """Inspect from the boundary before the step on; end at the one after it."""
         super().between_steps()
-        self._look_where_it_is()
+        self._check_position()
 
     def save(self) -> None:
         """Do nothing: a replay saves nothing."""
@@ -507,23 +507,23 @@ class ReplayRun(Run):
             self._first_bad = self._first_bad or step
             return
         self._close_watches()
-        told = "the run has not noted these gradients, so they can't be compared with its own"
+        shown = "the run has not noted these gradients, so they can't be compared with its own"
         if order.gradients:
             same = tuple(bad.checksums) == order.gradients
-            told = (
+            shown = (
                 "the gradients of all ranks are those of the run, bit for bit"
                 if same
                 else "the gradients are not finite either, but not bit for bit those of the run"
             )
         raise NotFiniteError(
             f"the gradients of step {step} are not finite, made again as in the run",
-            why=f"{bad.why}; {told}",
+            why=f"{bad.why}; {shown}",
             fix=f"what was printed of rank {order.rank} above names the operation; --rank looks into another one",
         )
 
     # The step.
 
-    def _look_where_it_is(self) -> None:
+    def _check_position(self) -> None:
         done, step = self.steps_done, self._order.step
         if done >= step:
             self._end()
@@ -572,7 +572,7 @@ class ReplayRun(Run):
         }
         self._gradients = GradientWatch(parameters, self.say_here)
 
-    def _tell_birth(self, birth: Birth) -> None:
+    def _tell_birth(self, birth: NanOrigin) -> None:
         self.say_here(birth.text)
         torch.autograd.set_detect_anomaly(False)  # a backward pass with this NaN says nothing new
         agent = os.environ.get(contract.SOCKET_VARIABLE, "")

@@ -23,7 +23,7 @@ from torchmuster.core.model import contract
 from torchmuster.core.plainfile import write_all
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.state import DamagedError, SnapshotError, vanished
-from torchmuster.workflow.data.remote import open_any
+from torchmuster.workflow.data.remote import open_fsspec_store
 
 # Every file operation of a save, by name, so that tests can kill a process at each of them.
 #
@@ -373,7 +373,7 @@ class UrlFolder(Folder):
 
     def __init__(self, url: str) -> None:
         try:
-            self._store = open_any(url).bare()
+            self._store = open_fsspec_store(url).bare()
         except (ValueError, ImportError) as error:
             raise SnapshotError(
                 "nothing here can write to that kind of URL",

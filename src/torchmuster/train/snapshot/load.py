@@ -224,7 +224,7 @@ class LoadedSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderLook:
+class FolderFindings:
     """The result of examining a folder, without changing it.
 
     Attributes:
@@ -247,7 +247,7 @@ class FolderLook:
 
 def look(
     folder: Folder, report: Callable[[str], None], patience: Patience | None = None
-) -> FolderLook:
+) -> FolderFindings:
     """Return the newest good snapshot of a folder, and the newer ones that are damaged.
 
     Sharded snapshots are verified here too, but not kept in memory.
@@ -264,11 +264,11 @@ def look(
             damaged.append((step, error))
             continue
         loaded = LoadedSnapshot(manifest=manifest, buffers=buffers)
-        return FolderLook(loaded=loaded, damaged=tuple(damaged))
-    return FolderLook(loaded=None, damaged=tuple(damaged), bad=tuple(folder.set_aside_names()))
+        return FolderFindings(loaded=loaded, damaged=tuple(damaged))
+    return FolderFindings(loaded=None, damaged=tuple(damaged), bad=tuple(folder.set_aside_names()))
 
 
-def set_damaged_aside(folder: Folder, found: FolderLook, report: Callable[[str], None]) -> None:
+def set_damaged_aside(folder: Folder, found: FolderFindings, report: Callable[[str], None]) -> None:
     """Rename and report snapshots that are proved to be damaged, if a good one is known.
 
     Raises:
@@ -296,7 +296,7 @@ def _set_aside(folder: Folder, step: int) -> str:
         ) from error
 
 
-def none_good(folder: Folder, found: FolderLook) -> NoGoodSnapshotError:
+def none_good(folder: Folder, found: FolderFindings) -> NoGoodSnapshotError:
     """Return the error on a folder whose snapshots are all damaged."""
     proofs = [f"{name_of(step)}/{error.where}: {error.what}" for step, error in found.damaged]
     proofs += [f"{name} was set aside as damaged before" for name in found.bad]
@@ -304,11 +304,11 @@ def none_good(folder: Folder, found: FolderLook) -> NoGoodSnapshotError:
         "there is no good snapshot to resume from",
         where=folder.url,
         why="; ".join(proofs),
-        fix=f"restore a copy; or start over at step 0: {_begin_anew(folder.url)}",
+        fix=f"restore a copy; or start over at step 0: {start_over_hint(folder.url)}",
     )
 
 
-def _begin_anew(url: str) -> str:
+def start_over_hint(url: str) -> str:
     """Return the instruction with which the user can choose to start over."""
     if "://" in url:
         return "choose another folder=..., or move what lies in this one away"
@@ -356,7 +356,7 @@ def agree(
             elsewhere.
         UnreadableError: On all ranks, if one of them could not read a file.
     """
-    found, failure = FolderLook(loaded=None), None
+    found, failure = FolderFindings(loaded=None), None
     if reads:
         try:
             found = look(folder, report)

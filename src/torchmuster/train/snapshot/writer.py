@@ -92,8 +92,8 @@ class Saver:
         written_step: The step of the last order that was completed here; on rank 0: committed.
     """
 
-    def __init__(self, crew: Writers[Destination]) -> None:
-        self.crew = crew
+    def __init__(self, writers: Writers[Destination]) -> None:
+        self.writers = writers
         self.last_s = 0.0
         self.written_step: int | None = None
         self._orders: queue.SimpleQueue[WriteOrder] = queue.SimpleQueue()
@@ -153,19 +153,19 @@ class Saver:
                     order.staged.finish()
             finally:
                 self._copied.set()  # also if this rank has no part
-            write(self.crew, order)
-            if self.crew.confirms:
-                wait_for_outcome(self.crew, order.number)
+            write(self.writers, order)
+            if self.writers.confirms:
+                wait_for_outcome(self.writers, order.number)
             self.written_step = order.step
         except ChangedError as error:
-            refuse(self.crew, order.number, order.step, error)
+            refuse(self.writers, order.number, order.step, error)
             self._error = error
         except SnapshotError as error:
             self._error = error
         except RuntimeError as error:  # from the store
             self._error = SnapshotError(
                 f"the snapshot of step {order.step} was given up",
-                where=self.crew.folder.url,
+                where=self.writers.folder.url,
                 why=f"the store of the process group is gone: {error}",
             )
         except BaseException as error:  # noqa: BLE001 (a thread's traceback would go unseen)
@@ -176,80 +176,80 @@ class Saver:
             self.last_s = time.monotonic() - began
 
 
-def write(crew: Writers[Destination], order: WriteOrder) -> None:
+def write(writers: Writers[Destination], order: WriteOrder) -> None:
     """Write this rank's part of a snapshot; on rank 0 and on copying ranks, commit it.
 
     Raises:
         SnapshotError: It could not be written; older snapshots are unchanged.
     """
     try:
-        _write(crew, order)
+        _write(writers, order)
     except OSError as error:
-        _give_up(crew, order, str(error))
-        raise _explain(crew, order, error) from error
+        _give_up(writers, order, str(error))
+        raise _explain(writers, order, error) from error
     except Exception as error:
-        _give_up(crew, order, error.what if isinstance(error, SnapshotError) else repr(error))
+        _give_up(writers, order, error.what if isinstance(error, SnapshotError) else repr(error))
         raise
 
 
-def refuse(crew: Writers[Destination], number: int, step: int, error: SnapshotError) -> None:
+def refuse(writers: Writers[Destination], number: int, step: int, error: SnapshotError) -> None:
     """Report that this rank has no part, and why; the others give the snapshot up at once."""
     order = WriteOrder(
         number=number, step=step, epoch=0, kind="", staged=None, state=None, rank_state=None
     )
-    _give_up(crew, order, error.what)
+    _give_up(writers, order, error.what)
 
 
-def _give_up(crew: Writers[Destination], order: WriteOrder, why: str) -> None:
+def _give_up(writers: Writers[Destination], order: WriteOrder, why: str) -> None:
     """Free the space, and tell the waiting ranks."""
-    if crew.rank == 0 or crew.copies:
+    if writers.rank == 0 or writers.copies:
         with contextlib.suppress(OSError, SnapshotError):
-            crew.folder.abandon(order.step, crew.generation)
-    _post(crew, order, {"error": why})
-    if crew.rank == 0:
+            writers.folder.abandon(order.step, writers.generation)
+    _post(writers, order, {"error": why})
+    if writers.rank == 0:
         with contextlib.suppress(RuntimeError):
             for name, mark in (("begun", b""), ("outcome", b""), ("buffers", _NONE)):
-                crew.store.set(_key(order, name), mark + why.encode())
+                writers.store.set(_key(order, name), mark + why.encode())
 
 
-def _write(crew: Writers[Destination], order: WriteOrder) -> None:
-    commits = crew.rank == 0 or crew.copies
+def _write(writers: Writers[Destination], order: WriteOrder) -> None:
+    commits = writers.rank == 0 or writers.copies
     file: FileEntry | None = None
     if commits:
-        crew.folder.begin(order.step, crew.generation)
-        _announce(crew, order)
+        writers.folder.begin(order.step, writers.generation)
+        _announce(writers, order)
     if order.staged is not None:
         if not commits:
-            _wait_for_rank_0(crew, order, "begun")
-        if order.buffers and crew.copies:
-            _share_buffers(crew, order, order.staged)
-        file = _write_file(crew, order)
+            _wait_for_rank_0(writers, order, "begun")
+        if order.buffers and writers.copies:
+            _share_buffers(writers, order, order.staged)
+        file = _write_file(writers, order)
     piece = {"rank_state": order.rank_state}
     if file is not None and order.staged is not None and order.kind == "sharded":
         piece |= {
             "file": [order.staged.file, file.num_bytes, file.crc32],
             "tensors": plain_tensors(order.staged.tensors),
         }
-    _post(crew, order, piece)
+    _post(writers, order, piece)
     if commits:
-        _commit(crew, order, file)
-    if crew.rank == 0:
-        crew.store.set(_key(order, "outcome"), _OK)
+        _commit(writers, order, file)
+    if writers.rank == 0:
+        writers.store.set(_key(order, "outcome"), _OK)
 
 
-def _share_buffers(crew: Writers[Destination], order: WriteOrder, staged: Staged) -> None:
+def _share_buffers(writers: Writers[Destination], order: WriteOrder, staged: Staged) -> None:
     """Copy rank 0's buffers to every rank's copy: DDP continues with rank 0's running means."""
     if sum(end - begin for begin, end in order.buffers) > _MOST_BUFFER_BYTES:
         return  # no running means are that large
     key = _key(order, "buffers")
-    if crew.rank == 0:
+    if writers.rank == 0:
         parts = [staged.data[begin:end].numpy().tobytes() for begin, end in order.buffers]
-        crew.store.set(key, _SOME + b"".join(parts))
+        writers.store.set(key, _SOME + b"".join(parts))
         return
-    _wait(crew, key, order)
-    data = crew.store.get(key)
+    _wait(writers, key, order)
+    data = writers.store.get(key)
     if not data.startswith(_SOME):
-        raise _given_up(crew, order, data.removeprefix(_NONE))
+        raise _given_up(writers, order, data.removeprefix(_NONE))
     at = len(_SOME)
     for begin, end in order.buffers:
         part = torch.frombuffer(bytearray(data[at : at + end - begin]), dtype=torch.uint8)
@@ -257,15 +257,15 @@ def _share_buffers(crew: Writers[Destination], order: WriteOrder, staged: Staged
         at += end - begin
 
 
-def _announce(crew: Writers[Destination], order: WriteOrder) -> None:
-    if crew.rank == 0:
-        crew.store.set(_key(order, "begun"), _OK)
+def _announce(writers: Writers[Destination], order: WriteOrder) -> None:
+    if writers.rank == 0:
+        writers.store.set(_key(order, "begun"), _OK)
 
 
-def _write_file(crew: Writers[Destination], order: WriteOrder) -> FileEntry:
+def _write_file(writers: Writers[Destination], order: WriteOrder) -> FileEntry:
     staged = order.staged
     assert staged is not None
-    sink = crew.folder.create(order.step, crew.generation, staged.file)
+    sink = writers.folder.create(order.step, writers.generation, staged.file)
     data = memoryview(staged.data.numpy())
     crc = _Checksum() if len(data) > _BLOCK_BYTES else None
     try:
@@ -302,8 +302,8 @@ class _Checksum:
             self._crc = zlib.crc32(block, self._crc)
 
 
-def _commit(crew: Writers[Destination], order: WriteOrder, file: FileEntry | None) -> None:
-    pieces = {rank: _take_piece(crew, order, rank) for rank in range(crew.world_size)}
+def _commit(writers: Writers[Destination], order: WriteOrder, file: FileEntry | None) -> None:
+    pieces = {rank: _take_piece(writers, order, rank) for rank in range(writers.world_size)}
     files: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
     if order.kind == "whole" and order.staged is not None and file is not None:
@@ -317,8 +317,8 @@ def _commit(crew: Writers[Destination], order: WriteOrder, file: FileEntry | Non
     manifest = SnapshotManifest(
         step=order.step,
         epoch=order.epoch,
-        generation=crew.generation,
-        world_size=crew.world_size,
+        generation=writers.generation,
+        world_size=writers.world_size,
         kind=order.kind,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         files=files,
@@ -326,10 +326,10 @@ def _commit(crew: Writers[Destination], order: WriteOrder, file: FileEntry | Non
         state=order.state,
         ranks={rank: piece["rank_state"] for rank, piece in pieces.items()},
     )
-    crew.folder.commit(order.step, crew.generation, encode_manifest(manifest))
-    keep_newest(crew.folder, crew.keep)
-    if crew.rank == 0:
-        _forget(crew, order.number - 1)
+    writers.folder.commit(order.step, writers.generation, encode_manifest(manifest))
+    keep_newest(writers.folder, writers.keep)
+    if writers.rank == 0:
+        _forget(writers, order.number - 1)
 
 
 def keep_newest(folder: Destination, keep: int) -> None:
@@ -338,7 +338,7 @@ def keep_newest(folder: Destination, keep: int) -> None:
         folder.delete(step)
 
 
-def wait_for_outcome(crew: Writers[Destination], number: int) -> None:
+def wait_for_outcome(writers: Writers[Destination], number: int) -> None:
     """Return when rank 0 has committed save `number`.
 
     Raises:
@@ -346,64 +346,64 @@ def wait_for_outcome(crew: Writers[Destination], number: int) -> None:
     """
     key = f"muster/save/{number}/outcome"
     try:
-        crew.store.wait([key], timedelta(seconds=crew.timeout_s))
-        outcome = crew.store.get(key)
+        writers.store.wait([key], timedelta(seconds=writers.timeout_s))
+        outcome = writers.store.get(key)
     except RuntimeError as error:
         raise SnapshotError(
             "rank 0 did not confirm that the snapshot is complete",
-            where=crew.folder.url,
-            why=f"waited {crew.timeout_s:g} s at most: {error}",
+            where=writers.folder.url,
+            why=f"waited {writers.timeout_s:g} s at most: {error}",
         ) from error
     if outcome != _OK:
         raise SnapshotError(
-            "rank 0 could not commit the snapshot", where=crew.folder.url, why=outcome.decode()
+            "rank 0 could not commit the snapshot", where=writers.folder.url, why=outcome.decode()
         )
 
 
-def _forget(crew: Writers[Destination], number: int) -> None:
+def _forget(writers: Writers[Destination], number: int) -> None:
     """Delete the keys of a save that all ranks have finished: they have posted for the next one."""
-    for name in (*range(crew.world_size), "begun", "outcome", "buffers"):
-        crew.store.delete_key(f"muster/save/{number}/{name}")
+    for name in (*range(writers.world_size), "begun", "outcome", "buffers"):
+        writers.store.delete_key(f"muster/save/{number}/{name}")
 
 
-def _wait_for_rank_0(crew: Writers[Destination], order: WriteOrder, name: str) -> None:
-    _wait(crew, _key(order, name), order)
-    word = crew.store.get(_key(order, name))
+def _wait_for_rank_0(writers: Writers[Destination], order: WriteOrder, name: str) -> None:
+    _wait(writers, _key(order, name), order)
+    word = writers.store.get(_key(order, name))
     if word != _OK:
-        raise _given_up(crew, order, word)
+        raise _given_up(writers, order, word)
 
 
-def _given_up(crew: Writers[Destination], order: WriteOrder, why: bytes) -> SnapshotError:
+def _given_up(writers: Writers[Destination], order: WriteOrder, why: bytes) -> SnapshotError:
     return SnapshotError(
         f"rank 0 gave the snapshot of step {order.step} up",
-        where=crew.folder.url,
+        where=writers.folder.url,
         why=why.decode(),
     )
 
 
-def _take_piece(crew: Writers[Destination], order: WriteOrder, rank: int) -> dict[str, Any]:
+def _take_piece(writers: Writers[Destination], order: WriteOrder, rank: int) -> dict[str, Any]:
     key = _key(order, str(rank))
-    _wait(crew, key, order)
-    piece = json.loads(crew.store.get(key))
+    _wait(writers, key, order)
+    piece = json.loads(writers.store.get(key))
     if "error" in piece:
         raise SnapshotError(
             f"rank {rank} could not write its part of the snapshot of step {order.step}",
-            where=crew.folder.url,
+            where=writers.folder.url,
             why=piece["error"],
         )
     return dict(piece)
 
 
-def _wait(crew: Writers[Destination], key: str, order: WriteOrder) -> None:
-    deadline, pause_s = time.monotonic() + crew.timeout_s, 0.001
-    why = f"`{key}` did not arrive within {crew.timeout_s:g} s"
+def _wait(writers: Writers[Destination], key: str, order: WriteOrder) -> None:
+    deadline, pause_s = time.monotonic() + writers.timeout_s, 0.001
+    why = f"`{key}` did not arrive within {writers.timeout_s:g} s"
     try:
         # Not `store.wait`: torch prints two warnings at the end of each such wait.
-        while not crew.store.check([key]):
+        while not writers.store.check([key]):
             if time.monotonic() > deadline:
                 raise SnapshotError(
                     f"the snapshot of step {order.step} was given up",
-                    where=crew.folder.url,
+                    where=writers.folder.url,
                     why=why,
                 )
             threading.Event().wait(pause_s)
@@ -411,14 +411,14 @@ def _wait(crew: Writers[Destination], key: str, order: WriteOrder) -> None:
     except RuntimeError as error:  # the store is gone with rank 0
         raise SnapshotError(
             f"the snapshot of step {order.step} was given up",
-            where=crew.folder.url,
+            where=writers.folder.url,
             why=f"{why}: {error}",
         ) from error
 
 
-def _post(crew: Writers[Destination], order: WriteOrder, piece: dict[str, Any]) -> None:
+def _post(writers: Writers[Destination], order: WriteOrder, piece: dict[str, Any]) -> None:
     try:
-        crew.store.set(_key(order, str(crew.rank)), json.dumps(piece))
+        writers.store.set(_key(order, str(writers.rank)), json.dumps(piece))
     except RuntimeError:
         if "error" not in piece:  # an error is raised anyway; this was only to tell rank 0
             raise
@@ -440,17 +440,17 @@ def _merge(tensors: dict[str, TensorEntry], plain: dict[str, Any]) -> dict[str, 
     return merged
 
 
-def _explain(crew: Writers[Destination], order: WriteOrder, error: OSError) -> SnapshotError:
+def _explain(writers: Writers[Destination], order: WriteOrder, error: OSError) -> SnapshotError:
     import errno
 
-    here = isinstance(crew.folder, LocalFolder)
-    if here and error.errno == errno.ENOENT and not os.path.isdir(crew.folder.url):
-        return vanished(crew.folder.url, order.step)
+    here = isinstance(writers.folder, LocalFolder)
+    if here and error.errno == errno.ENOENT and not os.path.isdir(writers.folder.url):
+        return vanished(writers.folder.url, order.step)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     num_bytes = order.staged.data.numel() if order.staged is not None else 0
     return SnapshotError(
         f"the snapshot of step {order.step} could not be written",
-        where=crew.folder.url,
+        where=writers.folder.url,
         why=f"{error.strerror or error} ({num_bytes / 1e6:.1f} MB were to be written)",
         fix="free some space, or choose another place with folder=...; older snapshots are intact"
         if full

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class BatchResult:
     """One making of a batch by a rank.
 
     Attributes:
@@ -21,7 +21,7 @@ class Making:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class OddRank:
     """What follows from makings.
 
     Attributes:
@@ -38,7 +38,7 @@ class Verdict:
     against: tuple[int, ...] = ()
 
 
-def judge(makings: Sequence[Making], nodes: Sequence[int]) -> Verdict:
+def judge(makings: Sequence[BatchResult], nodes: Sequence[int]) -> OddRank:
     """Return which rank is odd.
 
     Ranks agree on a digest if ranks of at least two nodes have it in their last making of a batch,
@@ -51,7 +51,7 @@ def judge(makings: Sequence[Making], nodes: Sequence[int]) -> Verdict:
         nodes: The node of each rank: a node's fault may affect all of its ranks.
     """
     voters = nodes if len(set(nodes)) > 1 else range(len(nodes))
-    by_batch: dict[int, list[Making]] = defaultdict(list)
+    by_batch: dict[int, list[BatchResult]] = defaultdict(list)
     for making in makings:
         by_batch[making.batch].append(making)
     doubtful = sorted(
@@ -64,15 +64,15 @@ def judge(makings: Sequence[Making], nodes: Sequence[int]) -> Verdict:
         last = {one.by: one.digest for one in made}
         agreed = agreed_on(last, voters)
         if agreed is None:
-            return Verdict(batches=tuple(doubtful))
+            return OddRank(batches=tuple(doubtful))
         odd |= {one.by for one in made if one.digest != agreed}
         is_once = is_once and all(digest == agreed for digest in last.values())
         against = tuple(sorted(rank for rank, digest in last.items() if digest == agreed))
     if len(odd) != 1:
-        return Verdict(batches=tuple(doubtful))
+        return OddRank(batches=tuple(doubtful))
     (rank,) = odd
     others = tuple(one for one in against if one != rank)
-    return Verdict(batches=tuple(doubtful), odd=rank, is_once=is_once, against=others)
+    return OddRank(batches=tuple(doubtful), odd=rank, is_once=is_once, against=others)
 
 
 def agreed_on(digests: Mapping[int, str], voters: Sequence[int]) -> str | None:

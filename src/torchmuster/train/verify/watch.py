@@ -36,12 +36,12 @@ from torchmuster.errors import MusterError, UsageError
 from torchmuster.train import rng
 from torchmuster.train.exchange import broadcast_bytes, gather_json, shift_bytes
 from torchmuster.train.heartbeat import StepState
-from torchmuster.train.memory.saves import NodeStand, choose_shifts
+from torchmuster.train.memory.saves import NodeSite, choose_shifts
 from torchmuster.train.objects import Objects
 from torchmuster.train.replay.forward import bytes_of, versions
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot.state import dtype_named, pack, unpack
-from torchmuster.train.verify.judge import Making, Verdict, judge, odd_weights
+from torchmuster.train.verify.judge import BatchResult, OddRank, judge, odd_weights
 from torchmuster.train.wrap import unwrap, weigh
 
 # The forwards and the backward of a step, recorded as they run, sent to another rank, and repeated
@@ -545,9 +545,9 @@ class StepVerifier:
     def _choose_shifts(self) -> list[int]:
         """Return the shifts to the ranks that repeat a rank's passes: other nodes' if possible."""
         mine = {"node": self._world.node_rank, "computes": _computes_as(self._world.device)}
-        told = gather_json(mine)
+        gathered = gather_json(mine)
         kinds: dict[str, list[int]] = {}
-        for rank, one in enumerate(told):
+        for rank, one in enumerate(gathered):
             kinds.setdefault(one["computes"], []).append(rank)
         if len(kinds) > 1:
             raise CantVerifyError(
@@ -556,8 +556,8 @@ class StepVerifier:
                 why="; ".join(f"{name_ranks(ranks)}: {kind}" for kind, ranks in kinds.items()),
                 fix="train on nodes of one kind, or without verify_every",
             )
-        self._nodes = [int(one["node"]) for one in told]
-        return choose_shifts([NodeStand(machine=str(one["node"])) for one in told], 2)
+        self._nodes = [int(one["node"]) for one in gathered]
+        return choose_shifts([NodeSite(machine=str(one["node"])) for one in gathered], 2)
 
     # Recording.
 
@@ -637,9 +637,9 @@ class StepVerifier:
         more = [(shift, self._again(parcel, shift)) for shift in dict.fromkeys((first, second))]
         makings += _makings([(0, live), (0, again), *more])
         # If a rank gets another result from a copy than from the original, copies prove nothing.
-        is_told = all(gather_json(live == again))
+        is_agreed = all(gather_json(live == again))
         verdict = judge(makings, self._nodes)
-        self._raise(step, verdict if is_told else Verdict(batches=verdict.batches), makings)
+        self._raise(step, verdict if is_agreed else OddRank(batches=verdict.batches), makings)
 
     def _parcel(self) -> tuple[Passes, bytes]:
         """Return what is needed to repeat the passes, here and elsewhere; a collective.
@@ -670,7 +670,7 @@ class StepVerifier:
         _refuse(gather_json(why))
         return made
 
-    def _raise(self, step: int, verdict: Verdict, makings: list[Making]) -> None:
+    def _raise(self, step: int, verdict: OddRank, makings: list[BatchResult]) -> None:
         odd = verdict.odd
         self._tell(step, odd, "gradients")
         batches = name_ranks(list(verdict.batches))
@@ -715,25 +715,25 @@ class StepVerifier:
         raise error
 
 
-def _makings(rounds: list[tuple[int, str]]) -> list[Making]:
+def _makings(rounds: list[tuple[int, str]]) -> list[BatchResult]:
     """Return all ranks' makings, in the order of the rounds; a collective."""
-    told: list[list[str]] = gather_json([made for _, made in rounds])
-    size = len(told)
+    gathered: list[list[str]] = gather_json([made for _, made in rounds])
+    size = len(gathered)
     return [
-        Making(batch=(by + shift) % size, by=by, digest=told[by][number])
+        BatchResult(batch=(by + shift) % size, by=by, digest=gathered[by][number])
         for number, (shift, _) in enumerate(rounds)
         for by in range(size)
     ]
 
 
-def _refuse(told: list[str]) -> None:
+def _refuse(gathered: list[str]) -> None:
     """Refuse on all ranks what one of them can't repeat."""
-    ranks = [rank for rank, why in enumerate(told) if why]
+    ranks = [rank for rank, why in enumerate(gathered) if why]
     if ranks:
         raise CantVerifyError(
             "this step can't be made again on another rank, so verify_every can't compare it",
             where=name_ranks(ranks),
-            why=told[ranks[0]],
+            why=gathered[ranks[0]],
             fix="train without verify_every",
         )
 

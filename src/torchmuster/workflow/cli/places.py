@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 # `muster submit FILE --on NAME` with ssh hosts: this process owns the workflow; tasks run there.
 
 
-def refuse_what_hosts_can_not(plan: "WorkflowPlan", site: "Site", *, detach: bool) -> None:
+def check_on_hosts(plan: "WorkflowPlan", site: "Site", *, detach: bool) -> None:
     """Refuse what a workflow can't do over ssh, before anything exists.
 
     Raises:
         ManyErrors: All that is refused.
     """
-    from torchmuster.workflow.owner.host_capacity import most_hosts
+    from torchmuster.workflow.owner.host_capacity import largest_min_hosts
     from torchmuster.workflow.plan import TaskNetwork
 
     found: list[UsageError] = []
@@ -47,7 +47,7 @@ def refuse_what_hosts_can_not(plan: "WorkflowPlan", site: "Site", *, detach: boo
     if plan.network is TaskNetwork.PRIVATE:
         what = "`--task-network private` is for one machine: tasks on hosts use their network"
         found.append(UsageError(what, where="--task-network", fix="leave it out"))
-    task, needed = most_hosts(plan)
+    task, needed = largest_min_hosts(plan)
     hosts = make_wishes(site, by_slots=True).hosts
     if needed > len(hosts):
         number = f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"
@@ -78,7 +78,7 @@ def _task_hosts(
 ) -> "TaskHosts":
     from torchmuster.launcher.engines.sites import setup_origin
     from torchmuster.launcher.net.remote_messages import SetUpTasks
-    from torchmuster.workflow.owner.host_capacity import most_hosts
+    from torchmuster.workflow.owner.host_capacity import largest_min_hosts
     from torchmuster.workflow.owner.task_hosts import TaskHosts
 
     wishes = make_wishes(site, by_slots=True)
@@ -92,14 +92,14 @@ def _task_hosts(
         origin=setup_origin(site),
     )
     bundle = make_bundle_for((sys.executable,), wishes)
-    return TaskHosts(run_dir, wishes, bundle, set_up, most_hosts(plan)[1], voice.say)
+    return TaskHosts(run_dir, wishes, bundle, set_up, largest_min_hosts(plan)[1], voice.say)
 
 
 def _follow(
     run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", voice: "TerminalVoice"
 ) -> "WorkflowResult":
     from torchmuster.workflow.owner.follow import follow_workflow
-    from torchmuster.workflow.owner.host_capacity import HostCapacity, crowded
+    from torchmuster.workflow.owner.host_capacity import HostCapacity, describe_crowding
 
     hosts = _task_hosts(run_dir, plan, site, voice)
     try:
@@ -111,7 +111,7 @@ def _follow(
         used = ", ".join(one.name for one in hosts.facts)
         logs = os.path.join(run_dir.path, "logs")
         voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {logs}")
-        sentence = crowded(plan, len(hosts.facts))
+        sentence = describe_crowding(plan, len(hosts.facts))
         if sentence is not None:
             voice.say(sentence)
         return follow_workflow(run_dir, voice, HostCapacity(hosts.facts, hosts.broker))
@@ -121,12 +121,12 @@ def _follow(
 
 def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
     """Print the ssh command of each host, and where tasks would go if no other group runs."""
-    from torchmuster.workflow.owner.host_capacity import crowded
+    from torchmuster.workflow.owner.host_capacity import describe_crowding
 
     wishes = make_wishes(site, by_slots=True)
     bundle = make_bundle_for((sys.executable,), wishes)
     commands = [bundle.argv(host) for host in wishes.hosts]
-    placed = _first_places(plan, [host.name for host in wishes.hosts])
+    placed = _sample_placement(plan, [host.name for host in wishes.hosts])
     if as_json:
         names = [host.name for host in wishes.hosts]
         shown = {"site": site.name, "hosts": names, "commands": commands, "tasks": placed}
@@ -137,14 +137,14 @@ def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
     click.echo("\n# tasks, while no other group runs:")
     for task, hosts in placed.items():
         click.echo(f"#   {task}: {', '.join(hosts)}")
-    sentence = crowded(plan, len(wishes.hosts))
+    sentence = describe_crowding(plan, len(wishes.hosts))
     if sentence is not None:
         click.echo(f"# {sentence}")
     click.echo("# all hosts must see $MUSTER_HOME: tasks pass data on through the run directory")
     click.echo("no host was contacted (--dry-run)", err=True)
 
 
-def _first_places(plan: "WorkflowPlan", names: list[str]) -> dict[str, list[str]]:
+def _sample_placement(plan: "WorkflowPlan", names: list[str]) -> dict[str, list[str]]:
     """Assign hosts to tasks in turn; hosts' resources are unknown before connecting."""
     placed: dict[str, list[str]] = {}
     for group in plan.groups:
@@ -156,7 +156,7 @@ def _first_places(plan: "WorkflowPlan", names: list[str]) -> dict[str, list[str]
     return placed
 
 
-class WorkflowAt:
+class WorkflowCell:
     """A workflow at a place for runs.
 
     Attributes:
@@ -193,7 +193,7 @@ class WorkflowAt:
         """Remove what an earlier start of the workflow has left, before its restart."""
 
 
-class OnThisMachine(WorkflowAt):
+class OnThisMachine(WorkflowCell):
     """A workflow on this machine."""
 
     is_this_machine = True
@@ -225,11 +225,11 @@ class InThisJob(OnThisMachine):
             )
 
 
-class OnHosts(WorkflowAt):
+class OnHosts(WorkflowCell):
     """A workflow on ssh hosts."""
 
     def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:
-        refuse_what_hosts_can_not(plan, self.place.site, detach=detach)
+        check_on_hosts(plan, self.place.site, detach=detach)
 
     def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
         del machine
@@ -242,7 +242,7 @@ class OnHosts(WorkflowAt):
         return submit_to_hosts(run_dir, plan, self.place.site, as_json=as_json)
 
 
-class AsJobs(WorkflowAt):
+class AsJobs(WorkflowCell):
     """A workflow as jobs of a scheduler, one per group."""
 
     def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:

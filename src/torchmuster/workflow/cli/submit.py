@@ -76,7 +76,7 @@ def submit(**given: Any) -> int:
     muster submit train.yaml --help-values
     """  # noqa: D301 - \b is click's mark
     from torchmuster.core.cli.find import Where, find_place
-    from torchmuster.core.cli.place import Nowhere
+    from torchmuster.core.cli.place import UnknownPlace
     from torchmuster.core.spec.problems import Problems
     from torchmuster.workflow.owner.create import create_workflow_dir
 
@@ -86,7 +86,9 @@ def submit(**given: Any) -> int:
     shows_all = given["dry_run"] and given["engine"] == ALL
     here = given["here"] or given["dry_run"]
     place = (
-        Nowhere() if shows_all else find_place(Where(engine=given["engine"], here=here), problems)
+        UnknownPlace()
+        if shows_all
+        else find_place(Where(engine=given["engine"], here=here), problems)
     )
     at = place.cell("workflow")
     given["elsewhere"] = not at.is_this_machine
@@ -208,7 +210,7 @@ def _plan(
     from torchmuster.core.owner.create import check_run_id, new_run_id
     from torchmuster.core.spec.units import parse_timeout
     from torchmuster.errors import ManyErrors
-    from torchmuster.workflow.owner.capacity import shortfalls, this_machine
+    from torchmuster.workflow.owner.capacity import describe_shortfalls, this_machine
     from torchmuster.workflow.plan import TaskNetwork
     from torchmuster.workflow.sandbox.container import container_problems
     from torchmuster.workflow.spec.load import plan_workflow
@@ -239,7 +241,7 @@ def _plan(
         return plan, machine
     if refusals := container_problems(plan):
         raise ManyErrors(refusals)
-    short = shortfalls(plan, machine)
+    short = describe_shortfalls(plan, machine)
     if short and given["strict_resources"]:
         for sentence in short:
             problems.add(sentence.rpartition(":")[0], "--strict-resources")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 if TYPE_CHECKING:
-    from torchmuster.workflow.data.progress import Moved, TransferProgress
+    from torchmuster.workflow.data.progress import TransferProgress, TransferResult
 
 _REDRAW_S = 0.2
 _BAR_WIDTH = 30
@@ -62,7 +62,7 @@ def say(sentence: str) -> None:
     click.echo(sentence, err=True)
 
 
-def describe(moved: "Moved", verb: str) -> str:
+def describe(moved: "TransferResult", verb: str) -> str:
     """Return a line about the result of a transfer."""
     from torchmuster.core.model.text import show_size
 

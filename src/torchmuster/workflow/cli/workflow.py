@@ -117,13 +117,13 @@ def say_end(voice: "TerminalVoice", result: "WorkflowResult", run_dir: "RunDir")
     from torchmuster.core.cli.ending import say_report
     from torchmuster.core.cli.messages import paint_report, uses_colour
     from torchmuster.core.model.states import State
-    from torchmuster.launcher.views.account import what_a_workflow_left
+    from torchmuster.launcher.views.account import describe_workflow_results
 
     for report in result.reports:
         voice.print(paint_report(report, colour=uses_colour()))
     voice.say(workflow_summary(result))
     if not result.state.is_failed:
-        voice.say(what_a_workflow_left(run_dir, tuple(result.groups)))
+        voice.say(describe_workflow_results(run_dir, tuple(result.groups)))
     elif result.state is not State.FAILED_CANCELED:
         say_report(voice, run_dir, result.run_id)
     return result.exit_code

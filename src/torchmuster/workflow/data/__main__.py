@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.data import transfer
-from torchmuster.workflow.data.checkpoint import CheckpointUploader, Round
+from torchmuster.workflow.data.checkpoint import CheckpointUpload, CheckpointUploader
 from torchmuster.workflow.data.dataset import DatasetStore
 from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.progress import TransferProgress
@@ -129,7 +129,7 @@ def _checkpoint(options: argparse.Namespace, lines: Lines) -> dict[str, Any]:
     signal.signal(signal.SIGINT, handle)
     threading.Thread(target=_wait_for_end, args=(stop,), daemon=True).start()
 
-    def done(result: Round) -> None:
+    def done(result: CheckpointUpload) -> None:
         if result.number is not None:
             lines.note(f"checkpoint {result.number} uploaded: {result.num_files} files")
 

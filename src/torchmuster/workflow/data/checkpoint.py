@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from torchmuster.launcher.files.tree import LocalFile
 from torchmuster.workflow.data import copying, pointer
-from torchmuster.workflow.data.dataset import claim_next
+from torchmuster.workflow.data.dataset import write_next_number
 from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.manifest import stored_file
 from torchmuster.workflow.data.names import compile_regex, local_files
@@ -31,7 +31,7 @@ _LONGEST_WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class CheckpointUpload:
     """The result of one upload; `number` is None when there was nothing new to upload."""
 
     number: int | None
@@ -70,7 +70,9 @@ class CheckpointUploader:
         self._settle_s = settle_s
         self._stop = threading.Event()  # `run` has its caller's
 
-    def run(self, stop: threading.Event, done: Callable[[Round], None] | None = None) -> Round:
+    def run(
+        self, stop: threading.Event, done: Callable[[CheckpointUpload], None] | None = None
+    ) -> CheckpointUpload:
         """Upload until `stop` is set, then once more; return the last round.
 
         If a round fails, report the error and try again in the next one.
@@ -91,7 +93,7 @@ class CheckpointUploader:
         self._stop = threading.Event()  # the last round waits for files that are being written
         return self.upload_once()
 
-    def upload_once(self) -> Round:
+    def upload_once(self) -> CheckpointUpload:
         """Upload a checkpoint unless the last one has the same files.
 
         Raises:
@@ -102,10 +104,10 @@ class CheckpointUploader:
         except OSError as error:
             raise explain(error, self._store.url) from error
 
-    def _upload(self) -> Round:
+    def _upload(self) -> CheckpointUpload:
         files = self._files()
         if not files:
-            return Round(number=None, num_files=0, sent_bytes=0)
+            return CheckpointUpload(number=None, num_files=0, sent_bytes=0)
         last = self._last()
         known = last.files if last else {}
         folder = f"checkpoint-{self._newest() + 1}-{secrets.token_hex(4)}"
@@ -113,7 +115,7 @@ class CheckpointUploader:
         try:
             stored = self._send_all(files, known, folder, sent)
             if not stored or stored == known:
-                return Round(number=None, num_files=len(stored), sent_bytes=0)
+                return CheckpointUpload(number=None, num_files=len(stored), sent_bytes=0)
             number = self._claim(stored)
         except BaseException:
             self._discard(sent)
@@ -122,7 +124,7 @@ class CheckpointUploader:
         ours = [file for name, file in stored.items() if file.name == f"{folder}/{name}"]
         sent_bytes = sum(file.size_bytes for file in ours)
         self._prune(number)
-        return Round(number=number, num_files=len(stored), sent_bytes=sent_bytes)
+        return CheckpointUpload(number=number, num_files=len(stored), sent_bytes=sent_bytes)
 
     def _files(self) -> list[LocalFile]:
         return local_files(self._path, self._regex)[0] if os.path.exists(self._path) else []
@@ -181,7 +183,7 @@ class CheckpointUploader:
         def encode(number: int) -> bytes:
             return pointer.encode(Checkpoint(number=number, created=created, files=stored))
 
-        return claim_next(self._store, self._newest, pointer.manifest_name, encode)
+        return write_next_number(self._store, self._newest, pointer.manifest_name, encode)
 
     def _point_to(self, number: int) -> None:
         current = pointer.read_pointer(self._store)

@@ -36,7 +36,7 @@ def stamp(path: str) -> Stamp:
     return Stamp(size_bytes=facts.st_size, mtime_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
 
-def feed_hashed(path: str, write: Callable[[bytes], object]) -> Digests:
+def hash_and_feed(path: str, write: Callable[[bytes], object]) -> Digests:
     """Pass a file in chunks to `write`; return the digests."""
     sha256, md5, size_bytes = hashlib.sha256(), _md5(), 0
     with open_plain(path) as file:
@@ -50,20 +50,20 @@ def feed_hashed(path: str, write: Callable[[bytes], object]) -> Digests:
 
 def hash_file(path: str) -> Digests:
     """Return the digests of a file."""
-    return feed_hashed(path, len)
+    return hash_and_feed(path, len)
 
 
 def read_hashed(path: str) -> tuple[bytes, Digests]:
     """Return a small file's bytes and digests."""
     parts: list[bytes] = []
-    digests = feed_hashed(path, parts.append)
+    digests = hash_and_feed(path, parts.append)
     return b"".join(parts), digests
 
 
 def copy_hashed(source: str, target: str) -> Digests:
     """Copy a file with its mode and fsync it; return the digests of the copied bytes."""
     with open(target, "wb", buffering=0) as file:
-        digests = feed_hashed(source, lambda chunk: write_all(file.fileno(), chunk))
+        digests = hash_and_feed(source, lambda chunk: write_all(file.fileno(), chunk))
         os.fchmod(file.fileno(), stat.S_IMODE(os.stat(source).st_mode))
         os.fsync(file.fileno())
     return digests

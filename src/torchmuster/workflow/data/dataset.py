@@ -31,10 +31,10 @@ from torchmuster.workflow.data.fetch import fetch_all
 from torchmuster.workflow.data.manifest import DatasetManifest, object_name, stored_file
 from torchmuster.workflow.data.names import check_names, compile_regex, local_files
 from torchmuster.workflow.data.progress import (
-    Moved,
     NoteCallback,
     ProgressCallback,
     TransferMeter,
+    TransferResult,
     run_all,
 )
 from torchmuster.workflow.data.reference import (
@@ -60,7 +60,7 @@ from torchmuster.workflow.data.store import Entry, FileChangedError, Store
 _MAX_TRIES = 1000
 
 
-def claim_next(
+def write_next_number(
     store: Store,
     newest: Callable[[], int],
     name_of: Callable[[int], str],
@@ -122,7 +122,7 @@ class ObjectStore:
         self._store = store
 
     @contextmanager
-    def upload_begun(self) -> "Iterator[ObjectUpload]":
+    def start_upload(self) -> "Iterator[ObjectUpload]":
         """Begin an upload; until it ends, the sweep keeps the contents that it needs."""
         upload = ObjectUpload(self._store)
         try:
@@ -160,13 +160,13 @@ class ObjectStore:
         old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
         needed = referenced()
         doomed = [entry for entry in old if entry.name.rsplit("/", 1)[-1] not in needed]
-        needed = self._under_way()
+        needed = self._needed_by_uploads()
         doomed = [entry for entry in doomed if entry.name.rsplit("/", 1)[-1] not in needed]
         names = [entry.name for entry in doomed]
         run_all(self._store.delete, names, _NUM_PARALLEL, threading.Event())
         return len(doomed), sum(entry.size_bytes for entry in doomed)
 
-    def _under_way(self) -> set[str]:
+    def _needed_by_uploads(self) -> set[str]:
         needed: set[str] = set()
         for entry in self._store.entries("uploads"):
             if entry.modified_s < time.time() - _UPLOAD_LIMIT_S:
@@ -202,7 +202,7 @@ class ObjectUpload:
         """
         meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
         hashes = run_all(self._hash, files, _NUM_PARALLEL, self._stop)
-        self.count_on(digests.sha256 for digests in hashes)
+        self.protect(digests.sha256 for digests in hashes)
         first = {digests.sha256: file for file, digests in zip(files, hashes, strict=True)}
         there = self._there(first) if len(first) > _NUM_PARALLEL else None
 
@@ -218,7 +218,7 @@ class ObjectUpload:
         pairs = list(zip(files, hashes, strict=True))
         return dict(run_all(send, pairs, _NUM_PARALLEL, self._stop))
 
-    def count_on(self, hashes: Iterable[str | None]) -> None:
+    def protect(self, hashes: Iterable[str | None]) -> None:
         """Protect these contents from a sweep."""
         self._needed.update(sha256 for sha256 in hashes if sha256)
         data = json.dumps(sorted(self._needed)).encode()
@@ -256,7 +256,7 @@ class ObjectUpload:
                 return self._store.put(file.path, name, sha256=digests.sha256)
             except FileChangedError:
                 digests = self._hash(file)
-                self.count_on([digests.sha256])
+                self.protect([digests.sha256])
         raise FileChangedError("the file keeps changing", where=file.path)
 
 
@@ -266,7 +266,7 @@ _TAG = re.compile(r"sets/(.+)/tags/([A-Za-z0-9_-]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class DatasetSummary:
     """A dataset in the list: its versions, oldest first, and when the newest was written."""
 
     name: str
@@ -276,7 +276,7 @@ class Summary:
 
 
 @dataclass(slots=True)
-class Found:
+class DatasetScan:
     """A dataset's versions with their times, the highest version it ever had, and its tags."""
 
     versions: dict[int, float] = field(default_factory=dict)
@@ -289,20 +289,20 @@ def version_name(name: str, number: int) -> str:
     return f"sets/{name}/versions/{number}.json"
 
 
-def scan(store: Store, below: str) -> dict[str, Found]:
+def scan(store: Store, below: str) -> dict[str, DatasetScan]:
     """Return the datasets in a folder of the store, by name."""
-    by_name: dict[str, Found] = {}
+    by_name: dict[str, DatasetScan] = {}
     for entry in store.entries(below):
         if match := _VERSION.fullmatch(entry.name):
-            found = by_name.setdefault(match[1], Found())
+            found = by_name.setdefault(match[1], DatasetScan())
             # During its deletion, a version briefly has both files.
             found.versions[int(match[2])] = entry.modified_s
             found.highest = max(found.highest, int(match[2]))
         elif match := _DELETED.fullmatch(entry.name):
-            found = by_name.setdefault(match[1], Found())
+            found = by_name.setdefault(match[1], DatasetScan())
             found.highest = max(found.highest, int(match[2]))
         elif match := _TAG.fullmatch(entry.name):
-            by_name.setdefault(match[1], Found()).tags.append(match[2])
+            by_name.setdefault(match[1], DatasetScan()).tags.append(match[2])
     return by_name
 
 
@@ -343,7 +343,7 @@ class DatasetStore:
         self._say(sentences)
         if not files:
             raise DataError("there is nothing to upload", where=folder, why="no file was chosen")
-        with self._objects.upload_begun() as begun:
+        with self._objects.start_upload() as begun:
             stored = begun.add(files, progress)
             reference = parse_reference(name)
             found = self._find(reference.name)
@@ -351,7 +351,7 @@ class DatasetStore:
                 is_new_tag = reference.tag is not None and reference.tag not in found.tags
                 old = self.info(reference.name if is_new_tag else name)
                 stored = {**old.files, **stored}
-                begun.count_on(file.sha256 for file in stored.values())
+                begun.protect(file.sha256 for file in stored.values())
             return self._publish(name, stored, tags, metadata, labels, run_id, begun.check)
 
     def update(
@@ -382,7 +382,7 @@ class DatasetStore:
         old = self.info(name)
         removes = compile_regex(remove) if remove is not None else lambda path: False
         kept = {path: file for path, file in old.files.items() if not removes(path)}
-        with self._objects.upload_begun() as begun:
+        with self._objects.start_upload() as begun:
             for local, below in add:
                 files, sentences = local_files(local)
                 self._say(sentences)
@@ -390,7 +390,7 @@ class DatasetStore:
                 kept |= begun.add(files, progress, prefix)
             if not kept:
                 raise DataError("the new version would be empty", where=name)
-            begun.count_on(file.sha256 for file in kept.values())
+            begun.protect(file.sha256 for file in kept.values())
             both = {**old.metadata, **(metadata or {})}
             return self._publish(
                 parse_reference(name).name, kept, tags, both, None, None, begun.check
@@ -429,7 +429,7 @@ class DatasetStore:
                 )
             )
 
-        version = claim_next(
+        version = write_next_number(
             self._store,
             lambda: self._find(reference.name).highest,
             lambda number: version_name(reference.name, number),
@@ -449,7 +449,7 @@ class DatasetStore:
         *,
         regex: str | None = None,
         progress: ProgressCallback | None = None,
-    ) -> Moved:
+    ) -> TransferResult:
         """Download a version's files into a folder; keep other files there.
 
         Raises:
@@ -503,11 +503,11 @@ class DatasetStore:
             raise unknown("version", str(version), numbers, f"{self.url}: {wanted.name}")
         return Reference(name=wanted.name, version=version)
 
-    def list(self) -> list[Summary]:
+    def list(self) -> list[DatasetSummary]:
         """Return all datasets, from one listing of the store that reads no manifests."""
         by_name = scan(self._store, "sets")
         return [
-            Summary(
+            DatasetSummary(
                 name=name,
                 versions=tuple(sorted(found.versions)),
                 tags=tuple(found.tags),
@@ -613,8 +613,8 @@ class DatasetStore:
         where = f"{self.url}/{name}"
         return manifests.decode(self._store.read(name), where)
 
-    def _find(self, name: str) -> Found:
-        return scan(self._store, f"sets/{name}").get(name, Found())
+    def _find(self, name: str) -> DatasetScan:
+        return scan(self._store, f"sets/{name}").get(name, DatasetScan())
 
     def _tagged(self, name: str, tag: str) -> int:
         where = f"{self.url}/sets/{name}/tags/{tag}"

@@ -15,10 +15,10 @@ from torchmuster.workflow.data.copying import Stamp
 from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.names import check_names, target_path
 from torchmuster.workflow.data.progress import (
-    Moved,
     NoteCallback,
     ProgressCallback,
     TransferMeter,
+    TransferResult,
     run_all,
 )
 from torchmuster.workflow.data.store import Entry, LocalStore, Store
@@ -123,7 +123,7 @@ def fetch_all(
     progress: ProgressCallback | None = None,
     note: NoteCallback | None = None,
     num_parallel: int = 8,
-) -> Moved:
+) -> TransferResult:
     """Download files of a store into a folder; skip complete ones.
 
     Args:
@@ -177,7 +177,7 @@ class _Fetcher:
         url = self._store.where(file.name)
         try:
             path = target_path(self._folder, name)
-            if self._is_there(name, file, path):
+            if self._is_complete(name, file, path):
                 self._meter.add(file.size_bytes, files=1, skipped=1)
                 return
             folder, base = os.path.split(path)
@@ -193,7 +193,7 @@ class _Fetcher:
         self._record.finish(name, done)
         self._meter.add(files=1)
 
-    def _is_there(self, name: str, file: Entry, path: str) -> bool:
+    def _is_complete(self, name: str, file: Entry, path: str) -> bool:
         if not os.path.isfile(path) or os.path.getsize(path) != file.size_bytes:
             return False
         done = self._record.finished.get(name)
@@ -216,7 +216,7 @@ class _Fetcher:
                 _unlink(part)
                 what = "the file was changed in the store while it was read"
                 raise DataError(what, where=url, may_pass=True)
-            if _fits(file, digests):
+            if _matches(file, digests):
                 return digests.sha256
             if file.sha256 is None and digests.sha256 == before:
                 # The ETag of an encrypted object looks like an MD5 but is not one.
@@ -279,7 +279,7 @@ class _Fetcher:
         return entry is None or entry.tag != file.tag
 
 
-def _fits(file: Entry, digests: copying.Digests) -> bool:
+def _matches(file: Entry, digests: copying.Digests) -> bool:
     if file.sha256 is not None:
         return digests.sha256 == file.sha256
     return file.md5 is None or digests.md5 == file.md5

@@ -20,7 +20,7 @@ class TransferProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class TransferResult:
     """The result of a transfer.
 
     Attributes:
@@ -64,9 +64,9 @@ class TransferMeter:
                     )
                 )
 
-    def result(self) -> Moved:
+    def result(self) -> TransferResult:
         """Return the result of the transfer."""
-        return Moved(
+        return TransferResult(
             num_files=self._files, total_bytes=self._total_bytes, num_skipped=self._skipped
         )
 

@@ -164,7 +164,7 @@ class RemoteStore(Store):
         # Not fs.put_file(), because the bytes that it sends can't be compared with the hash.
         target = self._fs.open(self._path(name), "wb", block_size=_PART_BYTES)
         try:
-            digests = copying.feed_hashed(source, target.write)
+            digests = copying.hash_and_feed(source, target.write)
             check_digest(source, digests, sha256)
         except BaseException:
             # A multipart upload that is not completed never becomes a file.
@@ -225,7 +225,7 @@ def open_store(url: str) -> Store:
     return _open_remote(scheme, rest, url)
 
 
-def open_any(url: str) -> RemoteStore:
+def open_fsspec_store(url: str) -> RemoteStore:
     """Return the store at a URL of any scheme of fsspec, even if not supported for datasets.
 
     Raises:

@@ -11,10 +11,10 @@ from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.fetch import fetch_all
 from torchmuster.workflow.data.names import compile_regex, local_files
 from torchmuster.workflow.data.progress import (
-    Moved,
     NoteCallback,
     ProgressCallback,
     TransferMeter,
+    TransferResult,
     run_all,
 )
 from torchmuster.workflow.data.remote import open_store
@@ -32,7 +32,7 @@ def download(
     progress: ProgressCallback | None = None,
     note: NoteCallback | None = None,
     num_parallel: int = 8,
-) -> Moved:
+) -> TransferResult:
     """Download a URL into a folder; from a folder of checkpoints, the last complete one.
 
     Args:
@@ -81,7 +81,7 @@ def upload(
     progress: ProgressCallback | None = None,
     note: NoteCallback | None = None,
     num_parallel: int = 8,
-) -> Moved:
+) -> TransferResult:
     """Upload a folder (or one file) to a URL; skip equal files that exist there.
 
     Raises:
@@ -103,7 +103,9 @@ def upload(
     def send(file: LocalFile) -> copying.Digests | None:
         """Send one file; return its digests, None if it existed."""
         try:
-            digests = None if _is_there(store, there.get(file.name), file) else _send(steady, file)
+            digests = (
+                None if _is_complete(store, there.get(file.name), file) else _send(steady, file)
+            )
         except OSError as error:
             raise explain(error, file.path) from error
         meter.add(file.size_bytes, files=1, skipped=int(digests is None))
@@ -114,7 +116,7 @@ def upload(
     return meter.result()
 
 
-def _is_there(store: Store, entry: Entry | None, file: LocalFile) -> bool:
+def _is_complete(store: Store, entry: Entry | None, file: LocalFile) -> bool:
     if entry is None or entry.size_bytes != file.size_bytes:
         return False
     if isinstance(store, LocalStore):

@@ -143,7 +143,7 @@ class Barriers:
             label = barrier.remove(caller_id).label
             barrier.notes[label] = "stopped waiting"
 
-    def member_gone(self, member: str, why: str) -> tuple[Answer, ...]:
+    def end_member(self, member: str, why: str) -> tuple[Answer, ...]:
         """Record that a task has ended; fail the barriers that can't be full without it.
 
         Args:
@@ -214,7 +214,7 @@ class Barriers:
         return callers
 
     def _fail_if_hopeless(self, barrier: _Barrier) -> tuple[Answer, ...]:
-        lost = self._needed_but_gone(barrier)
+        lost = self._missing_ended_tasks(barrier)
         if not barrier.arrivals or not lost:
             return ()
         names = name_missing([f"`{name}`" for name in lost], len(lost))
@@ -222,7 +222,7 @@ class Barriers:
         why = "\n".join(f"{name}: {self._gone[name]}" for name in lost[:MAX_NAMES])
         return self._fail(barrier, BarrierError(what, why=why))
 
-    def _needed_but_gone(self, barrier: _Barrier) -> list[str]:
+    def _missing_ended_tasks(self, barrier: _Barrier) -> list[str]:
         """Return the ended tasks without which the round can never be full."""
         here = {arrival.member for arrival in barrier.arrivals.values()}
         gone = [name for name in self._members if name in self._gone and name not in here]
@@ -371,7 +371,7 @@ class TaskBarriers:
 
     def task_over(self, task: str, how: str) -> None:
         """Record that a task is over; callers that wait for it get the reason."""
-        self._answer(self._barriers.member_gone(task, f"it is {how}"))
+        self._answer(self._barriers.end_member(task, f"it is {how}"))
 
     def tick(self, now_s: float) -> None:
         """Send the answers that are due."""

@@ -114,7 +114,7 @@ _MAX_EARLIER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
+class GroupConclusion:
     """The facts about a group whose last task is over.
 
     Attributes:
@@ -343,7 +343,7 @@ class GroupHead(Head[_Agent]):
             self._stop(State.FAILED_EXEC_TIMEOUT, why)
         if now >= self._say_at:
             self._say_at = now + SAY_EVERY_S
-            self._say_waits()
+            self._report_waiting()
 
     def _lose_silent(self, now: float) -> None:
         for agent in list(self._agents.values()):
@@ -354,9 +354,9 @@ class GroupHead(Head[_Agent]):
 
     def _state_of(self, agent: _Agent) -> str | None:
         whose = (agent.hello.boot_id, agent.hello.network_id)
-        return proc.state_beside(agent.hello.pid, whose, self.own_ids)
+        return proc.local_process_state(agent.hello.pid, whose, self.own_ids)
 
-    def _say_waits(self) -> None:
+    def _report_waiting(self) -> None:
         waits = self._gang.waits_for()
         if waits and self._gang.state in (State.RUNNING, State.INITIALIZING, State.SCHEDULING):
             what = few_of(waits, 8)
@@ -504,20 +504,20 @@ class GroupHead(Head[_Agent]):
                 self._tell(order)
             case gang.StartAgent(attempt=number, after_s=after_s):
                 self._timers.later(after_s, lambda: self._to_start.append((task, number)))
-            case gang.Begin():
+            case gang.StartCommand():
                 self._send(task, self._begin_message(task, attempt))
-            case gang.Again(attempt=number, after_s=after_s):
+            case gang.RetryInPlace(attempt=number, after_s=after_s):
                 self._timers.later(
                     after_s, lambda: self._send(task, task_messages.TaskAgain(attempt=number))
                 )
             case gang.StopCommand(grace_s=grace_s, after_s=after_s):
                 stop = task_messages.TaskStop(attempt=attempt, grace_s=grace_s)
                 self._timers.later(after_s, lambda: self._send(task, stop))
-            case gang.UploadState():
+            case gang.UploadOutputs():
                 succeeded = self._gang.is_succeeding(task)
                 upload = task_messages.TaskUpload(attempt=attempt, succeeded=succeeded)
                 self._send(task, upload)
-            case gang.Release():
+            case gang.ReleaseAgent():
                 self._release(task)
 
     def _start_agent(self, task: str, attempt: int) -> None:
@@ -585,7 +585,7 @@ class GroupHead(Head[_Agent]):
     # The end.
 
     def _conclude(self) -> GroupOutcome:
-        conclusion = Conclusion(
+        conclusion = GroupConclusion(
             plan=self._options.plan,
             group=self._group,
             run_dir=self._options.run_dir,

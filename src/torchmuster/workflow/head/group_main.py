@@ -17,18 +17,18 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import from_words, to_words
+from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.listener import Listener
 from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.net.remote_messages import StartTask
 from torchmuster.launcher.node.remote.proxy import proxy_argv
 from torchmuster.workflow.head.group_head import GroupHead, GroupHeadOptions
-from torchmuster.workflow.plan import GroupNodes, GroupPlan, GroupStart, WorkflowPlan
+from torchmuster.workflow.plan import GroupInput, GroupNodes, GroupPlan, WorkflowPlan
 from torchmuster.workflow.plan import TaskNetwork as Sharing
 from torchmuster.workflow.sandbox.container import remove_containers
 from torchmuster.workflow.sandbox.network import PrivateNetwork
-from torchmuster.workflow.sandbox.place import clear_places
+from torchmuster.workflow.sandbox.place import clear_views
 from torchmuster.workflow.task.options import GroupOrder, TaskOrder
 
 _FLUSH_S = 5.0
@@ -39,7 +39,7 @@ Wrap = Callable[[TaskOrder], list[str] | None]
 
 def task_argv(order: TaskOrder) -> list[str]:
     """Return the command line of a task's agent."""
-    return proc.node_program("task", *to_words(order))
+    return proc.node_program("task", *to_arguments(order))
 
 
 class ProcessStarter:
@@ -117,7 +117,7 @@ class ProcessStarter:
 def main(arguments: list[str]) -> int:
     """Run the head of a group; return the group's exit code."""
     proc.become_subreaper()
-    return asyncio.run(_conduct_here(from_words(GroupOrder, arguments)))
+    return asyncio.run(_run_head(from_arguments(GroupOrder, arguments)))
 
 
 def read_plan(run_dir: RunDir) -> WorkflowPlan:
@@ -134,7 +134,7 @@ def read_plan(run_dir: RunDir) -> WorkflowPlan:
         ) from error
 
 
-async def _conduct_here(order: GroupOrder) -> int:
+async def _run_head(order: GroupOrder) -> int:
     """Conduct a group whose head the owner started on this machine."""
     run_dir = RunDir(order.run_dir)
     plan = read_plan(run_dir)
@@ -161,9 +161,9 @@ async def _conduct_here(order: GroupOrder) -> int:
             network.close()
 
 
-def read_start(run_dir: RunDir, group: str) -> GroupStart:
+def read_start(run_dir: RunDir, group: str) -> GroupInput:
     """Read the owner's `GroupStart`; return an empty one when a job conducts the group."""
-    return codec.from_plain(GroupStart, atomic.read_json(run_dir.group(group).start) or {})
+    return codec.from_plain(GroupInput, atomic.read_json(run_dir.group(group).start) or {})
 
 
 def _wrap_elsewhere(group: GroupPlan, broker: str, nodes: GroupNodes, port: int) -> Wrap:
@@ -231,7 +231,7 @@ async def conduct_group(
         starter.cut_lifeline()
         await _end_agents(starter)
         for task in options.group.tasks:
-            clear_places(run_dir.task_folder(task.name))
+            clear_views(run_dir.task_folder(task.name))
         disk.flush(_FLUSH_S)
 
 

@@ -57,12 +57,12 @@ class StartAgent(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin(Action):
+class StartCommand(Action):
     """Start the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again(Action):
+class RetryInPlace(Action):
     """After a pause, let the same agent prepare the next attempt in the same working directory."""
 
     attempt: int
@@ -78,12 +78,12 @@ class StopCommand(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadState(Action):
+class UploadOutputs(Action):
     """Upload the outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release(Action):
+class ReleaseAgent(Action):
     """Let the agent end."""
 
 
@@ -227,7 +227,7 @@ class GroupPolicy:
         rule = next((rule for rule in member.plan.exit_rules if rule.matches(code)), None)
         again = (ExitAction.RESCHEDULE, ExitAction.RESTART)
         if rule is not None and rule.action in again and member.outcome is None:
-            return self._try_again(member, ExitAction.RESCHEDULE, why, or_else=state)
+            return self._retry(member, ExitAction.RESCHEDULE, why, or_else=state)
         if member.outcome is not None:
             return self._finish(member, member.outcome, member.outcome_why)
         return self._fail_at_once(member, state, why)
@@ -240,12 +240,12 @@ class GroupPolicy:
         member.code = code
         what = signal_name(signum) if signum else f"exit code {code}"
         if member.lives_again:
-            return self._again_in_place(member)
+            return self._retry_in_place(member)
         if member.outcome is not None:
             return self._conclude(member)
         action = member.plan.action(code)
         if action in (ExitAction.RESCHEDULE, ExitAction.RESTART) and not self.is_stopping:
-            return self._try_again(member, action, what)
+            return self._retry(member, action, what)
         if action is ExitAction.COMPLETE:
             member.outcome, member.outcome_why = State.COMPLETED, None if code == 0 else what
         else:
@@ -280,7 +280,7 @@ class GroupPolicy:
         member.lives_again = False
         member.outcome = member.outcome_why = None  # what it had not uploaded is lost
         backend = State.FAILED_BACKEND_ERROR
-        return self._try_again(member, ExitAction.RESCHEDULE, why, or_else=backend)
+        return self._retry(member, ExitAction.RESCHEDULE, why, or_else=backend)
 
     def stop(self, state: State, why: str, grace_s: float | None = None) -> list[Action]:
         """End all tasks, because of a cancellation or a time limit."""
@@ -305,7 +305,7 @@ class GroupPolicy:
                 self.plan.barrier or self._all_joined(unfinished)
             ):
                 orders += self._enter(member, State.RUNNING, TaskPhase.RUNNING)
-                orders.append(Begin(task=member.plan.name))
+                orders.append(StartCommand(task=member.plan.name))
         return orders
 
     def _all_joined(self, members: Iterable[_Member]) -> bool:
@@ -318,7 +318,7 @@ class GroupPolicy:
             return self._finish(member, member.outcome, member.outcome_why)
         member.phase = TaskPhase.UPLOADING
         member.detail = ""
-        return [UploadState(task=member.plan.name)]
+        return [UploadOutputs(task=member.plan.name)]
 
     def _consequences(self, member: _Member) -> list[Action]:
         """Return what the end of one task means for the others."""
@@ -366,7 +366,7 @@ class GroupPolicy:
         member.outcome, member.outcome_why = State.FAILED, why
         return self._conclude(member) + self._consequences(member)
 
-    def _try_again(
+    def _retry(
         self, member: _Member, action: ExitAction, what: str, or_else: State | None = None
     ) -> list[Action]:
         """Spend a retry; if none is left, fail: as `or_else` without an upload, if given."""
@@ -382,12 +382,12 @@ class GroupPolicy:
         if action is ExitAction.RESCHEDULE:
             member.joined = False
             orders += [
-                Release(task=name),
+                ReleaseAgent(task=name),
                 StartAgent(task=name, attempt=member.attempt, after_s=after_s),
             ]
         else:
             orders += self._enter(member, State.RUNNING, TaskPhase.PREPARING, member.detail)
-            orders.append(Again(task=name, attempt=member.attempt, after_s=after_s))
+            orders.append(RetryInPlace(task=name, attempt=member.attempt, after_s=after_s))
         if name == self.plan.lead.name or not self.plan.ignore_nonlead:
             orders += self._restart_others(member)
         return orders
@@ -416,25 +416,27 @@ class GroupPolicy:
                 orders.append(StopCommand(task=member.plan.name, grace_s=0.0))
         return orders
 
-    def _again_in_place(self, member: _Member) -> list[Action]:
+    def _retry_in_place(self, member: _Member) -> list[Action]:
         member.lives_again = False
         member.code = None  # our own SIGKILL caused it
         orders = self._next_attempt(member, member.detail)
         orders += self._enter(member, State.RUNNING, TaskPhase.PREPARING, member.detail)
-        return [*orders, Again(task=member.plan.name, attempt=member.attempt)]
+        return [*orders, RetryInPlace(task=member.plan.name, attempt=member.attempt)]
 
     def _next_attempt(self, member: _Member, why: str) -> list[Action]:
         name, attempt = member.plan.name, member.attempt
-        told = Tell(task=name, attempt=attempt, state=State.RESCHEDULED, why=why, code=member.code)
+        rescheduled = Tell(
+            task=name, attempt=attempt, state=State.RESCHEDULED, why=why, code=member.code
+        )
         member.attempt += 1
         member.state = State.SCHEDULING
         member.code = None  # it was the previous attempt's
-        return [told]
+        return [rescheduled]
 
     def _finish(self, member: _Member, state: State, why: str | None) -> list[Action]:
         member.detail = why or ""
         orders = self._enter(member, state, TaskPhase.OVER, why)
-        orders.append(Release(task=member.plan.name))
+        orders.append(ReleaseAgent(task=member.plan.name))
         return orders + (self._open_barrier() if not self.is_stopping else [])
 
     def _enter(

@@ -17,10 +17,10 @@ from torchmuster.launcher.engines.base import Dialect
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.jobs.batch import JobsFollower
 from torchmuster.launcher.jobs.jobs import cancel_job, submit_script, view_jobs
-from torchmuster.launcher.jobs.never import NeverWatch, note_group
+from torchmuster.launcher.jobs.never import NeverStartsWatch, note_group
 from torchmuster.launcher.views.find import view_run
 from torchmuster.workflow.jobs import plan_jobs
-from torchmuster.workflow.owner.create import link_reused
+from torchmuster.workflow.owner.create import link_reused_outputs
 from torchmuster.workflow.owner.view import WorkflowRun, WorkflowView, task_logs
 from torchmuster.workflow.plan import WorkflowPlan
 
@@ -38,7 +38,7 @@ def submit_groups(
     Raises:
         JobRefusedError: The scheduler refused a job; the jobs before it are cancelled.
     """
-    link_reused(plan, run_dir)
+    link_reused_outputs(plan, run_dir)
     job_ids: dict[str, str] = {group.name: "0" for group in plan.groups}
     site_job = job_of_site(site)
     order = [job.group for job in plan_jobs(plan, dialect, run_dir, site_job, job_ids)]
@@ -97,7 +97,7 @@ class WorkflowFollower(JobsFollower[WorkflowView]):
         self._said: dict[str, str] = {}
         self._logs = Follow()
         self._numbers: dict[str, int] = {}
-        self._never = NeverWatch()
+        self._never = NeverStartsWatch()
 
     def ended(self) -> WorkflowView | None:
         """Return the view of the workflow once all its groups have ended."""
@@ -113,11 +113,11 @@ class WorkflowFollower(JobsFollower[WorkflowView]):
         """Update the groups' states; end those that can never start; return the seconds to wait."""
         run = view_run(self.run_dir)
         if isinstance(run, WorkflowRun) and run.workflow is not None:
-            self._end_what_can_not_start(run.workflow)
+            self._cancel_unstartable(run.workflow)
             self._view = run.workflow
         return _POLL_S
 
-    def _end_what_can_not_start(self, view: WorkflowView) -> None:
+    def _cancel_unstartable(self, view: WorkflowView) -> None:
         """Cancel the jobs of groups that can never start; groups that need their output fail."""
         for group in view.groups:
             if group.state is not State.SCHEDULING or group.name not in self.job_ids:

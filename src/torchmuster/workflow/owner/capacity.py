@@ -34,7 +34,7 @@ def this_machine(folder: str, gpus: Sequence[str]) -> Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
+class _Allocation:
     cpus: int
     memory_bytes: int
     gpus: frozenset[str]
@@ -48,7 +48,7 @@ class Capacity:
     """
 
     machine: Machine
-    _held: dict[str, _Held] = field(default_factory=dict)
+    _held: dict[str, _Allocation] = field(default_factory=dict)
 
     def try_take(self, group: GroupPlan) -> dict[str, list[str]] | None:
         """Return the GPUs of each task, or None when the group has to wait."""
@@ -64,7 +64,7 @@ class Capacity:
             return None
         given = self._share(group, free, need_gpus)
         taken = frozenset(gpu for gpus in given.values() for gpu in gpus)
-        self._held[group.name] = _Held(cpus=need_cpus, memory_bytes=need_bytes, gpus=taken)
+        self._held[group.name] = _Allocation(cpus=need_cpus, memory_bytes=need_bytes, gpus=taken)
         return given
 
     def give_back(self, group: str) -> None:
@@ -121,7 +121,7 @@ def gpus_of(task: TaskPlan) -> int:
     return (task.resources.gpu or 0) * task.num_nodes
 
 
-def shortfalls(plan: WorkflowPlan, machine: Machine) -> list[str]:
+def describe_shortfalls(plan: WorkflowPlan, machine: Machine) -> list[str]:
     """Return a sentence for each resource of which a group asks for more than the machine has."""
     found: list[str] = []
     kinds = {

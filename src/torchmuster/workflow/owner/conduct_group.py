@@ -25,7 +25,7 @@ from torchmuster.workflow.head.group_main import (
     read_plan,
     task_argv,
 )
-from torchmuster.workflow.jobs import GroupJobWords, node_tasks
+from torchmuster.workflow.jobs import GroupJobArguments, node_tasks
 from torchmuster.workflow.plan import GroupNodes, GroupPlan, TaskNode
 from torchmuster.workflow.task.options import TaskOrder
 
@@ -33,10 +33,10 @@ from torchmuster.workflow.task.options import TaskOrder
 def main(arguments: list[str]) -> int:
     """Conduct a group to its end; the exit code is the group's."""
     proc.become_subreaper()
-    return asyncio.run(_conduct(codec.from_words(GroupJobWords, arguments)))
+    return asyncio.run(_conduct(codec.from_arguments(GroupJobArguments, arguments)))
 
 
-async def _conduct(words: GroupJobWords) -> int:
+async def _conduct(words: GroupJobArguments) -> int:
     run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
     group = plan.group(words.group)

@@ -10,7 +10,7 @@ from torchmuster.launcher.owner.origin import note_origin
 from torchmuster.workflow.plan import WorkflowPlan
 
 
-def link_reused(plan: "WorkflowPlan", run_dir: RunDir) -> None:
+def link_reused_outputs(plan: "WorkflowPlan", run_dir: RunDir) -> None:
     """Link the outputs of reused groups' tasks from the earlier run.
 
     Raises:

@@ -19,7 +19,7 @@ from torchmuster.workflow.owner.workflow import WorkflowOwner
 
 if TYPE_CHECKING:
     from torchmuster.workflow.owner.host_capacity import HostCapacity
-    from torchmuster.workflow.owner.workflow import Elsewhere
+    from torchmuster.workflow.owner.workflow import GroupRunner
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ def follow_workflow(
     run_dir: RunDir,
     voice: TerminalVoice,
     hosts: "HostCapacity | None" = None,
-    elsewhere: "Elsewhere | None" = None,
+    elsewhere: "GroupRunner | None" = None,
 ) -> WorkflowResult:
     """Run a prepared workflow to its end: here, on ssh hosts, or elsewhere.
 
@@ -65,7 +65,7 @@ def own_in_background(run_dir: RunDir) -> int:
     """Own a prepared workflow to its end, here or on its cluster; return its exit code."""
     voice = TerminalVoice(prefix_always=True)
     voice.start()
-    places: Callable[[RunDir, TerminalVoice], Elsewhere | None] | None = None
+    places: Callable[[RunDir, TerminalVoice], GroupRunner | None] | None = None
     if os.path.exists(run_dir.site):  # else it runs on this machine, without an import
         places = plugs.find("workflow_places", "cluster")
     elsewhere = places(run_dir, voice) if places is not None else None

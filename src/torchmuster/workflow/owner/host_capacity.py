@@ -56,7 +56,7 @@ class _Use:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _PlacedTask:
     task: TaskPlan
     host: str
     gpus: tuple[str, ...]
@@ -72,7 +72,7 @@ class HostCapacity:
     def __init__(self, facts: Sequence[HostFacts], broker: str) -> None:
         self.broker = broker
         self._uses = {one.name: _Use(one) for one in facts}
-        self._held: dict[str, list[_Given]] = {}
+        self._held: dict[str, list[_PlacedTask]] = {}
         self._turn = 0
 
     def try_take(self, group: GroupPlan) -> dict[str, list[str]] | None:
@@ -89,8 +89,8 @@ class HostCapacity:
                 first.setdefault(given.task.name, list(given.gpus))
         return first
 
-    def _place(self, group: GroupPlan, *, must_fit: bool) -> list[_Given] | None:
-        placed: list[_Given] = []
+    def _place(self, group: GroupPlan, *, must_fit: bool) -> list[_PlacedTask] | None:
+        placed: list[_PlacedTask] = []
         turn = self._turn
         for task in group.tasks:
             taken: set[str] = set()
@@ -104,7 +104,7 @@ class HostCapacity:
                 gpus = tuple(use.free_gpus(task.resources.gpu or 0))
                 use.take(task)
                 use.gpus.update(gpus)
-                placed.append(_Given(task, use.facts.name, gpus))
+                placed.append(_PlacedTask(task, use.facts.name, gpus))
         return placed
 
     def _choose(self, task: TaskPlan, taken: set[str], *, must_fit: bool) -> _Use | None:
@@ -118,7 +118,7 @@ class HostCapacity:
         self._turn = names.index(chosen.facts.name) + 1
         return chosen
 
-    def _release(self, placed: Sequence[_Given]) -> None:
+    def _release(self, placed: Sequence[_PlacedTask]) -> None:
         for given in placed:
             use = self._uses[given.host]
             use.take(given.task, -1)
@@ -145,7 +145,7 @@ class HostCapacity:
         return GroupNodes(engine="ssh", tasks=tasks)
 
 
-def most_hosts(plan: WorkflowPlan) -> tuple[str, int]:
+def largest_min_hosts(plan: WorkflowPlan) -> tuple[str, int]:
     """Return the task with the highest minimum number of hosts, and that number."""
     needs = [
         (task.name, task.min_nodes)
@@ -156,7 +156,7 @@ def most_hosts(plan: WorkflowPlan) -> tuple[str, int]:
     return max(needs, key=lambda need: need[1], default=("", 1))
 
 
-def crowded(plan: WorkflowPlan, num_hosts: int) -> str | None:
+def describe_crowding(plan: WorkflowPlan, num_hosts: int) -> str | None:
     """Return a sentence if a group has more tasks than there are hosts, else None."""
     counts = {
         group.name: sum(min(task.num_nodes, num_hosts) for task in group.tasks)

@@ -37,13 +37,13 @@ from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.launcher.jobs.inside import make_deadline, own_run_inside
 from torchmuster.launcher.net.remote_messages import StartNode
 from torchmuster.launcher.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE, proxy_argv
-from torchmuster.workflow.plan import PODS_ENGINE, TaskNode, TrainingStart
+from torchmuster.workflow.plan import PODS_ENGINE, TaskNode, TrainingInput
 
 # Agents of a training task on ssh hosts: the head's here, others through the remote's broker.
 
 
 @dataclass(kw_only=True)
-class BesideEngine(LocalEngine):
+class SshTaskEngine(LocalEngine):
     """Starts the agents of one run on its task's ssh hosts; the first host is this one.
 
     Attributes:
@@ -95,7 +95,7 @@ def task_hosts(
 def main(arguments: list[str]) -> int:
     """Own the run to its end; return its exit code."""
     with open(arguments[0]) as file:
-        start = codec.from_plain(TrainingStart, json.load(file))
+        start = codec.from_plain(TrainingInput, json.load(file))
     nodes = start.nodes.tasks.get(start.task, ()) if start.nodes is not None else ()
     job, broker = None, ""
     of_several = start.nodes.engine if start.nodes is not None and len(nodes) > 1 else None
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
     else:
         engine = LocalEngine(plan, run_dir, tuple(gpus))
         if broker:
-            engine = BesideEngine(plan, run_dir, hosts=nodes, broker=broker)
+            engine = SshTaskEngine(plan, run_dir, hosts=nodes, broker=broker)
         engine.start_all()
         result = own_run(engine, voice)
     if result.report is not None and result.state is not RunState.SUCCEEDED:
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _own_in_pods(
-    start: TrainingStart, plan: RunPlan, run_dir: RunDir, voice: TerminalVoice
+    start: TrainingInput, plan: RunPlan, run_dir: RunDir, voice: TerminalVoice
 ) -> Result:
     """Own the run over its task's pods, this one first; each has its own `{{output}}`."""
     make = (f"mkdir -p {shlex.join(start.folders)}",)
@@ -155,7 +155,7 @@ def _own_nodes(engine: str, nodes: Sequence[TaskNode]) -> OwnJob | None:
     return job.with_nodes(node for node in job.nodes if node.name in names).with_launcher()
 
 
-def plan_training(start: TrainingStart, gpus: Sequence[str], names: tuple[str, ...]) -> RunPlan:
+def plan_training(start: TrainingInput, gpus: Sequence[str], names: tuple[str, ...]) -> RunPlan:
     """Return the plan of the run, completed with what only this node knows.
 
     Args:

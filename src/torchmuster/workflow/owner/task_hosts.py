@@ -17,7 +17,7 @@ from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.ssh_bundle import Bundle
 from torchmuster.launcher.engines.ssh_command import HostProblem, SshHost
 from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
-from torchmuster.launcher.engines.ssh_places import SshWishes, bad_hosts
+from torchmuster.launcher.engines.ssh_places import SshOptions, bad_hosts
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.broker import AgentBroker, AgentRequest
 from torchmuster.launcher.node.remote.files import TOKEN_FILE
@@ -40,7 +40,7 @@ class TaskHosts:
     def __init__(
         self,
         run_dir: RunDir,
-        wishes: SshWishes,
+        wishes: SshOptions,
         bundle: Bundle,
         set_up: messages.SetUpTasks,
         min_hosts: int,
@@ -142,7 +142,7 @@ class TaskHosts:
         """
         with self._opening[name]:
             host = self._hosts.get(name)
-            if host is not None and _is_well(host):
+            if host is not None and _is_usable(host):
                 return host
             if host is not None and not host.is_lost:
                 host.abandon()
@@ -165,7 +165,7 @@ class TaskHosts:
         try:
             return self._host(name)
         except HostError as error:
-            others = [host for host in list(self._hosts.values()) if _is_well(host)]
+            others = [host for host in list(self._hosts.values()) if _is_usable(host)]
             if not may_move or not others:
                 raise
             chosen = min(others, key=lambda host: host.num_agents)
@@ -253,5 +253,5 @@ class TaskHosts:
             os.unlink(os.path.join(self._run_dir.path, TOKEN_FILE))
 
 
-def _is_well(host: RemoteHost) -> bool:
+def _is_usable(host: RemoteHost) -> bool:
     return host.is_usable and host.is_answering

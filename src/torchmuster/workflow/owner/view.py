@@ -27,7 +27,7 @@ from torchmuster.core.owner.record import (
     newest_training,
     read_events,
     read_outcome,
-    told_seconds,
+    recorded_seconds,
 )
 from torchmuster.errors import MusterError, NotFoundError, UsageError
 from torchmuster.launcher.model.job import JobView, describe_job
@@ -38,7 +38,7 @@ from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
 
 _CANCELLED_CODE = 128 + signal.SIGTERM
 _NEXT_GROUP_S = 30.0  # maximum gap between two groups of a workflow on a cluster
-_LOST = "it had not ended when its owner was killed"
+_LOST_REASON = "it had not ended when its owner was killed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowV
     return WorkflowView(plan=plan, state=state_of_run, groups=groups, result=result)
 
 
-def view_workflow_elsewhere(
+def view_remote_workflow(
     run_dir: RunDir, jobs: Mapping[str, JobView], begun: frozenset[str], *, is_recent: bool
 ) -> WorkflowView | None:
     """Return the view of a workflow with its owner elsewhere, which makes groups' jobs in turn.
@@ -353,12 +353,12 @@ def _result_of_jobs(
     if state is State.FAILED_CANCELED:
         codes = [_CANCELLED_CODE]
     records = [run_dir.group(group.name).events for group in groups]
-    told_s = told_seconds(*records, until=changed_at(run_dir.cancelled))
+    recorded_s = recorded_seconds(*records, until=changed_at(run_dir.cancelled))
     return WorkflowResult(
         run_id=plan.run_id,
         state=state,
         exit_code=(codes[0] if codes else 1) if state.is_failed else 0,
-        elapsed_s=told_s or sum(outcome.elapsed_s for outcome in outcomes),
+        elapsed_s=recorded_s or sum(outcome.elapsed_s for outcome in outcomes),
         groups={group.name: group.state.value for group in groups},
         reports=tuple(outcome.report for outcome in outcomes if outcome.report is not None),
     )
@@ -432,14 +432,14 @@ def _view_group(
                     why = own_why  # no task is waited for any more
             case GroupWaitsEvent(text=text):
                 why = text
-            case GroupStateEvent(state=told) if told != State.RUNNING.value:
+            case GroupStateEvent(state=new_state) if new_state != State.RUNNING.value:
                 why = own_why
     outcome = read_outcome(run_dir, group.name)
     if outcome is not None:
         state = outcome.state
         why = outcome.report.error if outcome.report is not None else None
     elif is_lost and not state.is_final:
-        why = _LOST
+        why = _LOST_REASON
     views = tuple(
         _view_task(task.name, group, tasks.get(task.name), started.get(task.name), (state, why))
         for task in group.tasks
@@ -458,7 +458,7 @@ def _view_task(
     if said is None:  # the task has no event of its own
         return TaskView(name=name, group=group.name, state=state, why=why, is_lead=is_lead)
     own, reason = State(said.state), said.why
-    if not own.is_final and (state.is_final or why == _LOST):  # its last events are missing
+    if not own.is_final and (state.is_final or why == _LOST_REASON):  # its last events are missing
         own, reason = (state if state.is_final else own), why
     return TaskView(
         name=name,
@@ -518,7 +518,7 @@ def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
     if "elsewhere" in noted:
         begun = frozenset(job_ids)
         is_recent = time.time() - float(noted.get("seen_at", 0.0)) < _NEXT_GROUP_S
-        return view_workflow_elsewhere(run_dir, by_group, begun, is_recent=is_recent)
+        return view_remote_workflow(run_dir, by_group, begun, is_recent=is_recent)
     return view_job_workflow(run_dir, by_group)
 
 

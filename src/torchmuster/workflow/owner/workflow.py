@@ -28,7 +28,7 @@ from torchmuster.core.model.events import (
     WorkflowStartedEvent,
     event_of,
 )
-from torchmuster.core.model.owner_policy import Lives, OwnerPolicy, WhatFollows
+from torchmuster.core.model.owner_policy import AfterLoss, OwnerPolicy, RestartBudget
 from torchmuster.core.model.states import State, workflow_state
 from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import GroupOutcome, Report, WorkflowResult
@@ -42,8 +42,8 @@ from torchmuster.core.owner.stops import Stops
 from torchmuster.errors import MusterError
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.owner.capacity import Capacity, Machine
-from torchmuster.workflow.owner.create import link_reused
-from torchmuster.workflow.plan import GroupPlan, GroupStart, WorkflowPlan
+from torchmuster.workflow.owner.create import link_reused_outputs
+from torchmuster.workflow.plan import GroupInput, GroupPlan, WorkflowPlan
 from torchmuster.workflow.task.options import GroupOrder
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class GroupProcess:
         """Return the pid of the head; 0 before its start."""
         return self._child.pid if self._child is not None else 0
 
-    async def start(self, start: GroupStart) -> tuple[str, int]:
+    async def start(self, start: GroupInput) -> tuple[str, int]:
         """Start the head; return its (host, port).
 
         Raises:
@@ -108,7 +108,7 @@ class GroupProcess:
             )
             try:
                 self._child = proc.start(
-                    proc.node_program("group", *codec.to_words(order)),
+                    proc.node_program("group", *codec.to_arguments(order)),
                     stdout=log,
                     stderr=log,
                     pass_fds=[order.listen_fd, order.lifeline_fd],
@@ -119,7 +119,7 @@ class GroupProcess:
         self._record.replace(head, {"host": host, "port": port}, mode=0o600)
         return str(host), int(port)
 
-    def _write_start(self, start: GroupStart) -> int:
+    def _write_start(self, start: GroupInput) -> int:
         """Write the head's input file; return the descriptor of its open log."""
         folder = self._run_dir.group(self._group)
         os.makedirs(folder.path, exist_ok=True)
@@ -163,20 +163,20 @@ class GroupProcess:
 
 MAX_GROUPS_AT_ONCE = 64
 MAX_HEADS_LOST = 2
-MAX_TOLD_GROUPS = 20  # with more groups, only failures get a line each
-SAY_WAIT_S = 4.0
+MAX_SHOWN_GROUPS = 20  # with more groups, only failures get a line each
+REPORT_WAIT_S = 4.0
 _TICK_S = 0.1
 _END_LIMIT_S = 15.0
 
 
-class ConductsGroup(Protocol):
+class GroupConductor(Protocol):
     """Conducts one group: a process of this machine, or Jobs of a cluster."""
 
     @property
     def pid(self) -> int:
         """Return the pid of its process on this machine; 0 without one."""
 
-    async def start(self, start: GroupStart) -> tuple[str, int]:
+    async def start(self, start: GroupInput) -> tuple[str, int]:
         """Start it; return the (host, port) of its head, if known."""
 
     async def follow(self, address: tuple[str, int]) -> GroupOutcome | None:
@@ -195,10 +195,10 @@ class ConductsGroup(Protocol):
 Hear = Callable[[messages.Message], None]
 
 
-class Elsewhere(Protocol):
+class GroupRunner(Protocol):
     """Runs groups elsewhere than on this machine, with resources that it manages itself."""
 
-    def conductor(self, plan: WorkflowPlan, group: GroupPlan, hear: Hear) -> ConductsGroup:
+    def conductor(self, plan: WorkflowPlan, group: GroupPlan, hear: Hear) -> GroupConductor:
         """Return the conductor of a group; `hear` receives its messages."""
 
 
@@ -220,8 +220,10 @@ class _Group:
     why: str | None = None
     outcome: GroupOutcome | None = None
     refusal: Report | None = None  # why it could not start
-    told: GroupOutcome | None = None  # the head's message, in case it can't write the result
-    process: ConductsGroup | None = None
+    announced_outcome: GroupOutcome | None = (
+        None  # the head's message, in case it can't write the result
+    )
+    process: GroupConductor | None = None
     scheduling_since: float | None = None
     running_since: float | None = None
     said_waiting: bool = False
@@ -239,7 +241,7 @@ class WorkflowOwner:
         machine: Machine,
         display: WorkflowDisplay,
         hosts: "HostCapacity | None" = None,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: GroupRunner | None = None,
     ) -> None:
         self._plan = plan
         self._run_dir = run_dir
@@ -255,7 +257,9 @@ class WorkflowOwner:
 
     def _policy(self, group: GroupPlan) -> OwnerPolicy:
         # A cancelled group may upload its outputs for a long time: only silence ends it.
-        return OwnerPolicy(f"group {group.name}", Lives(MAX_HEADS_LOST), self._stops.requests)
+        return OwnerPolicy(
+            f"group {group.name}", RestartBudget(MAX_HEADS_LOST), self._stops.requests
+        )
 
     async def run(self, early: EarlyStop | None = None) -> WorkflowResult:
         """Conduct the workflow to its end and return its result.
@@ -267,7 +271,7 @@ class WorkflowOwner:
             return await self._conduct(early)
 
     async def _conduct(self, early: EarlyStop | None) -> WorkflowResult:
-        if self._is_here:
+        if self._runs_locally:
             proc.become_subreaper()
         self._stops.listen(self._take_stop, early)
         groups = tuple(self._groups)
@@ -287,14 +291,14 @@ class WorkflowOwner:
             await self._end_everything()
 
     @property
-    def _is_here(self) -> bool:
+    def _runs_locally(self) -> bool:
         """Return whether agents run on this machine: then a lost head's children become ours."""
         return self._hosts is None and self._elsewhere is None
 
     # Starting groups.
 
     def _take_reused(self) -> None:
-        link_reused(self._plan, self._run_dir)
+        link_reused_outputs(self._plan, self._run_dir)
         for name, folder in self._plan.reused.items():
             why = f"taken from {os.path.basename(folder)}"
             self._enter(self._groups[name], State.COMPLETED, why)
@@ -345,11 +349,11 @@ class WorkflowOwner:
             group.running = asyncio.create_task(self._run_group(group, given))
             return
         group.why = self._capacity.why_waiting(group.plan)
-        if waited_s > SAY_WAIT_S and not group.said_waiting:
+        if waited_s > REPORT_WAIT_S and not group.said_waiting:
             group.said_waiting = True
             left = f"; {limit_s - waited_s:.0f} s left" if limit_s is not None else ""
             self._record.event(GroupWaitsEvent(group=group.plan.name, text=group.why or ""))
-            if len(self._groups) <= MAX_TOLD_GROUPS:
+            if len(self._groups) <= MAX_SHOWN_GROUPS:
                 self._display.say(f"group {group.plan.name} {group.why}{left}")
 
     # One group.
@@ -361,16 +365,16 @@ class WorkflowOwner:
                 attempts = next_task_attempts(events) if group.policy.lives.lost else {}
                 ran_s = time.monotonic() - (group.running_since or time.monotonic())
                 hosts = self._hosts
-                start = GroupStart(
+                start = GroupInput(
                     gpus={task: tuple(given) for task, given in gpus.items()},
                     first_attempts=attempts,
                     ran_s=ran_s,
                     broker=hosts.broker if hosts is not None else None,
                     nodes=hosts.nodes_of(group.plan.name) if hosts is not None else None,
                 )
-                await self._live_with_head(group, start)
+                await self._run_one_head(group, start)
                 follows = group.policy.after_loss(has_result=group.outcome is not None)
-                if follows is not WhatFollows.AGAIN:
+                if follows is not AfterLoss.AGAIN:
                     break
                 self._record.event(HeadLostEvent(group=group.plan.name))
                 self._display.say(
@@ -390,17 +394,17 @@ class WorkflowOwner:
             group.process = None
             self._changed.set()
 
-    async def _live_with_head(self, group: _Group, start: GroupStart) -> None:
+    async def _run_one_head(self, group: _Group, start: GroupInput) -> None:
         process = self._conductor(group)
         group.process = process
         try:
             address = await process.start(start)
-            group.outcome = await process.follow(address) or group.told
+            group.outcome = await process.follow(address) or group.announced_outcome
         finally:
             process.close()
             await self._end_orphans()
 
-    def _conductor(self, group: _Group) -> ConductsGroup:
+    def _conductor(self, group: _Group) -> GroupConductor:
         def hear(message: messages.Message) -> None:
             self._hear(group, message)
 
@@ -412,7 +416,7 @@ class WorkflowOwner:
 
     async def _end_orphans(self) -> None:
         """End the processes that a lost head has left here; on ssh hosts they end by themselves."""
-        if not self._is_here:  # our children are ssh, its master process, or kubectl
+        if not self._runs_locally:  # our children are ssh, its master process, or kubectl
             return
         deadline = time.monotonic() + _END_LIMIT_S
         while proc.end_children(self._heads()) and time.monotonic() < deadline:
@@ -448,7 +452,7 @@ class WorkflowOwner:
     def _hear_event(self, group: _Group, event: RecordEvent | None) -> None:
         match event:
             case TaskStateEvent():
-                self._tell_task(group, event)
+                self._show_task_state(group, event)
             case GroupStateEvent():
                 state = State(event.state)
                 if state is State.RUNNING and group.running_since is None:
@@ -459,11 +463,11 @@ class WorkflowOwner:
                 group.why = text
                 self._display.say(f"group {group.plan.name}: {text}")
             case GroupEndedEvent(outcome=outcome):
-                group.told = outcome
+                group.announced_outcome = outcome
             case NoticeEvent(text=text):
                 self._display.say(text)
 
-    def _tell_task(self, group: _Group, event: TaskStateEvent) -> None:
+    def _show_task_state(self, group: _Group, event: TaskStateEvent) -> None:
         """Show retries and failures of tasks; the record has the other changes of state."""
         state, task, why = State(event.state), event.task, event.why
         if task == group.plan.lead.name:
@@ -484,7 +488,7 @@ class WorkflowOwner:
         group.state, group.why = state, why
         event = GroupStateEvent(group=group.plan.name, state=state.value, why=why)
         self._record.event(event)
-        worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_TOLD_GROUPS
+        worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_SHOWN_GROUPS
         if changed and (worth_a_line or state.is_failed):
             has_report = group.outcome is not None and group.outcome.report is not None
             shown = None if has_report else why  # the end shows the report itself
@@ -550,7 +554,7 @@ class WorkflowOwner:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         deadline = time.monotonic() + _END_LIMIT_S
-        while self._is_here and proc.end_children() and time.monotonic() < deadline:
+        while self._runs_locally and proc.end_children() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
 

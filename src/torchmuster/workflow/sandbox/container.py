@@ -36,7 +36,7 @@ _ENGINE_FAILED = {"podman": 125, "docker": 125, "apptainer": 255}
 # and outer spaces.
 _PLAIN = re.compile(r"(?:[^\s\"'`#\\](?:[^\r\n\"'`#\\]*[^\s\"'`#\\])?)?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_OF_ENGINES = ("DOCKER_", "CONTAINER", "PODMAN_", "XDG_", "LD_", "GO")
+_ENGINE_PREFIXES = ("DOCKER_", "CONTAINER", "PODMAN_", "XDG_", "LD_", "GO")
 _PULL_WORDS = re.compile(
     r"pull|manifest|registry|repository|initializing source|unauthorized|no such image|short-name"
     r"|docker://|oci://|library://|conveyor|could not open image|no such host",
@@ -168,7 +168,7 @@ def split_environment(
     plain = {name: value for name, value in variables.items() if _PLAIN.fullmatch(value)}
     others = {name: value for name, value in variables.items() if name not in plain}
     for name, value in others.items():
-        if base.get(name, value) != value or name.startswith(_OF_ENGINES):
+        if base.get(name, value) != value or name.startswith(_ENGINE_PREFIXES):
             raise MusterError(
                 f"the variable `{name}` can't be given to a container",
                 why=f"its value has a newline, quote, `#` or outer space, and {kind} itself reads `{name}`",
@@ -293,7 +293,7 @@ class Container:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(self.spec.env_file, flags, 0o600), "w") as file:
                 file.write(env_text)
-        order = ContainerOrder(
+        order = ContainerCommands(
             remove=tuple(removal_argv(self.spec.kind, self.spec.program, earlier)),
             run=tuple(container_argv(self.spec)),
         )
@@ -335,7 +335,7 @@ def remove_containers(kind: str, run_id: str, group: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerOrder:
+class ContainerCommands:
     """The input file of `container`: the removal command (empty for none), and the client's."""
 
     remove: tuple[str, ...]
@@ -344,7 +344,7 @@ class ContainerOrder:
 
 def main(arguments: list[str]) -> int:
     """Remove what an earlier start left, then become the engine's client."""
-    order = codec.from_plain(ContainerOrder, read_json(arguments[0]))
+    order = codec.from_plain(ContainerCommands, read_json(arguments[0]))
     if order.remove:  # its failure for a missing container does not matter
         proc.ask(order.remove, b"", 30.0)
     os.execve(order.run[0], order.run, dict(os.environ))

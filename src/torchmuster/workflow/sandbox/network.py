@@ -22,7 +22,7 @@ from torchmuster.core import proc
 from torchmuster.core.model import codec
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.sandbox import network_stack
-from torchmuster.workflow.sandbox.network_stack import NetworkOrder
+from torchmuster.workflow.sandbox.network_stack import NetworkHolderArguments
 
 INTERFACE = "eth0"
 _MAX_TASKS = 255 - network_stack.FIRST_TASK
@@ -78,7 +78,7 @@ class PrivateNetwork:
         self.tasks = tasks
         self.gateway: str | None = said.get("gateway")
         self.resolver: str | None = said.get("resolver")
-        self.note = network_stack.note_of(said, program)
+        self.note = network_stack.outside_note(said, program)
 
     @classmethod
     def open(
@@ -224,7 +224,7 @@ def _without_names(line: str, names: set[str]) -> str:
     return " ".join([words[0], *kept]) if kept else ""
 
 
-def _wanted(num_tasks: int, program: str | None) -> NetworkOrder:
+def _wanted(num_tasks: int, program: str | None) -> NetworkHolderArguments:
     """Return the order to the holder: addresses, and the network stack if one is installed."""
     routed = host_networks()
     network = choose_network(routed)
@@ -237,7 +237,7 @@ def _wanted(num_tasks: int, program: str | None) -> NetworkOrder:
             "outside": str(choose_network([*routed, network])),
             "passes_names": network_stack.has_own_resolver(_read_text(_RESOLVER_FILE)),
         }
-    return NetworkOrder(addresses=tuple(addresses), interface=INTERFACE, stack=stack)
+    return NetworkHolderArguments(addresses=tuple(addresses), interface=INTERFACE, stack=stack)
 
 
 def _tasks(

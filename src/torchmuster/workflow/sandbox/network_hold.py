@@ -18,7 +18,7 @@ from typing import Any
 from torchmuster.core.model import codec
 from torchmuster.launcher.node import namespaces
 from torchmuster.workflow.sandbox import network_stack
-from torchmuster.workflow.sandbox.network_stack import NetworkOrder
+from torchmuster.workflow.sandbox.network_stack import NetworkHolderArguments
 
 # Route netlink: links, addresses, a default route. Raw, because `ip` is missing in many images and
 # would be a process for every step.
@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
     """Make the network, print its descriptors, and wait for the end of standard input."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # they are meant for the run; the lifeline decides
-    wanted = codec.from_word(NetworkOrder, arguments)
+    wanted = codec.from_word(NetworkHolderArguments, arguments)
     out = wanted.stack or {}
     guard = network_stack.fork_guard() if out else None
     try:
@@ -197,7 +197,7 @@ def open_network_stack(
         gateway = network_stack.address_of(stack.subnet, network_stack.GATEWAY)
         resolver = network_stack.address_of(stack.subnet, network_stack.RESOLVER)
         try:
-            _lead_to_tap(made, interface, gateway)
+            _route_through_tap(made, interface, gateway)
         except OSError as error:
             return {"stack_error": f"{stack.kind}: {error.strerror}"}
     return {"gateway": gateway, "resolver": resolver}
@@ -214,7 +214,7 @@ def _have_routes(fds: list[int]) -> bool:
     return True
 
 
-def _lead_to_tap(made: dict[str, Any], interface: str, gateway: str) -> None:
+def _route_through_tap(made: dict[str, Any], interface: str, gateway: str) -> None:
     namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
     hub = Netlink()
     hub.set_master(network_stack.TAP, made["bridge"])

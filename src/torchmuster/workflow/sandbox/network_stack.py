@@ -27,12 +27,12 @@ GATEWAY, RESOLVER = 2, 3  # last numbers of their addresses, as in slirp4netns
 FIRST_TASK = 4
 _READY_S = 10.0
 _POLL_S = 0.01
-_MAX_SAID = 2000
+_MAX_MESSAGE_CHARS = 2000
 _READY = "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkOrder:
+class NetworkHolderArguments:
     """The command line of `network`.
 
     Attributes:
@@ -158,7 +158,7 @@ def _detach() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    proc.stand_apart()  # signals to the holder's process group must not reach us
+    proc.detach_from_parent()  # signals to the holder's process group must not reach us
 
 
 def _guard(order: int, answer: int) -> None:
@@ -201,7 +201,7 @@ def _start_slirp(stack: NetworkStack, children: list[proc.Child], order: int) ->
     waiting.register(ready, select.POLLIN)
     if waiting.poll(_READY_S * 1000) and os.read(ready, 1):
         return _READY
-    return _last_words(stack.kind, said)
+    return _describe_exit(stack.kind, said)
 
 
 def _start_pasta(stack: NetworkStack, children: list[proc.Child], order: int) -> str:
@@ -219,11 +219,11 @@ def _start_pasta(stack: NetworkStack, children: list[proc.Child], order: int) ->
     while not select.select([order], [], [], _POLL_S)[0]:
         for child, said in zip(children, saids, strict=True):
             if child.poll() is not None:
-                return _last_words(stack.kind, said)
+                return _describe_exit(stack.kind, said)
     return _READY
 
 
-def _last_words(kind: str, said: int) -> str:
+def _describe_exit(kind: str, said: int) -> str:
     os.set_blocking(said, False)
     try:
         text = os.read(said, 1 << 16).decode(errors="replace")
@@ -233,7 +233,7 @@ def _last_words(kind: str, said: int) -> str:
     why = "; ".join(lines[-2:] or ["it ended without a message"])
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         why += " (/dev/net/tun is not open to this user)"
-    return f"{kind}: {why}"[:_MAX_SAID]
+    return f"{kind}: {why}"[:_MAX_MESSAGE_CHARS]
 
 
 def _read_line(fd: int, timeout_s: float | None) -> str | None:
@@ -264,7 +264,7 @@ def resolver_text(machine: str, resolver: str) -> bytes | None:
     return "\n".join([f"nameserver {resolver}", *kept, ""]).encode()
 
 
-def note_of(answer: Mapping[str, object], found: str | None) -> str:
+def outside_note(answer: Mapping[str, object], found: str | None) -> str:
     """Return the line that tells the user what tasks in the network can reach."""
     if answer.get("gateway"):
         return (

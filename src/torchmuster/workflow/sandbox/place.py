@@ -18,19 +18,19 @@ from typing import Any
 from torchmuster.core import proc
 from torchmuster.core.files.atomic import read_json, write_json
 from torchmuster.errors import MusterError
-from torchmuster.workflow.sandbox.place_plan import Mirror, PlacedFile, PlacePlan, plan_place
+from torchmuster.workflow.sandbox.place_plan import Mirror, PlacedFile, ViewPlan, plan_view
 
 __all__ = [
     "Mirror",
-    "PlacePlan",
     "PlacedFile",
-    "clear_place",
-    "clear_places",
+    "ViewPlan",
+    "clear_view",
+    "clear_views",
     "namespaces_available",
-    "place_argv",
-    "plan_place",
-    "prepare_place",
+    "plan_view",
+    "view_argv",
     "write_new",
+    "write_view",
 ]
 
 _PROBE_TIMEOUT_S = 10.0
@@ -46,8 +46,8 @@ _KERNEL_SWITCHES = (
 )
 
 
-def prepare_place(
-    plan: PlacePlan,
+def write_view(
+    plan: ViewPlan,
     *,
     join: Mapping[str, str | None] | None = None,
     environment: Mapping[str, str] | None = None,
@@ -81,14 +81,12 @@ def prepare_place(
         ) from error
 
 
-def place_argv(
-    spec_path: str, command: Sequence[str], *, python: str = sys.executable
-) -> list[str]:
+def view_argv(spec_path: str, command: Sequence[str], *, python: str = sys.executable) -> list[str]:
     """Return the command line that starts `command` in the view that a spec describes."""
     return proc.node_program("view", spec_path, "--", *command, python=python)
 
 
-def clear_place(folder: str) -> None:
+def clear_view(folder: str) -> None:
     """Remove an ended task's mount points and empty folders; what the task wrote stays."""
     spec_path = os.path.join(folder, "spec.json")
     spec = read_json(spec_path)
@@ -104,10 +102,10 @@ def clear_place(folder: str) -> None:
             os.rmdir(path)
 
 
-def clear_places(task_folder: str) -> None:
+def clear_views(task_folder: str) -> None:
     """Clear, as `clear_place` does, the views that killed agents of a task have left."""
     for folder in glob.glob(os.path.join(glob.escape(task_folder), "place-*", "view-*", "view")):
-        clear_place(folder)
+        clear_view(folder)
 
 
 def _clear_mirror(mirror: Mapping[str, Any]) -> None:
@@ -160,7 +158,7 @@ def _make_folder(path: str, mode: int) -> None:
 
 
 def _write_spec(
-    plan: PlacePlan,
+    plan: ViewPlan,
     join: Mapping[str, str | None],
     environment: Mapping[str, str],
     report_fd: int | None,

@@ -57,7 +57,7 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacePlan:
+class ViewPlan:
     """The files that one task will see.
 
     Attributes:
@@ -105,7 +105,7 @@ class PlacePlan:
         return path
 
 
-def plan_place(
+def plan_view(
     files: Sequence[PlacedFile],
     folder: str,
     *,
@@ -117,7 +117,7 @@ def plan_place(
     keep: Sequence[str] = (),
     tmp: str = "/tmp",
     max_tmp_entries: int = _MAX_TMP_ENTRIES,
-) -> PlacePlan:
+) -> ViewPlan:
     """Decide what to mount so that one task sees `files`; read the machine, write nothing.
 
     Args:
@@ -265,7 +265,7 @@ class _Planner:
         elif os.path.isdir(real):
             self._made.setdefault(real, set())
 
-    def finish(self, work: str, needed: Sequence[str], tmp: str, max_tmp: int) -> PlacePlan:
+    def finish(self, work: str, needed: Sequence[str], tmp: str, max_tmp: int) -> ViewPlan:
         self._note_alias(work)
         # By both names, because a symlink on the way is an entry that the task must see, too.
         ways = [form for path in needed for form in (os.path.abspath(path), os.path.realpath(path))]
@@ -277,7 +277,7 @@ class _Planner:
             limit = max_tmp if at == os.path.realpath(tmp) else _MAX_ENTRIES
             mirrors.append(self._mirror(at, os.path.join(self._view, f"m{number}"), needed, limit))
         covers, new_files, contents = self._files(mirrors)
-        plan = PlacePlan(
+        plan = ViewPlan(
             folder=self._view,
             working_dir=work,
             mirrors=tuple(mirrors),
@@ -364,7 +364,7 @@ class _Planner:
             contents[disk] = file
         return covers, new_files, contents
 
-    def _check_working_dir(self, plan: PlacePlan) -> None:
+    def _check_working_dir(self, plan: ViewPlan) -> None:
         real = os.path.realpath(plan.working_dir)
         made = {os.path.join(one.at, relative) for one in plan.mirrors for relative in one.made}
         if not os.path.isdir(real) and real not in made:

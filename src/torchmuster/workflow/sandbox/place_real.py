@@ -26,7 +26,7 @@ from torchmuster.workflow.sandbox.place_plan import (
 _MAX_COMPARED_BYTES = 16 << 20
 
 
-class RealPlace:
+class RealPathFiles:
     """The files of one task at their real paths.
 
     Attributes:
@@ -46,7 +46,7 @@ class RealPlace:
             UsageError: Paths can't be used, or exist already; the message names every one.
             MusterError: The file system refused.
         """
-        self._clean_up_after_the_dead()
+        self._remove_stale_claims()
         clean_up(self.record)  # the files of an earlier attempt: a task has one set
         refuse(self._problems(files))
         claim = self._claim(files)
@@ -106,7 +106,7 @@ class RealPlace:
             return [claim for claim in records if claim is not None]
         return []
 
-    def _clean_up_after_the_dead(self) -> None:
+    def _remove_stale_claims(self) -> None:
         os.makedirs(self._claims, mode=0o700, exist_ok=True)
         for name in sorted(os.listdir(self._claims)):
             claim = read_claim(os.path.join(self._claims, name))

@@ -51,7 +51,7 @@ class FileView:
         self.members.setdefault(task.group, {})[task.name] = None
 
 
-def dicts(value: Any) -> list[dict[str, Any]]:
+def map_entries(value: Any) -> list[dict[str, Any]]:
     """Return the entries of a list; NO_MAP replaces those that are not maps, to keep indices."""
     if not isinstance(value, list):
         return []
@@ -130,7 +130,7 @@ def _check_token(path: KeyPath, token: Token, task: FileTask, view: FileView) ->
 
 def _check_input_token(path: KeyPath, token: Token, task: FileTask, findings: FileProblems) -> None:
     argument = token.argument or ""
-    inputs = dicts(task.raw.get("inputs"))
+    inputs = map_entries(task.raw.get("inputs"))
     given = [entry["task"] for entry in inputs if isinstance(entry.get("task"), str)]
     names = [name.rpartition(":")[2] for name in given]
     if re.fullmatch(r"[0-9]{1,6}", argument) and int(argument) < len(inputs):
@@ -152,7 +152,7 @@ def check_dependencies(view: FileView) -> None:
     group_of = view.group_of
     edges: dict[int, set[int]] = {i: set() for i in range(len(view.groups))}
     for task in view.tasks:
-        for i, entry in enumerate(dicts(task.raw.get("inputs"))):
+        for i, entry in enumerate(map_entries(task.raw.get("inputs"))):
             name = entry.get("task")
             if isinstance(name, str) and ":" not in name and "{{" not in name:
                 path = (*task.path, "inputs", i, "task")
@@ -398,15 +398,15 @@ def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: File
 def _check_task(task: FileTask, view: FileView) -> None:
     findings = view.findings
     _check_program(task, findings)
-    for i, entry in enumerate(dicts(task.raw.get("inputs"))):
+    for i, entry in enumerate(map_entries(task.raw.get("inputs"))):
         path: KeyPath = (*task.path, "inputs", i)
-        _need_one(path, entry, ("task", "url", "dataset"), "an input", findings)
+        _check_exactly_one(path, entry, ("task", "url", "dataset"), "an input", findings)
         if isinstance(entry.get("dataset"), dict):
             reasons = _DATASET_INPUT_NO_EFFECT
             _warn_no_effect((*path, "dataset"), entry["dataset"], reasons, findings)
-    for i, entry in enumerate(dicts(task.raw.get("outputs"))):
+    for i, entry in enumerate(map_entries(task.raw.get("outputs"))):
         path = (*task.path, "outputs", i)
-        _need_one(path, entry, ("url", "dataset", "update_dataset"), "an output", findings)
+        _check_exactly_one(path, entry, ("url", "dataset", "update_dataset"), "an output", findings)
         if isinstance(entry.get("dataset"), dict):
             reasons = {"localpath": "an output comes from the task; `path` selects a part of it"}
             _warn_no_effect((*path, "dataset"), entry["dataset"], reasons, findings)
@@ -445,7 +445,7 @@ def _check_program(task: FileTask, findings: FileProblems) -> None:
             findings.add((*path, key), what, "script: train.py", at_key=True)
 
 
-def _need_one(
+def _check_exactly_one(
     path: KeyPath, entry: dict[str, Any], kinds: tuple[str, ...], what: str, findings: FileProblems
 ) -> None:
     if entry is NO_MAP:
@@ -465,9 +465,9 @@ def _need_one(
 
 def _check_files(task: FileTask, findings: FileProblems) -> None:
     files = _Files(task.name)
-    for i, entry in enumerate(dicts(task.raw.get("files"))):
+    for i, entry in enumerate(map_entries(task.raw.get("files"))):
         path = (*task.path, "files", i)
-        _need_one(path, entry, ("contents", "localpath"), "a file", findings)
+        _check_exactly_one(path, entry, ("contents", "localpath"), "a file", findings)
         if entry.get("localpath") is not None and entry.get("base64"):
             what = "`base64` applies to `contents`; a `localpath` is used unchanged"
             findings.add((*path, "base64"), what, at_key=True)
@@ -476,7 +476,7 @@ def _check_files(task: FileTask, findings: FileProblems) -> None:
             findings.warn((*path, "templated"), what)
         name = entry.get("path")
         if isinstance(name, str) and name.strip("/") and len(name) <= 4096:
-            _check_place((*path, "path"), re.sub(r"/(\.?/)+", "/", name), i, files, findings)
+            _check_file_path((*path, "path"), re.sub(r"/(\.?/)+", "/", name), i, files, findings)
 
 
 @dataclass(slots=True)
@@ -488,7 +488,7 @@ class _Files:
     folders: dict[str, str] = field(default_factory=dict)
 
 
-def _check_place(
+def _check_file_path(
     path: KeyPath, name: str, index: int, files: _Files, findings: FileProblems
 ) -> None:
     """Check that no two files have the same path, and that none is inside another."""

@@ -160,7 +160,7 @@ def _input(path: KeyPath, entry: schema.InputModel, around: CompileContext) -> m
             regex=entry.regex or None,
         )
     if entry.dataset is not None:
-        _take_local_dataset((*path, "dataset", "localpath"), entry.dataset, around)
+        _add_local_dataset((*path, "dataset", "localpath"), entry.dataset, around)
         name = entry.dataset.name
         return model.InputPlan(
             kind=model.InputKind.DATASET,
@@ -175,9 +175,7 @@ def _input(path: KeyPath, entry: schema.InputModel, around: CompileContext) -> m
     )
 
 
-def _take_local_dataset(
-    path: KeyPath, dataset: schema.DatasetInput, around: CompileContext
-) -> None:
+def _add_local_dataset(path: KeyPath, dataset: schema.DatasetInput, around: CompileContext) -> None:
     if dataset.localpath is None:
         return
     found = around.path_of(dataset.localpath)

@@ -137,7 +137,7 @@ def render_file(
         return None
     given = {default.name: default.value for default in defaults} | {**sets, **set_strings}
     _check_names(source, defaults, given, warnings)
-    job = _Job(source=source, section=workflow, values=given)
+    job = _Rendering(source=source, section=workflow, values=given)
     found = job.render(problems)
     if found is None:
         return None
@@ -185,14 +185,14 @@ def protect_tokens(text: str, variables: frozenset[str]) -> tuple[str, Callable[
             return hide(match[1]) + match[2] + hide(match[3])
         return hide(match[0]) if match[2].strip() else match[0]
 
-    def bring_back(match: re.Match[str]) -> str:
+    def restore_match(match: re.Match[str]) -> str:
         index = int(match[1] or len(hidden))
         if index >= len(hidden):  # a filter or a slice has changed the placeholder
             raise _CutTokenError
         return hidden[index]
 
     def restore(rendered: str) -> str:
-        return re.sub(nonce + r"(\d{7})?", bring_back, rendered)
+        return re.sub(nonce + r"(\d{7})?", restore_match, rendered)
 
     return _WITH_ARGUMENT.sub(hide_braces, _BARE.sub(hide_bare, text)), restore
 
@@ -209,7 +209,7 @@ def has_jinja(text: str) -> bool:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Job:
+class _Rendering:
     source: Source
     section: Section
     values: dict[str, Any]
@@ -381,7 +381,7 @@ def _find_unused(
 def render_text(source: Source, values: Mapping[str, Any], problems: Problems) -> str:
     """Render a separate text, e.g. a `localpath` file; tokens remain."""
     section = Section(name="text", line=1, text=source.text)
-    found = _Job(source=source, section=section, values=dict(values)).render(problems)
+    found = _Rendering(source=source, section=section, values=dict(values)).render(problems)
     return found[0] if found is not None else ""
 
 
@@ -404,7 +404,7 @@ _MODELS: dict[str, Any] = {
     "kpis": schema.Kpi,
 }
 # Keys that people write by mistake, and their names in this format.
-_OTHER_WORDS = {
+_KEY_SYNONYMS = {
     "env": "environment",
     "envs": "environment",
     "cmd": "command",
@@ -420,7 +420,7 @@ _OTHER_WORDS = {
 }
 _A_RESOURCE = ("cpu", "cpus", "gpu", "gpus", "mem", "memory", "storage", "platform", "disk")
 # For a text where a map belongs: the map to write instead.
-_MAP_OF_WORD = {
+_MAP_HINTS = {
     "dataset": "{{name: {}}}",
     "update_dataset": "{{name: {}}}",
     "timeout": "{{exec_timeout: {}}}",
@@ -445,10 +445,10 @@ def _unknown_hint(path: KeyPath) -> str | None:
     is_resource = model is schema.Task and key.lower() in _A_RESOURCE
     if is_resource:
         return "it belongs to `workflow.resources`; `resource` names an entry there"
-    return hint_for_key(key, known, _OTHER_WORDS, _where_it_belongs(key, known))
+    return hint_for_key(key, known, _KEY_SYNONYMS, _level_hint(key, known))
 
 
-def _where_it_belongs(key: str, known: list[str]) -> str | None:
+def _level_hint(key: str, known: list[str]) -> str | None:
     """Return a hint that names the key's proper level; if there is none, list the allowed keys."""
     homes = [name for name, model in _MODELS.items() if key in model.model_fields]
     if homes and key not in ("name", "path", "key", "group", "index"):
@@ -458,8 +458,8 @@ def _where_it_belongs(key: str, known: list[str]) -> str | None:
 
 def _map_hint(path: KeyPath, found: Any) -> str | None:
     key = next((part for part in reversed(path) if isinstance(part, str)), "")
-    if isinstance(found, str) and 0 < len(found) < 60 and key in _MAP_OF_WORD:
-        pattern = _MAP_OF_WORD[key]
+    if isinstance(found, str) and 0 < len(found) < 60 and key in _MAP_HINTS:
+        pattern = _MAP_HINTS[key]
         if key == "inputs" and "://" in found:
             pattern = "- url: {}"
         return pattern.format(found)
@@ -612,7 +612,7 @@ def load_workflow(options: LoadOptions) -> LoadedWorkflow:
     check_workflow(raw, findings)
     workflow = validate(raw, findings)
     if workflow is not None:
-        _take_workflow(workflow, options, rendered, loaded, findings)
+        _compile_workflow(workflow, options, rendered, loaded, findings)
     loaded.warnings = [*twice, *_notices(rendered, loaded.template_words)]
     ordered = _in_order(findings.errors, document)
     loaded.errors += [_as_error(finding, document) for finding in ordered[:_MAX_SHOWN]]
@@ -660,7 +660,7 @@ def _notices(rendered: Rendered, words: AbstractSet[str]) -> list[MusterError]:
     return [*rendered.warnings, *unused]
 
 
-def _take_workflow(
+def _compile_workflow(
     workflow: schema.Workflow,
     options: LoadOptions,
     rendered: Rendered,

@@ -41,13 +41,13 @@ from torchmuster.launcher.node.shell import NodeShell, SetupError
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.sandbox.container_view import CommandView
 from torchmuster.workflow.task.command import CommandFailedError, TaskCommand
-from torchmuster.workflow.task.data import Stored, fetch_inputs, publish, upload_outputs
-from torchmuster.workflow.task.options import TaskOptions, wait_for_names
+from torchmuster.workflow.task.data import UploadResult, fetch_inputs, publish, upload_outputs
+from torchmuster.workflow.task.options import TaskOptions, wait_for_dns
 from torchmuster.workflow.task.setup import TaskFacts
 
 CODE_DOWNLOAD = 2010
 CODE_START = 3003
-_LOOK_EVERY_S = 1.0
+_LEASE_CHECK_S = 1.0
 _JOIN_S = 60.0
 _REAP_S = 0.01
 _MAX_UNSENT_SHOW_BYTES = 1 << 20
@@ -127,7 +127,7 @@ class TaskAgent:
     async def _watch_lease(self) -> None:
         """Abort the connection when the lease runs out: the head may have replaced this agent."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_LEASE_CHECK_S)
             silent_s = self._link.silent_s()
             if silent_s is not None and self._link.channel is not None:
                 self._why_gone = f"no word from the head of the group for {silent_s:.0f} s"
@@ -249,7 +249,7 @@ class TaskAgent:
 
     async def _run_command(self, begin: task_messages.TaskBegin) -> None:
         if self._options.host_name is not None:
-            await wait_for_names(begin.hosts.values(), self._doing)
+            await wait_for_dns(begin.hosts.values(), self._doing)
         facts = TaskFacts(
             workflow=self._options.plan,
             group=self._options.group,
@@ -313,7 +313,7 @@ class TaskAgent:
         while self._stop_at is not None and command.has_processes():  # they may still save data
             self._kill_when_due(command)
             await asyncio.sleep(_REAP_S)
-        while not command.end_rest():
+        while not command.kill_leftovers():
             await asyncio.sleep(_REAP_S)
         return status
 
@@ -343,7 +343,7 @@ class TaskAgent:
 
     async def _upload(self, *, succeeded: bool) -> None:
         error: str | None = None
-        stored = Stored()
+        stored = UploadResult()
         try:
             stored = await upload_outputs(
                 self._options.task,

@@ -15,7 +15,7 @@ from torchmuster.core.model.states import State
 from torchmuster.core.node.output import RankOutput, Voice
 from torchmuster.errors import MusterError
 from torchmuster.launcher.node.shell import Transfer
-from torchmuster.workflow.plan import GroupNodes, TrainingStart
+from torchmuster.workflow.plan import GroupNodes, TrainingInput
 from torchmuster.workflow.sandbox.container import CODE_START
 from torchmuster.workflow.sandbox.container_view import CommandView
 from torchmuster.workflow.task import setup as task_setup
@@ -133,14 +133,14 @@ class TaskCommand:
         proc.kill_session(self.pid)
         for pid in proc.descendants(self.pid):
             proc.kill_quietly(pid)
-        self.end_rest()
+        self.kill_leftovers()
 
     def has_processes(self) -> bool:
         """Return whether anything that the command started still runs."""
         helpers = {pid for t in self._checkpoints for pid in _family(t.child.pid)}
         return any(pid not in helpers for pid in proc.descendants(os.getpid()))
 
-    def end_rest(self) -> bool:
+    def kill_leftovers(self) -> bool:
         """Kill and reap what the command has left; return whether nothing is left."""
         return not proc.end_children(frozenset(t.child.pid for t in self._checkpoints))
 
@@ -194,7 +194,7 @@ def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
     args = tuple(facts.resolve(word) for word in training.args)
     folders = (facts.place.output, *make_folders(args, facts.place.output))
     nodes = atomic.read_json(run_dir.group(facts.group.name).nodes)
-    start = TrainingStart(
+    start = TrainingInput(
         task=facts.task.name,
         training=replace(training, script=facts.resolve(training.script), args=args),
         folder=run_dir.training_folder(facts.task.name, facts.attempt),
@@ -208,7 +208,7 @@ def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
     path = os.path.join(facts.place.path, "training.json")
     atomic.write_json(path, codec.to_plain(start))
     # Not isolated, because another package may provide the engine of its job's scheduler.
-    return [sys.executable, proc.NODE_DOOR, "training-task", path]
+    return [sys.executable, proc.NODE_ENTRY, "training-task", path]
 
 
 def make_folders(args: Sequence[str], output: str) -> list[str]:

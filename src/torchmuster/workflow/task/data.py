@@ -43,7 +43,7 @@ async def fetch_inputs(
         if entry.kind is InputKind.TASK:
             what = f"copying input {number}: the output of {entry.source}"
             doing(what)
-            await copy_aloud(task_output(entry, run_dir), folder, entry.regex, what, doing)
+            await copy_with_progress(task_output(entry, run_dir), folder, entry.regex, what, doing)
             continue
         source = resolve(entry.source)
         what = f"downloading input {number}: {source}"
@@ -53,13 +53,13 @@ async def fetch_inputs(
             inside = os.path.join(folder, entry.folder or "")
             words = ["dataset-download", "--name", source, "--to", inside]
         words += ["--regex", entry.regex] if entry.regex else []
-        await _start(words, doing, login_of(task)).finish_aloud(what)
+        await _start(words, doing, credential_variables_of(task)).finish_aloud(what)
         if entry.kind is InputKind.DATASET:
             with contextlib.suppress(OSError):  # only a resumed download needs it
                 os.unlink(os.path.join(folder, f".{entry.folder}.muster.jsonl"))
 
 
-async def copy_aloud(
+async def copy_with_progress(
     source: str,
     target: str,
     regex: str | None,
@@ -110,7 +110,7 @@ def task_output(entry: InputPlan, run_dir: RunDir) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class UploadResult:
     """The result of an upload: notes about what was left out, and the new dataset versions."""
 
     notes: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ async def upload_outputs(
     succeeded: bool,
     run_id: str,
     resolve: Resolve,
-) -> Stored:
+) -> UploadResult:
     """Upload the outputs; return the new versions, and notes about what was left out.
 
     URLs receive the output after a failure too, because users inspect it then. A dataset gets a new
@@ -134,7 +134,7 @@ async def upload_outputs(
     Raises:
         MusterError: An output could not be uploaded.
     """
-    stored = Stored()
+    stored = UploadResult()
     for entry in task.outputs:
         target = resolve(entry.target)
         if entry.kind is not OutputKind.URL and not succeeded:
@@ -148,7 +148,7 @@ async def upload_outputs(
             continue
         doing(f"uploading to {target}")
         words = _upload_words(entry, target, place, run_id, resolve)
-        moving = _start(words, doing, login_of(task))
+        moving = _start(words, doing, credential_variables_of(task))
         done = await moving.finish_aloud(f"uploading to {target}")
         if entry.kind is not OutputKind.URL and "version" in done:
             stored.versions.append(f"{done.get('name')}:{done['version']}")
@@ -184,7 +184,7 @@ def start_checkpoint(
     return _start(words, doing, login, keeps_stdin=True)
 
 
-def login_of(task: TaskPlan) -> dict[str, str]:
+def credential_variables_of(task: TaskPlan) -> dict[str, str]:
     """Return the credential variables of a task: in a pod, transfers have no other login.
 
     Raises:

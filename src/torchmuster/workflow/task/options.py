@@ -13,11 +13,11 @@ from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 
 
 _LIMIT_S = 60.0
-_AGAIN_S = 0.5
-_SAY_AFTER_S = 3.0
+_RETRY_S = 0.5
+_NOTICE_AFTER_S = 3.0
 
 
-async def wait_for_names(names: Iterable[str], doing: Callable[[str], None]) -> None:
+async def wait_for_dns(names: Iterable[str], doing: Callable[[str], None]) -> None:
     """Wait at most a minute until all names resolve; a command reports one that it lacks."""
     loop = asyncio.get_running_loop()
     begun, has_said = loop.time(), False
@@ -27,10 +27,10 @@ async def wait_for_names(names: Iterable[str], doing: Callable[[str], None]) -> 
         waited_s = loop.time() - begun
         if not missing or waited_s > _LIMIT_S:
             return
-        if waited_s > _SAY_AFTER_S and not has_said:
+        if waited_s > _NOTICE_AFTER_S and not has_said:
             has_said = True
             doing(f"waiting for DNS to know {', '.join(sorted(missing)[:4])}")
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_RETRY_S)
 
 
 async def _is_known(name: str) -> bool:

@@ -8,7 +8,7 @@ from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.codec import from_words
+from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.net.address import read_secret, split_endpoint
 from torchmuster.core.node.environment import take_environment
 from torchmuster.core.node.leftovers import make_socket_folder
@@ -24,7 +24,7 @@ _FLUSH_S = 5.0
 
 def main(arguments: list[str]) -> int:
     """Run the agent of a task."""
-    order = from_words(TaskOrder, arguments)
+    order = from_arguments(TaskOrder, arguments)
     if order.environment is not None:
         take_environment(order.environment)
     proc.become_subreaper()
@@ -39,7 +39,7 @@ async def _serve(order: TaskOrder) -> int:
     disk.start()
     voice = LogVoice(run_dir.agent_log(order.task), disk)
     folder = make_socket_folder()
-    _place_muster(folder)
+    _add_muster_to_path(folder)
     own_name = plugs.find("host_names", "pod")
     agent = TaskAgent(
         TaskOptions(
@@ -70,7 +70,7 @@ async def _serve(order: TaskOrder) -> int:
         disk.flush(_FLUSH_S)
 
 
-def _place_muster(folder: str) -> None:
+def _add_muster_to_path(folder: str) -> None:
     """Append a `muster` with the command `barrier` to PATH, after one of the task's environment."""
     words = shlex.join(proc.node_program("task-muster"))
     script = f'#!/bin/sh\nexec {words} "$@"\n'.encode()

@@ -15,14 +15,14 @@ from torchmuster.errors import MusterError
 from torchmuster.workflow.sandbox.container_view import CommandView, ContainerView
 from torchmuster.workflow.sandbox.place import (
     PlacedFile,
-    PlacePlan,
-    clear_place,
+    ViewPlan,
+    clear_view,
     namespaces_available,
-    place_argv,
-    plan_place,
-    prepare_place,
+    plan_view,
+    view_argv,
+    write_view,
 )
-from torchmuster.workflow.sandbox.place_real import RealPlace
+from torchmuster.workflow.sandbox.place_real import RealPathFiles
 from torchmuster.workflow.task import setup as task_setup
 from torchmuster.workflow.task.options import TaskOptions
 from torchmuster.workflow.task.setup import TaskFacts
@@ -114,7 +114,7 @@ def _private_view(
     resolver = network.resolver if network is not None else None
     if resolver is not None and all(file.path != _RESOLVER for file in files):
         files = [*files, PlacedFile(path=_RESOLVER, content=resolver)]
-    plan = plan_place(
+    plan = plan_view(
         files,
         folder,
         working_dir=facts.place.work,
@@ -132,13 +132,13 @@ def _source() -> str:
 
 
 class _PrivateView(CommandView):
-    def __init__(self, plan: PlacePlan, options: TaskOptions) -> None:
+    def __init__(self, plan: ViewPlan, options: TaskOptions) -> None:
         self._report, end = os.pipe2(os.O_CLOEXEC)
         self._report_end: int | None = end
         os.set_blocking(self._report, False)
         network = options.network
         self._plan = plan
-        self._spec = prepare_place(
+        self._spec = write_view(
             plan,
             join=network.join if network is not None else None,
             environment=network.environment if network is not None else None,
@@ -153,7 +153,7 @@ class _PrivateView(CommandView):
             raise ValueError("a view is started in once")
         try:
             return proc.start(
-                place_argv(self._spec, words),
+                view_argv(self._spec, words),
                 env=variables,
                 stdout=stdout,
                 stderr=stderr,
@@ -196,7 +196,7 @@ class _PrivateView(CommandView):
             os.close(self._report)
             self._report = -1
         _remove_secrets(path for path, file in self._plan.files.items() if _is_secret(file))
-        clear_place(self._plan.folder)
+        clear_view(self._plan.folder)
 
 
 def _is_secret(file: PlacedFile) -> bool:
@@ -225,7 +225,7 @@ class _RealView(CommandView):
     def __init__(self, files: Sequence[PlacedFile], facts: TaskFacts, options: TaskOptions) -> None:
         claims = os.path.join(options.run_dir.path, "claims")
         os.makedirs(claims, mode=0o700, exist_ok=True)
-        self._place = RealPlace(facts.task.name, claims) if files else None
+        self._place = RealPathFiles(facts.task.name, claims) if files else None
         self._work = facts.place.work
         if self._place is not None:
             self._place.place(files)

@@ -171,7 +171,7 @@ def run(job_id):
             data["jobs"][job_id]["session"] = child.pid
         watch = Watch(job_id, job, child, (stdout, stderr))
         status = watch.until_the_end(delay_s, lag_s)
-        watch.end_rest()
+        watch.kill_leftovers()
     shutil.rmtree(scratch(job_id), ignore_errors=True)
     shutil.rmtree(folder)
     node_file.unlink()
@@ -360,7 +360,7 @@ class Watch:
             with contextlib.suppress(OSError):
                 os.kill(pid, signum)
 
-    def end_rest(self):
+    def kill_leftovers(self):
         """Kill what the script left behind in the job's sessions; what has left them is not known."""
         while self.below():
             self.signal_all(signal.SIGKILL)

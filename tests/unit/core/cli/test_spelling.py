@@ -4,7 +4,7 @@ import click
 import pytest
 
 from torchmuster.core.cli.run import run
-from torchmuster.core.cli.spelling import hint_for_option, option_behind, option_names
+from torchmuster.core.cli.spelling import hint_for_option, misplaced_option, option_names
 
 KNOWN = ["--nodes", "--nproc-per-node", "--max-restarts", "--on", "--tee", "--detach"]
 
@@ -49,11 +49,11 @@ def test_an_option_of_ours_behind_a_script_that_does_not_know_it_is_pointed_out(
     script.write_text("parser.add_argument('--max_restarts')\n")
     ours = option_names(run)
 
-    said = option_behind(str(script), ["--lr", "1", "--nproc_per_node=2"], ours)
+    said = misplaced_option(str(script), ["--lr", "1", "--nproc_per_node=2"], ours)
 
     assert said.startswith("`--nproc-per-node` comes after")
-    assert option_behind(str(script), ["--max-restarts", "2", "--help"], ours) is None
-    assert option_behind("package.module", ["--nproc-per-node", "2"], ours) is None
+    assert misplaced_option(str(script), ["--max-restarts", "2", "--help"], ours) is None
+    assert misplaced_option("package.module", ["--nproc-per-node", "2"], ours) is None
 
 
 def test_every_option_of_run_stands_in_a_section_of_its_help():

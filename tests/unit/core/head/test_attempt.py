@@ -1,6 +1,6 @@
 """One life of the process group, by itself."""
 
-from torchmuster.core.head.attempt import Attempt, EndsTold
+from torchmuster.core.head.attempt import Attempt, EndReports
 from torchmuster.core.model.events import WorkersEndedEvent
 from torchmuster.core.model.failure import EndKind, RanCode, ValueNote, WorkerEnd
 from unit.core.model.ends import succeeded
@@ -34,7 +34,7 @@ def _killed(rank, *, asked=True, **more):
 
 
 def test_thousands_of_ends_are_a_few_events_and_none_is_missing():
-    told = EndsTold()
+    told = EndReports()
     single = [event for rank in range(4096) if (event := told.take(_killed(rank, asked=rank > 0)))]
     (rest,) = told.rest()
 
@@ -46,7 +46,7 @@ def test_thousands_of_ends_are_a_few_events_and_none_is_missing():
 
 
 def test_each_way_to_end_is_an_event_and_what_a_rank_says_is_its_own():
-    told = EndsTold()
+    told = EndReports()
     for rank in range(64):
         assert told.take(_killed(rank, asked=False))
     note = ValueNote(size_bytes=1, sha256="", python="3.12")

@@ -7,7 +7,7 @@ import pytest
 
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.head.membership import claim_attempt, is_deposed
-from torchmuster.core.head.options import Office
+from torchmuster.core.head.options import HeadCredentials
 from torchmuster.core.model.succession import Term
 from torchmuster.errors import HeadLostError
 
@@ -16,7 +16,7 @@ from torchmuster.errors import HeadLostError
 def office(tmp_path):
     claims = Claims(str(tmp_path))
     claims.take(claim(0, "ours", "n1"))
-    return Office(claims=claims, term=0, holder="ours", place=0, node="n1")
+    return HeadCredentials(claims=claims, term=0, holder="ours", place=0, node="n1")
 
 
 def claim(number, holder, node):

@@ -10,7 +10,7 @@ other, but what a node reads there may be old. Orders are on their way for some 
 from dataclasses import dataclass, field
 
 from torchmuster.core.model.lease import LEASE_S, SILENT_S
-from torchmuster.core.model.succession import Heir, Move, Sight, Term
+from torchmuster.core.model.succession import Heir, HeirView, Move, Term
 
 STEP_S = 0.5
 _LOOK_EVERY = 4
@@ -229,7 +229,7 @@ class World:
         number = newest.number if newest is not None else -1
         votes = self._read_votes(number, node.place)
         silent = node.clock_s - node.lease_from > LEASE_S
-        sight = Sight(
+        sight = HeirView(
             newest=newest,
             votes=votes,
             is_silent=silent and not node.is_connected,

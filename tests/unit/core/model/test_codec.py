@@ -169,12 +169,16 @@ FULL = CommandLine(
     "order", [FULL, CommandLine(run_dir="", place=-1), CommandLine(run_dir="7", place=7)]
 )
 def test_a_value_comes_back_from_its_words(order):
-    assert codec.from_words(CommandLine, codec.to_words(order)) == order
+    assert codec.from_arguments(CommandLine, codec.to_arguments(order)) == order
 
 
 def test_only_what_says_something_is_written():
-    assert codec.to_words(CommandLine(run_dir="/r", place=0)) == ["--run-dir=/r", "--place=0", "--"]
-    assert codec.to_words(FULL)[2:] == [
+    assert codec.to_arguments(CommandLine(run_dir="/r", place=0)) == [
+        "--run-dir=/r",
+        "--place=0",
+        "--",
+    ]
+    assert codec.to_arguments(FULL)[2:] == [
         "--head=n1:1",
         "--head=n2:2",
         "--fd=3",
@@ -201,7 +205,7 @@ def test_a_word_that_is_not_of_the_value_is_refused(words):
 def test_words_of_an_earlier_version_are_understood():
     words = ["/r", "--place", "3", "--fd", "7", "--tty", "--", "x"]
     order = CommandLine(run_dir="/r", place=3, fd=7, tty=True, command=("x",))
-    assert codec.from_words(CommandLine, words) == order
+    assert codec.from_arguments(CommandLine, words) == order
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ def test_words_of_an_earlier_version_are_understood():
 )
 def test_words_that_are_not_of_the_value_are_refused(words, why):
     with pytest.raises(UsageError, match="does not understand how it was started") as caught:
-        codec.from_words(CommandLine, words)
+        codec.from_arguments(CommandLine, words)
     assert why in caught.value.why
 
 

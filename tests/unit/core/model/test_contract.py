@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from torchmuster.core.model import contract
-from torchmuster.core.model.contract import AttemptFacts, WorkerPlace, worker_environment
+from torchmuster.core.model.contract import AttemptFacts, WorkerRanks, worker_environment
 
-PLACE = WorkerPlace(
+PLACE = WorkerRanks(
     rank=5,
     local_rank=1,
     world_size=6,

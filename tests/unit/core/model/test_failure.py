@@ -4,7 +4,7 @@ import pytest
 
 from torchmuster.core.model.failure import (
     EndKind,
-    OwnWords,
+    ErrorParts,
     describe,
     error_of_report,
     first_cause,
@@ -214,5 +214,5 @@ def test_a_report_of_a_worker_may_hold_anything():
     error = error_of_report(told)
 
     assert (error.type_name, error.message, error.where) == ("3", "", None)
-    assert error.own == OwnWords(at=None, because=("rank 0: 1", "rank 1: 2"), hint="['x']")
+    assert error.own == ErrorParts(at=None, because=("rank 0: 1", "rank 1: 2"), hint="['x']")
     assert error_of_report({"own": "no parts"}).own is None

@@ -11,15 +11,15 @@ import pytest
 
 from torchmuster.core.model.owner_policy import (
     FIRST_WORD_S,
+    AfterLoss,
     AskForEnd,
     GiveUp,
     JobTime,
-    Lives,
     OwnerPolicy,
+    RestartBudget,
     StopRequests,
     StopWorkers,
     Warn,
-    WhatFollows,
 )
 from torchmuster.core.model.verdict import AT_ONCE
 
@@ -28,7 +28,7 @@ from torchmuster.core.model.verdict import AT_ONCE
 def test_random_lives_keep_the_promises_of_owners(seed):
     chance = random.Random(seed)
     most = chance.randint(0, 4)
-    lives = Lives(most, spent=chance.randint(0, most))
+    lives = RestartBudget(most, spent=chance.randint(0, most))
     begun_with, num_free, num_again = lives.spent, 0, 0
     is_stopped = False
     for _ in range(30):
@@ -36,26 +36,26 @@ def test_random_lives_keep_the_promises_of_owners(seed):
         has_result, is_free = chance.random() < 0.1, chance.random() < 0.2
         left = lives.left
         follows = lives.after_loss(has_result=has_result, is_stopped=is_stopped, is_free=is_free)
-        num_again += follows is WhatFollows.AGAIN
-        num_free += follows is WhatFollows.AGAIN and is_free
+        num_again += follows is AfterLoss.AGAIN
+        num_free += follows is AfterLoss.AGAIN and is_free
         assert lives.spent <= most
         assert num_again - num_free == lives.spent - begun_with  # each was paid for
         assert lives.lost == num_again
         if has_result:
-            assert follows is WhatFollows.OVER
+            assert follows is AfterLoss.OVER
         elif is_stopped:
-            assert follows is WhatFollows.STOPPED
+            assert follows is AfterLoss.STOPPED
         elif not is_free:
-            assert (follows is WhatFollows.AGAIN) == (left > 0)
+            assert (follows is AfterLoss.AGAIN) == (left > 0)
         else:
-            assert follows is WhatFollows.AGAIN
-        if follows in (WhatFollows.OVER, WhatFollows.STOPPED):
+            assert follows is AfterLoss.AGAIN
+        if follows in (AfterLoss.OVER, AfterLoss.STOPPED):
             return
 
 
 def test_a_budget_that_was_lowered_leaves_nothing():
-    lives = Lives(1, spent=3)
-    assert (lives.left, lives.after_loss()) == (0, WhatFollows.SPENT)
+    lives = RestartBudget(1, spent=3)
+    assert (lives.left, lives.after_loss()) == (0, AfterLoss.SPENT)
 
 
 GRACE_S = 20.0
@@ -69,7 +69,7 @@ class Life:
         self.now = 1000.0
         self.is_far = chance.random() < 0.3
         self.may_save = chance.random() < 0.5
-        self.lives = Lives(chance.randint(0, 3))
+        self.lives = RestartBudget(chance.randint(0, 3))
         self.policy = OwnerPolicy("n1", self.lives, StopRequests(), grace_s=GRACE_S)
         ends_at = chance.choice([None, self.now + chance.uniform(20, 400)])
         goes_on = chance.random() < 0.6
@@ -155,19 +155,19 @@ class Life:
         follows = self.policy.after_loss(
             has_result=has_result, is_free=is_free, is_replaced=is_replaced
         )
-        if follows is WhatFollows.AGAIN:
+        if follows is AfterLoss.AGAIN:
             assert self.lives.spent == spent + (not is_free)
             self.start()
             return
         assert self.lives.spent == spent
         expected = (
-            WhatFollows.ELSEWHERE
+            AfterLoss.ELSEWHERE
             if is_replaced
-            else WhatFollows.OVER
+            else AfterLoss.OVER
             if has_result
-            else WhatFollows.STOPPED
+            else AfterLoss.STOPPED
             if self.counted
-            else WhatFollows.SPENT
+            else AfterLoss.SPENT
         )
         assert follows is expected
         self.over = follows
@@ -200,7 +200,7 @@ def test_all_ends_come_in_random_lives():
         while life.over is None and life.now < 2200.0:
             life.second()
         ends.add(life.over)
-    assert ends >= {one for one in WhatFollows if one is not WhatFollows.AGAIN}
+    assert ends >= {one for one in AfterLoss if one is not AfterLoss.AGAIN}
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
@@ -214,4 +214,4 @@ def test_what_was_taken_away_goes_on_elsewhere_and_what_a_user_ended_does_not(
         requests.ask(signal.SIGTERM, 1.0)
     follows = requests.after_end(is_whole=is_whole, is_cancelled=is_cancelled)
     elsewhere = is_asked and not is_whole and not is_cancelled
-    assert follows is (WhatFollows.ELSEWHERE if elsewhere else WhatFollows.OVER)
+    assert follows is (AfterLoss.ELSEWHERE if elsewhere else AfterLoss.OVER)

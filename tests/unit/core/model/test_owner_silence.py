@@ -9,8 +9,8 @@ from torchmuster.core.model.owner_policy import (
     FAR_SILENT_S,
     FIRST_WORD_S,
     GiveUp,
-    Lives,
     OwnerPolicy,
+    RestartBudget,
     Say,
 )
 from torchmuster.core.model.verdict import AT_ONCE
@@ -22,7 +22,7 @@ class World:
     def __init__(self, grace_s=GRACE_S):
         self.now = 1000.0
         self.clock = OwnClock(lambda: self.now)
-        self.policy = OwnerPolicy("n1", Lives(0), grace_s=grace_s)
+        self.policy = OwnerPolicy("n1", RestartBudget(0), grace_s=grace_s)
         self.policy.begin(self.clock())
         self.policy.hear(self.clock())
         self.said = []

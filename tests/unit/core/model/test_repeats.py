@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.core.model.repeats import Shown, shortened
+from torchmuster.core.model.repeats import ShownOutput, shortened
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 
@@ -25,7 +25,7 @@ SYNTAX = '  File "/w/train.py", line 1\n    a = = 1\n        ^\nSyntaxError: inv
 
 
 def test_the_first_traceback_passes_as_it_is_written():
-    shown = Shown()
+    shown = ShownOutput()
 
     assert [shown.filter(0, 2, text) for text in ("half", " line\n", BOOM, "x\n")] == [
         "half",
@@ -36,7 +36,7 @@ def test_the_first_traceback_passes_as_it_is_written():
 
 
 def test_of_the_same_traceback_of_another_rank_the_last_line_is_shown():
-    shown = Shown()
+    shown = ShownOutput()
     shown.filter(0, 2, BOOM)
 
     assert shown.filter(1, 2, f"a\n{FRAMES}ValueError: no 1\nb\n") == (
@@ -45,7 +45,7 @@ def test_of_the_same_traceback_of_another_rank_the_last_line_is_shown():
 
 
 def test_torch_s_prefix_of_each_line_makes_no_other_traceback():
-    shown = Shown()
+    shown = ShownOutput()
     shown.filter(0, 2, "".join(f"[rank0]: {line}\n" for line in BOOM.splitlines()))
 
     again = shown.filter(1, 2, "".join(f"[rank1]: {line}\n" for line in BOOM.splitlines()))
@@ -53,13 +53,13 @@ def test_torch_s_prefix_of_each_line_makes_no_other_traceback():
 
 
 def test_a_rank_that_logs_what_it_survives_is_left_as_it_is():
-    shown = Shown()
+    shown = ShownOutput()
 
     assert [shown.filter(0, 2, BOOM), shown.filter(0, 2, BOOM)] == [BOOM, BOOM]
 
 
 def test_in_a_new_attempt_it_is_a_repetition():
-    shown = Shown()
+    shown = ShownOutput()
     shown.filter(0, 2, BOOM)
     shown.begin_attempt()
 
@@ -67,7 +67,7 @@ def test_in_a_new_attempt_it_is_a_repetition():
 
 
 def test_another_traceback_is_shown_whole():
-    shown = Shown()
+    shown = ShownOutput()
     shown.filter(0, 2, BOOM)
     other = BOOM.replace("line 5", "line 6")
     third = BOOM.replace("ValueError:", "KeyError:")
@@ -76,7 +76,7 @@ def test_another_traceback_is_shown_whole():
 
 
 def test_a_chain_is_repeated_in_its_last_lines():
-    shown = Shown()
+    shown = ShownOutput()
     shown.filter(0, 2, CHAIN)
 
     assert shown.filter(1, 2, CHAIN + "end\n") == (
@@ -86,7 +86,7 @@ def test_a_chain_is_repeated_in_its_last_lines():
 
 
 def test_a_syntax_error_has_no_first_line_and_is_shown_once_too():
-    shown = Shown()
+    shown = ShownOutput()
 
     assert shown.filter(0, 2, SYNTAX) == SYNTAX
     assert shown.filter(1, 2, SYNTAX) == (
@@ -95,7 +95,7 @@ def test_a_syntax_error_has_no_first_line_and_is_shown_once_too():
 
 
 def test_what_was_held_back_and_never_ended_is_given_at_the_end():
-    shown = Shown()
+    shown = ShownOutput()
     shown.filter(0, 2, BOOM)
 
     assert shown.filter(1, 2, FRAMES + "Valu") == ""
@@ -105,7 +105,7 @@ def test_what_was_held_back_and_never_ended_is_given_at_the_end():
 
 @given(st.lists(st.sampled_from([BOOM, CHAIN, SYNTAX, "x\n", "\n", "10%\r20%\n"])), st.data())
 def test_for_any_chunking_the_only_rank_of_the_only_attempt_loses_nothing(texts, data):
-    text, shown, seen = "".join(texts), Shown(), ""
+    text, shown, seen = "".join(texts), ShownOutput(), ""
     while text:
         size = data.draw(st.integers(1, 200))
         seen += shown.filter(0, 2, text[:size])
@@ -138,7 +138,7 @@ def result_of(traceback):
 
 
 def test_a_verdict_has_the_whole_traceback_unless_it_is_on_the_terminal():
-    result, shown = result_of(CHAIN), Shown()
+    result, shown = result_of(CHAIN), ShownOutput()
     assert shortened(result.report, result, shown) == result.report
     shown.filter(0, 2, CHAIN)
 
@@ -153,7 +153,7 @@ def test_a_verdict_has_the_whole_traceback_unless_it_is_on_the_terminal():
 
 
 def test_a_traceback_that_a_message_has_printed_counts_as_shown():
-    shown = Shown()
+    shown = ShownOutput()
     shown.note(CHAIN)
 
     assert shown.has(CHAIN)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torchmuster.core.model.lease import LEASE_S
-from torchmuster.core.model.succession import ASK_EVERY_S, Heir, Move, Sight, Term, is_voted_out
+from torchmuster.core.model.succession import ASK_EVERY_S, Heir, HeirView, Move, Term, is_voted_out
 from unit.core.model.succession_world import World
 
 HISTORIES = int(os.environ.get("MUSTER_SUCCESSIONS", "300"))
@@ -27,7 +27,7 @@ def claim(number=3, place=0, members=(0, 1, 2)):
 
 
 def silent(newest, *votes, proved=False):
-    return Sight(newest=newest, votes=frozenset(votes), is_silent=True, is_proved=proved)
+    return HeirView(newest=newest, votes=frozenset(votes), is_silent=True, is_proved=proved)
 
 
 def moves(heir, sight, until_s, start_s=0.0):
@@ -42,8 +42,8 @@ def moves(heir, sight, until_s, start_s=0.0):
 
 def test_an_agent_votes_only_when_its_lease_has_ended_and_its_workers_are_gone():
     heir = Heir(1)
-    heir.look(0.0, Sight(newest=claim()))
-    busy = Sight(newest=claim(), is_silent=True, is_idle=False)
+    heir.look(0.0, HeirView(newest=claim()))
+    busy = HeirView(newest=claim(), is_silent=True, is_idle=False)
     assert moves(heir, busy, LEASE_S + 5) == []
     assert heir.look(LEASE_S + 5, silent(claim())) is Move.VOTE
 
@@ -75,8 +75,8 @@ def test_the_first_of_those_who_voted_claims_first():
 def test_a_head_that_comes_back_is_obeyed_again():
     heir = Heir(1)
     moves(heir, silent(claim(), 1), 12.0)
-    assert heir.look(12.0, Sight(newest=claim(), votes=frozenset({1}))) is Move.WITHDRAW
-    assert heir.look(12.5, Sight(newest=claim())) is Move.NOTHING
+    assert heir.look(12.0, HeirView(newest=claim(), votes=frozenset({1}))) is Move.WITHDRAW
+    assert heir.look(12.5, HeirView(newest=claim())) is Move.NOTHING
 
 
 def test_who_has_claimed_gets_the_time_of_a_lease():
@@ -87,7 +87,7 @@ def test_who_has_claimed_gets_the_time_of_a_lease():
 
 
 def test_before_the_first_attempt_there_is_nothing_to_take_over():
-    assert moves(Heir(1), Sight(newest=None, is_silent=True), 60.0) == []
+    assert moves(Heir(1), HeirView(newest=None, is_silent=True), 60.0) == []
 
 
 # Many.

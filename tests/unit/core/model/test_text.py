@@ -6,7 +6,6 @@ from torchmuster.core.model.text import (
     as_bytes,
     as_output,
     few_of,
-    moved_in,
     name_missing,
     printable,
     render_report,
@@ -14,6 +13,7 @@ from torchmuster.core.model.text import (
     say_missing,
     show_size,
     show_transfer,
+    transfer_in,
 )
 from torchmuster.errors import MusterError
 
@@ -146,18 +146,18 @@ def test_a_transfer_says_how_much_how_fast_and_how_long_still(
 ):
     assert show_transfer(done, total, elapsed_s, before_bytes=before) == words
     told = total is not None or elapsed_s >= 1.0
-    assert moved_in(f"n2: staging /data: {words}") == (
+    assert transfer_in(f"n2: staging /data: {words}") == (
         "n2: staging /data" if told and total != 0 else None
     )
 
 
 @given(st.integers(0, 1 << 60), st.integers(1, 1 << 60), st.floats(0.0, 1e6))
 def test_what_is_moved_is_read_from_any_words_on_it(done, total, elapsed_s):
-    assert moved_in(f"a: {show_transfer(done, total, elapsed_s)}") == "a"
+    assert transfer_in(f"a: {show_transfer(done, total, elapsed_s)}") == "a"
 
 
 @pytest.mark.parametrize(
     "text", ["rank 3 failed", "copied 3 files (2 MiB) to 2 hosts", "size: 3 GiB", ""]
 )
 def test_other_sentences_move_nothing(text):
-    assert moved_in(text) is None
+    assert transfer_in(text) is None

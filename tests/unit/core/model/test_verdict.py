@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchmuster.core.model.failure import EndKind, OwnWords, PythonError, WorkerEnd
+from torchmuster.core.model.failure import EndKind, ErrorParts, PythonError, WorkerEnd
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import (
@@ -36,12 +36,12 @@ def circumstances(**given):
     return Circumstances(**{**defaults, **given})
 
 
-OWN = OwnWords(
+OWN = ErrorParts(
     at="World.loader",
     because=("rank 0: 100 samples", "rank 3: 101 samples"),
     hint="make it from the same files on all ranks",
 )
-NO_MORE = OwnWords(at=None, because=(), hint=None)
+NO_MORE = ErrorParts(at=None, because=(), hint=None)
 ECHO = raised(0, "RuntimeError", GLOO)
 CASES = {
     "exception": (raised(3, "ValueError", "bad batch"), [ECHO], {}),

@@ -41,9 +41,9 @@ class FakeHead:
         assert not self._thread.is_alive()
         self._loop.close()
 
-    def member_gone(self, member, why):
+    def end_member(self, member, why):
         """As when the agent of a task says that its command has ended."""
-        self._loop.call_soon_threadsafe(lambda: self._send(self.barriers.member_gone(member, why)))
+        self._loop.call_soon_threadsafe(lambda: self._send(self.barriers.end_member(member, why)))
 
     def lose_agent(self, member):
         """As when the agent of a task is killed."""

@@ -8,7 +8,7 @@ import pytest
 from kit.waiting import wait_until_async
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.lease import OwnClock
-from torchmuster.core.model.owner_policy import Lives, OwnerPolicy
+from torchmuster.core.model.owner_policy import OwnerPolicy, RestartBudget
 from torchmuster.core.model.verdict import AT_ONCE, StopCause
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import write_secret
@@ -30,7 +30,7 @@ class Owner:
         self.now, self.state = 1000.0, "S"
         self.heard, self.said, self.kills = [], [], 0
         self.stops = Stops()
-        policy = OwnerPolicy("n1", Lives(0), self.stops.requests, grace_s=30.0)
+        policy = OwnerPolicy("n1", RestartBudget(0), self.stops.requests, grace_s=30.0)
         self.ends = asyncio.Event()
         self.head = HeadFollower(
             RunDir(str(tmp_path)),

@@ -73,7 +73,7 @@ def tools(tmp_path, monkeypatch):
 
 def test_a_quota_that_is_nearly_used_up_is_said(tools, tmp_path):
     def asking(argv):
-        return proc.Answered(status=1, stdout=QUOTA.encode(), stderr=b"")
+        return proc.CommandOutput(status=1, stdout=QUOTA.encode(), stderr=b"")
 
     assert quota_warnings(str(tmp_path), asking) == [
         "your quota on /dev/sda1 leaves 0 MiB (`quota -w`)",
@@ -83,7 +83,7 @@ def test_a_quota_that_is_nearly_used_up_is_said(tools, tmp_path):
 
 def test_a_tool_that_hangs_is_left(tools, tmp_path):
     def asking(argv):
-        return proc.Answered(status=None, stdout=b"", stderr=b"")
+        return proc.CommandOutput(status=None, stdout=b"", stderr=b"")
 
     assert quota_warnings(str(tmp_path), asking) == []
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.diagnose.cli.plan import plan
-from torchmuster.diagnose.cli.plan_wish import read_wish
+from torchmuster.diagnose.cli.plan_wish import read_plan_request
 from torchmuster.errors import ManyErrors
 
 GIVEN = ("--params", "1.3e9", "--dtype", "bf16", "--step-time", "470ms", "--split", "15:30:2")
@@ -50,7 +50,7 @@ def test_what_cant_be_done_is_refused(words, what):
 
 def wished(*words):
     context = plan.make_context("plan", [*words])
-    return read_wish(context.params)
+    return read_plan_request(context.params)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torchmuster.launcher.facts.collect import (
     EnvironmentFacts,
     FileFacts,
     FolderFacts,
-    InterfaceFacts,
+    NetworkSystemFacts,
     RdmaPort,
     ScriptFacts,
     TorchFacts,
@@ -81,7 +81,7 @@ def facts(k=1):
             shm_free_bytes=64 * GIB,
             uid=1000,
         ),
-        network=InterfaceFacts(
+        network=NetworkSystemFacts(
             own_name=f"n{k}",
             own_addresses=(f"10.0.0.{k}",),
             names={f"n{j}": (f"10.0.0.{j}",) for j in range(1, 9)},

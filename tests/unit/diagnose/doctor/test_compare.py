@@ -9,7 +9,7 @@ from torchmuster.core.model.network import Interface
 from torchmuster.diagnose.doctor.compare import compare, exit_code
 from torchmuster.diagnose.doctor.show import NodeView, Situation, differ, names_of
 from torchmuster.diagnose.finding import Level
-from torchmuster.launcher.facts.collect import EnvironmentFacts, FactsOrder, collect, own_torch
+from torchmuster.launcher.facts.collect import EnvironmentFacts, FactsRequest, collect, own_torch
 from torchmuster.launcher.facts.gpu import GpuFacts, GpuLinks
 from unit.diagnose.doctor.made_up import GIB, all_pairs, facts, gpu, gpus, node, port, situation
 
@@ -107,7 +107,7 @@ def test_there_are_20_healthy_set_ups():
 
 
 def test_this_machine_gets_no_failure():
-    found = collect(FactsOrder(is_long=True, environment=os.environ))
+    found = collect(FactsRequest(is_long=True, environment=os.environ))
     here = NodeView(name="here", facts=replace(found, torch=own_torch()), machine="m")
     levels = {finding.level for finding in compare(Situation(nodes=(here,), is_long=True))}
     assert Level.FAILURE not in levels

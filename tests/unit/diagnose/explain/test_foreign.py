@@ -5,7 +5,7 @@ Nothing here is copied: names, times, order and noise are ours, the forms are th
 
 import pytest
 
-from torchmuster.diagnose.explain.end_of_run import as_sure
+from torchmuster.diagnose.explain.end_of_run import sentence_with_doubt
 from unit.diagnose.explain.logs import explain
 
 WRAPPED = """\
@@ -332,7 +332,7 @@ def test_a_warning_of_nccl_after_which_the_program_works_is_no_failure(tmp_path)
 def test_a_warning_of_nccl_is_shown_as_a_doubt_where_no_work_goes_on(tmp_path, after):
     verdict = explain(tmp_path, job=WARNED.format(what="fooGetTable") + after)
     doubts = [one for one in verdict.found if one.cause == "nccl-warning"]
-    assert [as_sure(one).startswith("possible cause: ") for one in doubts] == [True]
+    assert [sentence_with_doubt(one).startswith("possible cause: ") for one in doubts] == [True]
 
 
 SCHEDULED = """\

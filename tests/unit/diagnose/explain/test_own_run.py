@@ -9,7 +9,7 @@ from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain.causes import CAUSES
-from torchmuster.diagnose.explain.own_run import finding_of, with_own_result, word_of
+from torchmuster.diagnose.explain.own_run import cause_of_end, finding_of, with_own_result
 from torchmuster.errors import HeadLostError
 from torchmuster.launcher.model.run import fold_run
 from unit.diagnose.explain.logs import explain, traceback_of
@@ -129,7 +129,7 @@ def test_head_that_ended_is_a_failed_node():
     ],
 )
 def test_every_kind_of_end_has_a_word(cause, word):
-    assert word_of(cause) == word
+    assert cause_of_end(cause) == word
     assert word in CAUSES
 
 

@@ -9,8 +9,8 @@ import pytest
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.manifest import (
     Claim,
-    PodPlace,
     PodResources,
+    PodScheduling,
     PodsRequest,
     objects_of,
     owned_by,
@@ -115,7 +115,7 @@ def test_a_disk_and_shared_memory_have_sizes_without_being_asked():
 
 
 def test_pods_fit_the_level_restricted():
-    pod = pod_of(place=PodPlace(restricted=True))
+    pod = pod_of(place=PodScheduling(restricted=True))
     # Recorded: with these four a namespace that enforces `restricted` takes the pod.
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -128,7 +128,7 @@ def test_pods_fit_the_level_restricted():
 
 
 def test_a_pod_of_the_hosts_network_knows_the_clusters_names_and_has_its_host_alone():
-    pod = pod_of(place=PodPlace(host_network=True))
+    pod = pod_of(place=PodScheduling(host_network=True))
     assert pod["dnsPolicy"] == "ClusterFirstWithHostNet"
     (term,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["labelSelector"]["matchLabels"] == {"torchmuster.dev/run": "run-7f3a"}

@@ -14,11 +14,11 @@ from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.kubernetes.firstpod.neighbours import RecordNeighbours
+from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
 from torchmuster.kubernetes.pods.pull import BROKEN, Push, program
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.frames import FrameReader
-from torchmuster.launcher.net.replica import Scope
+from torchmuster.launcher.net.replica import CopyScope
 from torchmuster.launcher.node.remote.files import MARK_FILE, make_mark
 from unit.kubernetes.pods.conftest import order_of
 
@@ -41,7 +41,7 @@ class OtherPods:
             "MUSTER_PROGRAMS": shlex.join(proc.node_program("")[:-1]),
         }
         words = [f"{name}={value}" for name, value in variables.items()]
-        return proc.start_beside(
+        return proc.start_spared(
             ["env", *words, "sh", "-c", command], stdin=stdin, stdout=stdout, stderr=stderr
         )
 
@@ -60,7 +60,7 @@ def neighbours_of(others, pod, run_id, **given):
     order = replace(order, run_id=run_id, num_pods=2, **given)
     os.makedirs(order.run_dir.path, exist_ok=True)
     atomic.write_json(str(others.folder / "order.json"), codec.to_plain(order))
-    return RecordNeighbours(order, "key", others.start), order.run_dir
+    return RecordReplicas(order, "key", others.start), order.run_dir
 
 
 def copy_record(others, run_id, text=RECORD):
@@ -138,7 +138,7 @@ def test_code_that_two_clients_send_at_once_is_whole(others, tmp_path):
     held = []
 
     def send():
-        scope = Scope(("code.tar.gz",))
+        scope = CopyScope(("code.tar.gz",))
         while len(held) < 2:
             with contextlib.suppress(*BROKEN):
                 if Push(argv, others.start).run(

@@ -18,10 +18,10 @@ OWNER = """
 import sys, time
 from torchmuster.core.model import codec
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.firstpod.conduct import FirstPod
+from torchmuster.kubernetes.firstpod.conduct import FirstPodClaim
 import json
 
-FirstPod(codec.from_plain(PodOrder, json.loads(sys.argv[1])), sys.argv[2]).take()
+FirstPodClaim(codec.from_plain(PodOrder, json.loads(sys.argv[1])), sys.argv[2]).take()
 print("has it", flush=True)
 time.sleep(60)
 """

@@ -205,7 +205,7 @@ def test_what_is_said_by_one_who_knows_the_key_breaks_no_door(key, door, call, t
     )  # fmt: skip
     later = [
         part_messages.ExecInput(exec_id="1", data=draw.randbytes(draw.choice([0, 1, 900_000]))),
-        part_messages.ExecTaken(exec_id="1", size_bytes=draw.choice([-(1 << 70), 1 << 70])),
+        part_messages.ExecAcknowledged(exec_id="1", size_bytes=draw.choice([-(1 << 70), 1 << 70])),
         part_messages.ExecSignal(exec_id="1", signum=draw.choice([-1, 0, 28, 65, 1 << 40])),
         part_messages.ExecResize(exec_id="2", rows=-1, columns=1 << 90),
         part_messages.ExecEnded(exec_id="1", code=0),

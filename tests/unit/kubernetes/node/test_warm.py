@@ -9,9 +9,9 @@ from torchmuster.core.model.plan import NodeSetup, Program, RunPlan, ScriptKind,
 from torchmuster.core.node.options import AgentOrder
 from torchmuster.core.proc import importable
 from torchmuster.kubernetes.node.warm import has_use, variables_of_workers
-from torchmuster.multirun.door.messages import fork_order
-from torchmuster.multirun.door.modules import changed_variables, read_by_imports
-from torchmuster.multirun.door.remote import WarmDoor
+from torchmuster.multirun.server.messages import fork_order
+from torchmuster.multirun.server.modules import changed_variables, read_by_imports
+from torchmuster.multirun.server.remote import PodForkServer
 
 PROGRAM = Program(
     kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/code"
@@ -56,10 +56,10 @@ def test_the_variables_are_those_with_which_an_agent_is_asked_for():
 def test_a_process_that_has_gone_is_not_waited_for(tmp_path):
     child = proc.start(["true"])
     assert child.wait(60.0) == 0
-    assert not WarmDoor(f"{child.pid} {tmp_path}").wait_open()
+    assert not PodForkServer(f"{child.pid} {tmp_path}").wait_open()
 
 
 def test_a_door_that_never_opens_is_given_up_with_its_process(tmp_path):
     child = proc.start(["sleep", "0.2"])
-    assert not WarmDoor(f"{child.pid} {tmp_path}").wait_open()
+    assert not PodForkServer(f"{child.pid} {tmp_path}").wait_open()
     assert child.wait(60.0) == 0

@@ -12,9 +12,9 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.kubernetes.firstpod.conduct import link_before
-from torchmuster.kubernetes.pods.again import find_before
-from torchmuster.kubernetes.pods.bring import Before
+from torchmuster.kubernetes.firstpod.conduct import link_earlier_snapshots
+from torchmuster.kubernetes.pods.again import find_earlier_run
+from torchmuster.kubernetes.pods.bring import EarlierRun
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 from torchmuster.launcher.views.account import find_saved, how_to_go_on
 from unit.kubernetes.pods.conftest import RUN_ID, order_of
@@ -45,19 +45,21 @@ def leave(run_dir, folder, step):
 
 def test_a_run_on_a_volume_goes_on_from_its_last_snapshot(run_dir):
     leave(run_dir, OWN, 60)
-    before = find_before(run_dir, ON_VOLUME, VOLUME)
-    assert before == Before(run_id=RUN_ID, saved_step=60)
+    before = find_earlier_run(run_dir, ON_VOLUME, VOLUME)
+    assert before == EarlierRun(run_id=RUN_ID, saved_step=60)
 
 
 def test_a_run_that_was_not_followed_goes_on_from_what_the_volume_has(run_dir):
-    assert find_before(run_dir, ON_VOLUME, VOLUME) == Before(run_id=RUN_ID, saved_step=None)
+    assert find_earlier_run(run_dir, ON_VOLUME, VOLUME) == EarlierRun(
+        run_id=RUN_ID, saved_step=None
+    )
 
 
 @pytest.mark.parametrize("keys", [job(), job("data:/data:ro")])
 def test_what_was_on_the_disks_of_pods_is_refused_with_the_step_that_is_lost(run_dir, keys):
     leave(run_dir, GONE, 60)
     with pytest.raises(UsageError) as caught:
-        find_before(run_dir, order_of(), keys)
+        find_earlier_run(run_dir, order_of(), keys)
     error = caught.value
     assert error.what == "the snapshots of train-7f3a are gone: the last was of step 60"
     assert (error.where, error.why) == (
@@ -70,7 +72,7 @@ def test_what_was_on_the_disks_of_pods_is_refused_with_the_step_that_is_lost(run
 def test_a_folder_of_the_script_on_no_volume_is_lost_although_the_run_is_on_one(run_dir):
     leave(run_dir, "/scratch/mine", 60)
     with pytest.raises(UsageError) as caught:
-        find_before(run_dir, ON_VOLUME, VOLUME)
+        find_earlier_run(run_dir, ON_VOLUME, VOLUME)
     assert caught.value.where == "/scratch/mine"
 
 
@@ -86,7 +88,7 @@ def test_a_step_that_only_the_result_tells_of_is_lost_too(run_dir):
     )
     atomic.write_json(run_dir.result, codec.to_plain(result))
     with pytest.raises(UsageError) as caught:
-        find_before(run_dir, order_of(), job())
+        find_earlier_run(run_dir, order_of(), job())
     assert (caught.value.where, caught.value.what[-1]) == (GONE, "9")
 
 
@@ -97,7 +99,7 @@ def test_a_step_that_only_the_result_tells_of_is_lost_too(run_dir):
 def test_what_pods_have_not_taken_along_begins_as_its_command_would(run_dir, folder, step):
     if folder is not None:
         leave(run_dir, folder, step)
-    assert find_before(run_dir, order_of(), job("x:/data")) is None
+    assert find_earlier_run(run_dir, order_of(), job("x:/data")) is None
 
 
 @pytest.mark.parametrize(("order", "is_seen"), [(ON_VOLUME, True), (order_of(), False)])
@@ -119,7 +121,7 @@ def test_the_next_run_finds_the_snapshots_of_the_one_before_also_in_a_pod_made_a
     os.makedirs(os.path.join(old, "step-000000060"))
     os.makedirs(order.run_dir.path)
     for _ in range(2):
-        link_before(order, "before")
+        link_earlier_snapshots(order, "before")
         assert os.listdir(order.run_dir.snapshots) == ["step-000000060"]
     assert os.path.realpath(order.run_dir.snapshots) == old
 
@@ -128,7 +130,7 @@ def test_snapshots_that_the_volume_has_lost_are_no_silent_start_at_step_0(tmp_pa
     order = replace(ON_VOLUME, home=str(tmp_path), run_id="next", saved_step=60)
     os.makedirs(order.run_dir.path)
     with pytest.raises(MusterError) as caught:
-        link_before(order, "before")
+        link_earlier_snapshots(order, "before")
     assert caught.value.what == "the snapshots of before are gone: the last was of step 60"
-    link_before(replace(order, saved_step=None), "before")  # nothing had been saved
+    link_earlier_snapshots(replace(order, saved_step=None), "before")  # nothing had been saved
     assert os.listdir(order.run_dir.snapshots) == []

@@ -36,8 +36,8 @@ class Scheduler:
         if answer is None:
             raise MusterError(f"`{argv[0]}` can't be started", why="No such file or directory")
         if isinstance(answer, str):
-            return proc.Answered(status=0, stdout=answer.encode(), stderr=b"")
-        return proc.Answered(status=answer[0], stdout=b"", stderr=answer[1].encode())
+            return proc.CommandOutput(status=0, stdout=answer.encode(), stderr=b"")
+        return proc.CommandOutput(status=answer[0], stdout=b"", stderr=answer[1].encode())
 
 
 def squeue(ids, state="RUNNING"):
@@ -230,7 +230,9 @@ def test_known_jobs_of_an_answer_with_an_error_are_kept():
         def __call__(self, argv):
             self.calls.append(argv)
             text = '{"Jobs": {"1.ctl": {"job_state": "R"}}}'
-            return proc.Answered(status=153, stdout=text.encode(), stderr=b"Unknown Job Id 2.ctl")
+            return proc.CommandOutput(
+                status=153, stdout=text.encode(), stderr=b"Unknown Job Id 2.ctl"
+            )
 
     found = ask_views(load_dialect("pbs"), ["1.ctl", "2.ctl"], Pbs())
     assert {i: view.state for i, view in found.items()} == {"1.ctl": JobState.RUNNING}
@@ -241,7 +243,9 @@ def cluster(tmp_path, monkeypatch):
     """Return a function that makes runs that are jobs, with a squeue on PATH that notes its calls."""
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr("torchmuster.launcher.jobs.jobs._DESK", JobStatusCache(clock=lambda: 0.0))
+    monkeypatch.setattr(
+        "torchmuster.launcher.jobs.jobs._STATUS_CACHE", JobStatusCache(clock=lambda: 0.0)
+    )
     (tmp_path / "bin").mkdir()
     (tmp_path / "answer").write_text("")
 
@@ -298,15 +302,15 @@ class TestWhoOnlyLooks:
 
         def ask(argv, data, limit_s):
             found.append((argv[1], limit_s))
-            return proc.Answered(status=None, stdout=b"", stderr=b"")
+            return proc.CommandOutput(status=None, stdout=b"", stderr=b"")
 
         monkeypatch.setattr(proc, "ask", ask)
-        monkeypatch.setattr(answers, "_LOOKS", [])
+        monkeypatch.setattr(answers, "_QUESTION_LIMIT", [])
         monkeypatch.setattr(answers, "_SILENT", {})
         return found
 
     def test_a_silent_cluster_is_asked_once_and_another_one_too(self, asked):
-        answers.only_look()
+        answers.limit_questions()
         for context in ("--context=a", "--context=a", "--context=b"):
             assert answers.ask_patiently(["kubectl", context, "get"], b"", 30.0).status is None
         assert asked == [("--context=a", 5.0), ("--context=b", 5.0)]
@@ -317,7 +321,7 @@ class TestWhoOnlyLooks:
         assert asked == [("--context=a", 30.0)] * 2
 
     def test_a_silent_scheduler_costs_its_time_once_for_all_of_its_commands(self, asked):
-        answers.only_look()
+        answers.limit_questions()
         for command in ("squeue", "scontrol", "sacct"):
             assert answers.ask_patiently([command, "--x"], b"", 30.0).status is None
         answers.ask_patiently(["kubectl", "--context=a"], b"", 30.0)

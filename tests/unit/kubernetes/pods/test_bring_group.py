@@ -16,17 +16,17 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.pods.bring_group import (
     bring_group,
+    find_unsupported,
     plan_group,
     pod_kinds,
-    refuse_what_pods_can_not,
 )
 from torchmuster.kubernetes.pods.group import PodGroup
 from torchmuster.launcher.spec.site import Site
-from torchmuster.workflow.owner.create import create_workflow_dir, link_reused
+from torchmuster.workflow.owner.create import create_workflow_dir, link_reused_outputs
 from torchmuster.workflow.plan import (
     Credential,
+    GroupInput,
     GroupPlan,
-    GroupStart,
     InputKind,
     InputPlan,
     OutputKind,
@@ -211,7 +211,7 @@ def test_credentials_are_not_left_here_when_they_have_been_sent(code, cluster):
     named = Credential(name="wandb", variables={"TOKEN": "key"})
     plan, run_dir, _ = planned(code, task("a", credentials=(named,)))
     group = PodGroup(plan, plan.groups[0], run_dir, SITE, lambda _: None, lambda _: None)
-    asyncio.run(group.start(GroupStart()))
+    asyncio.run(group.start(GroupInput()))
     group.close()
     folder = run_dir.group("work").path
     assert any("create" in line for line in cluster.asked)
@@ -242,7 +242,7 @@ def test_everything_that_pods_can_not_is_said_at_once(code):
         container="podman",
     )
     bare = Site(name="k", kind="kubernetes", origin="muster.toml:1:1")
-    said = [error.what for error in refuse_what_pods_can_not(plan, bare)]
+    said = [error.what for error in find_unsupported(plan, bare)]
     assert said == [
         "`--task-network private` is for one machine: each pod has a network of its own",
         "`--container` is not for pods: each task's pod is made of its `image`",
@@ -256,7 +256,7 @@ def test_everything_that_pods_can_not_is_said_at_once(code):
 def test_outputs_of_another_run_are_read_on_a_volume(code):
     other = InputPlan(kind=InputKind.TASK, source="t", run_id="other")
     plan = plan_of(code, task("a", inputs=(other,)))
-    assert refuse_what_pods_can_not(plan, ON_A_VOLUME) == []
+    assert find_unsupported(plan, ON_A_VOLUME) == []
     run_dir = create_workflow_dir(plan, "", "")
     pods = plan_group(plan, plan.groups[0], ON_A_VOLUME)
     with archive_of(bring_group(plan, plan.groups[0], run_dir, pods)) as archive:
@@ -273,8 +273,8 @@ def test_what_an_earlier_run_has_finished_is_looked_for_on_the_volume_once_for_a
     earlier = RunDir(str(code.parent / "home" / "runs" / "earlier"))
     os.makedirs(earlier.task_output("a"))
     here = replace(plan, reused={"work": earlier.path})
-    link_reused(here, run_dir)
-    link_reused(here, run_dir)
+    link_reused_outputs(here, run_dir)
+    link_reused_outputs(here, run_dir)
     assert os.path.samefile(run_dir.task_output("a"), earlier.task_output("a"))
 
 

@@ -7,8 +7,8 @@ import pytest
 from torchmuster.kubernetes.pods.check import (
     HELPFUL,
     NEEDED,
+    check_cluster,
     finding_of_queue,
-    look_at_cluster,
     missing,
     offers_of,
     role_line,
@@ -167,7 +167,7 @@ def found(cluster, *, sets):
             "get localqueues": {"items": QUEUES},
         },
     )
-    return look_at_cluster({"claims": "team:/home/team"}, "team")
+    return check_cluster({"claims": "team:/home/team"}, "team")
 
 
 def test_a_claim_that_may_not_be_looked_at_is_no_failure(cluster):

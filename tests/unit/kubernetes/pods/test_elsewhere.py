@@ -26,7 +26,7 @@ from torchmuster.launcher.spec.site import Site
 from torchmuster.launcher.views.control import stop_and_wait
 from torchmuster.launcher.views.find import find_run, owner_lives, view_run
 from torchmuster.workflow.owner.create import create_workflow_dir
-from torchmuster.workflow.owner.view import view_workflow_elsewhere
+from torchmuster.workflow.owner.view import view_remote_workflow
 from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, WorkflowPlan
 
 SITE = Site(
@@ -184,9 +184,9 @@ def test_a_workflow_without_jobs_is_lost_to_who_is_elsewhere_unless_the_next_gro
     found = taken(cluster, on_cluster(workflow, "work"))
     begun = frozenset({"work"})
     gone = {"work": JobView(job_id="lab/research/x", state=JobState.SUCCEEDED)}
-    seen = view_workflow_elsewhere(found, gone, begun, is_recent=True)
+    seen = view_remote_workflow(found, gone, begun, is_recent=True)
     assert seen.state is RunState.WAITING
-    assert view_workflow_elsewhere(found, {}, begun, is_recent=False).state is RunState.LOST
+    assert view_remote_workflow(found, {}, begun, is_recent=False).state is RunState.LOST
 
 
 def test_what_a_group_has_left_here_counts_before_what_its_job_says(cluster, workflow):

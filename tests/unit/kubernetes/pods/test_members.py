@@ -31,7 +31,7 @@ from torchmuster.kubernetes.pods.members import (
 )
 from torchmuster.kubernetes.pods.reach import job_of, pod_order
 from torchmuster.launcher.jobs.jobs import forget_views
-from torchmuster.launcher.jobs.never import STANDS_S
+from torchmuster.launcher.jobs.never import MIN_PERSIST_S
 from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.sweep.arrays import read_arrays
 from torchmuster.multirun.sweep.create import create_sweep_dir
@@ -282,7 +282,7 @@ def test_pods_that_can_never_start_end_the_sweep_with_the_clusters_sentence(swee
     copies = MemberCopies.of(run_dir)
     copies.look(once=False)
     assert states(run_dir) == [RunState.WAITING] * 3
-    copies._never.clock = lambda: time.monotonic() + STANDS_S
+    copies._never.clock = lambda: time.monotonic() + MIN_PERSIST_S
     copies.look(once=False)
     result = read_result(member_dir(run_dir, plan, 2))
     assert "can never start" in result.report.error

@@ -7,7 +7,7 @@ from torchmuster.core.model.states import JobState
 from torchmuster.kubernetes.engine.dialect import DIALECT as KUBERNETES
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.engines.wait_reasons import reasons_of
-from torchmuster.launcher.jobs.never import STANDS_S, NeverWatch
+from torchmuster.launcher.jobs.never import MIN_PERSIST_S, NeverStartsWatch
 from torchmuster.launcher.model.job import JobView
 
 SMALL = "main*|3|8\n"
@@ -25,10 +25,10 @@ class Scheduler:
         said = (
             self.sinfo if argv[0] == "sinfo" else "JobId=5 Partition=main NumNodes=9 MinCPUsNode=1"
         )
-        return proc.Answered(status=0, stdout=said.encode(), stderr=b"")
+        return proc.CommandOutput(status=0, stdout=said.encode(), stderr=b"")
 
     def watch(self):
-        return NeverWatch(ask=self.ask, clock=lambda: self.now)
+        return NeverStartsWatch(ask=self.ask, clock=lambda: self.now)
 
 
 def view(reason, engine="slurm"):
@@ -38,7 +38,7 @@ def view(reason, engine="slurm"):
 
 def judge(scheduler, watch, reason, engine="slurm"):
     watch.judge(view(reason, engine), load_dialect(engine))
-    scheduler.now += STANDS_S
+    scheduler.now += MIN_PERSIST_S
     return watch.judge(view(reason, engine), load_dialect(engine))
 
 
@@ -67,7 +67,7 @@ def test_one_answer_alone_ends_no_wait():
     watch = scheduler.watch()
 
     assert watch.judge(view("BadConstraints"), load_dialect("slurm")) is None
-    scheduler.now += STANDS_S - 0.1
+    scheduler.now += MIN_PERSIST_S - 0.1
     assert watch.judge(view("BadConstraints"), load_dialect("slurm")) is None
     scheduler.now += 0.1
     assert watch.judge(view("BadConstraints"), load_dialect("slurm")) is not None
@@ -96,7 +96,7 @@ def test_what_pbs_says_never_runs_is_ended():
 def test_a_reason_in_other_words_goes_on_with_its_time():
     """A second pod has the same trouble, and the words name both."""
     now = [0.0]
-    watch = NeverWatch(clock=lambda: now[0])
+    watch = NeverStartsWatch(clock=lambda: now[0])
     seen = reasons_of(KUBERNETES).explained
     word = "ErrImageNeverPull: image is not present"
     one = JobView(job_id="lab/x/y", state=JobState.PENDING, reason=f"{word} (pod 0)")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchmuster.kubernetes.pods.release import PlaceRelease, words_on_leavers
+from torchmuster.kubernetes.pods.release import LostPodRemover, warn_of_leaving_pods
 from unit.kubernetes.engine.site_jobs import DEFAULT
 from unit.kubernetes.pods.conftest import JOB_ID, order_of
 
@@ -24,7 +24,7 @@ NO_DELETE = (
 def release(run_dir, cluster):
     cluster.say(pods="job-pods-node-lost-terminating")
     said = []
-    return PlaceRelease(run_dir, order_of(), JOB_ID, said.append), said
+    return LostPodRemover(run_dir, order_of(), JOB_ID, said.append), said
 
 
 def events(run_dir, *lines):
@@ -64,7 +64,7 @@ def test_a_pod_of_a_dead_node_that_never_joined_is_removed_where_the_record_is_k
 ):
     cluster.say(pods="job-pods-node-lost-terminating")
     events(run_dir, *lines)
-    look = PlaceRelease(run_dir, replace(order_of(), index=1), JOB_ID, lambda _: None)
+    look = LostPodRemover(run_dir, replace(order_of(), index=1), JOB_ID, lambda _: None)
     look.look()
     assert changes(cluster) == []
     look.look(is_known=True)
@@ -140,11 +140,11 @@ def test_a_pod_that_has_just_gone_is_nothing_to_speak_of(release, run_dir, clust
 def test_pods_of_a_run_that_had_this_name_are_told_before_it_starts(cluster, pods, said):
     cluster.say(pods=pods)
     settled = replace(DEFAULT, own_keys=(("context", "lab"), ("namespace", "research")))
-    words = words_on_leavers(settled)
+    words = warn_of_leaving_pods(settled)
     assert words is None if said is None else words.startswith(said)
 
 
 def test_who_can_not_ask_is_told_nothing_of_them(cluster):
     cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
     settled = replace(DEFAULT, own_keys=(("context", "lab"), ("namespace", "research")))
-    assert words_on_leavers(settled) is None
+    assert warn_of_leaving_pods(settled) is None

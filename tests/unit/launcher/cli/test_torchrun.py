@@ -7,7 +7,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
-from torchmuster.launcher.cli.torchrun import _create_run_dir, _say_end, _warn_of_option_behind
+from torchmuster.launcher.cli.torchrun import _create_run_dir, _say_end, _warn_of_late_option
 
 RUN_ID = "20260101-000000-train-ab12"
 
@@ -40,7 +40,7 @@ def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text("import argparse\n")
     program = SimpleNamespace(target=str(script), args=("--lr", "1", "--nproc_per_node=2"))
-    _warn_of_option_behind(SimpleNamespace(program=program))
+    _warn_of_late_option(SimpleNamespace(program=program))
 
     said = capsys.readouterr().err
     assert said.startswith(f"muster: `--nproc-per-node` comes after {script}")

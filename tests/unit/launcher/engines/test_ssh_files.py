@@ -5,7 +5,7 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster.core.files.layout import RunDir
 from torchmuster.launcher.engines import ssh_files
-from torchmuster.launcher.engines.ssh_files import FilesBack, own_paths
+from torchmuster.launcher.engines.ssh_files import FetchedFiles, own_paths
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.net import replica
 from torchmuster.launcher.net.remote_messages import OUTPUT_FILE, FilePiece, FrameError
@@ -36,7 +36,7 @@ class Host:
 
 
 def back_to(run_dir, said=None):
-    return FilesBack(run_dir, (said if said is not None else []).append)
+    return FetchedFiles(run_dir, (said if said is not None else []).append)
 
 
 def test_pieces_land_at_their_places_also_twice(run_dir, tmp_path):

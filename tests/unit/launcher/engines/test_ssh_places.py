@@ -4,25 +4,25 @@ import pytest
 
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.launcher.engines.ssh_command import HostProblem, SshHost
-from torchmuster.launcher.engines.ssh_places import Places, bad_hosts, place_to_free, workers_of
+from torchmuster.launcher.engines.ssh_places import HostPlaces, bad_hosts, place_to_free, workers_of
 
 A, B, C = (SshHost(name=name) for name in "abc")
 
 
 def test_hosts_beyond_the_nodes_are_spare():
-    places = Places([A, B, C], 2)
+    places = HostPlaces([A, B, C], 2)
     assert places.names == ("a", "b")
     assert places.candidates(1) == [B, C]
 
 
 def test_hosts_that_answer_come_first():
-    places = Places([A, B, C], 3)
+    places = HostPlaces([A, B, C], 3)
     places.settle([C, B])
     assert places.names == ("c", "b", "a")
 
 
 def test_spare_host_that_takes_a_place_is_spare_no_more():
-    places = Places([A, B, C], 2)
+    places = HostPlaces([A, B, C], 2)
     assert places.take(1, C)
     assert not places.take(1, C)
     assert places.names == ("a", "c")
@@ -49,7 +49,7 @@ def test_the_head_gets_the_host_that_an_attempt_can_do_without(nodes, living, tr
 
 
 def test_places_that_exchange_their_hosts_keep_them_apart():
-    places = Places([A, B, C], 3)
+    places = HostPlaces([A, B, C], 3)
     places.exchange(0, 2)
     assert places.names == ("c", "b", "a")
     assert places.candidates(0) == [C]

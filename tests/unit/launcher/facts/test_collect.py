@@ -12,16 +12,16 @@ from torchmuster.errors import MusterError
 from torchmuster.launcher.facts.collect import (
     ALLOCATION_ENDS_AT,
     CollectedFacts,
-    FactsOrder,
+    FactsRequest,
     collect,
     collect_environment,
     collect_files,
     look_at,
-    look_at_script,
     own_torch,
     rdma_ports,
     resolve,
     run_probes,
+    script_facts,
     source_for,
     torch_facts,
 )
@@ -37,11 +37,11 @@ def write(folder, path, text=""):
 
 
 def answer(text, status=0):
-    return proc.Answered(status=status, stdout=text.encode(), stderr=b"")
+    return proc.CommandOutput(status=status, stdout=text.encode(), stderr=b"")
 
 
 def test_the_facts_of_this_machine_survive_the_wire(tmp_path):
-    found = collect(FactsOrder(is_long=False, environment=os.environ, run_dir=str(tmp_path)))
+    found = collect(FactsRequest(is_long=False, environment=os.environ, run_dir=str(tmp_path)))
     assert found.unknown == {}
     assert found.system.num_usable_cpus >= 1
     assert codec.from_plain(CollectedFacts, json.loads(json.dumps(codec.to_plain(found)))) == found
@@ -94,10 +94,10 @@ def test_a_copy_of_a_file_has_another_identity(tmp_path):
 def test_scripts_are_told_apart_by_their_content(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("a")
-    first = look_at_script(str(script))
+    first = script_facts(str(script))
     script.write_text("b")
-    assert look_at_script(str(script)).sha256 != first.sha256
-    assert not look_at_script(str(tmp_path / "no.py")).is_there
+    assert script_facts(str(script)).sha256 != first.sha256
+    assert not script_facts(str(tmp_path / "no.py")).is_there
 
 
 def test_tmpdir_of_the_job_is_looked_at_not_ours(tmp_path):
@@ -137,7 +137,7 @@ def test_gpus_are_read_with_their_health(tmp_path):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (proc.Answered(status=None, stdout=b"", stderr=b""), "did not answer within 3 s"),
+        (proc.CommandOutput(status=None, stdout=b"", stderr=b""), "did not answer within 3 s"),
         (answer("Failed to initialize NVML: Driver/library version mismatch", 18), "mismatch"),
         (MusterError("x", why="No such file or directory"), "No such file"),
     ],

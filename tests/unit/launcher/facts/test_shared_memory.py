@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from torchmuster.launcher.facts.system import left_files
+from torchmuster.launcher.facts.system import leftover_shm_files
 
 OLD = time.time() - 3600
 
@@ -31,7 +31,7 @@ def test_what_nothing_has_open_is_counted_with_its_size(folder):
     leave(folder, "sem.mp-x")
     leave(folder, "a_file_of_somebody")
 
-    count, size = left_files(str(folder))
+    count, size = leftover_shm_files(str(folder))
 
     assert count == 3
     assert size >= 1 << 20
@@ -40,9 +40,9 @@ def test_what_nothing_has_open_is_counted_with_its_size(folder):
 def test_a_file_that_is_open_or_new_is_left_alone(folder):
     leave(folder, "torch_7_1_0", at=time.time())
     with leave(folder, "nccl-open").open("rb"):
-        assert left_files(str(folder)) == (0, 0)
+        assert leftover_shm_files(str(folder)) == (0, 0)
 
-    assert left_files(str(folder))[0] == 1
+    assert leftover_shm_files(str(folder))[0] == 1
 
 
 def test_a_mapped_file_is_in_use(folder):
@@ -52,10 +52,10 @@ def test_a_mapped_file_is_in_use(folder):
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
     try:
-        assert left_files(str(folder)) == (0, 0)
+        assert leftover_shm_files(str(folder)) == (0, 0)
     finally:
         mapped.close()
 
 
 def test_a_folder_that_is_not_there_has_none(tmp_path):
-    assert left_files(str(tmp_path / "none")) == (0, 0)
+    assert leftover_shm_files(str(tmp_path / "none")) == (0, 0)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.launcher.facts.stacks import (
-    Doing,
+    RankActivity,
     StackReading,
     imports,
     judge,
@@ -42,12 +42,12 @@ LOADER = (f"{SITE}/torch/utils/data/dataloader.py", 785, "_next_data")
 @pytest.mark.parametrize(
     ("frames", "doing", "what"),
     [
-        ([(C10D, 2810, "all_reduce"), LOGGED, MAIN], Doing.WAITS, "all_reduce"),
-        ([(C10D, 5356, "barrier"), LOGGED, MAIN], Doing.WAITS, "barrier"),
-        ([*BACKWARD, MAIN], Doing.WAITS, "backward"),
+        ([(C10D, 2810, "all_reduce"), LOGGED, MAIN], RankActivity.WAITS, "all_reduce"),
+        ([(C10D, 5356, "barrier"), LOGGED, MAIN], RankActivity.WAITS, "barrier"),
+        ([*BACKWARD, MAIN], RankActivity.WAITS, "backward"),
         (
             [(f"{SITE}/torch/nn/parallel/distributed.py", 2100, "_sync_buffers"), MAIN],
-            Doing.WAITS,
+            RankActivity.WAITS,
             "the broadcast of DDP's buffers",
         ),
         (
@@ -56,26 +56,30 @@ LOADER = (f"{SITE}/torch/utils/data/dataloader.py", 785, "_next_data")
                 (f"{SITE}/torchmuster/train/lockstep.py", 80, "_wait_for_all"),
                 MAIN,
             ],
-            Doing.WAITS,
+            RankActivity.WAITS,
             "torchmuster's lockstep",
         ),
-        ([("/home/u/data.py", 88, "read"), FETCH, LOADER, MAIN], Doing.WORKS, "read()"),
+        ([("/home/u/data.py", 88, "read"), FETCH, LOADER, MAIN], RankActivity.WORKS, "read()"),
         (
             [(f"{STD}/socket.py", 706, "readinto"), ("/home/u/data.py", 88, "read"), MAIN],
-            Doing.WORKS,
+            RankActivity.WORKS,
             "read()",
         ),
         (
             [(f"{STD}/queue.py", 180, "get"), LOADER, MAIN],
-            Doing.WORKS,
+            RankActivity.WORKS,
             "its loader",
         ),
         (
             [(f"{SITE}/torch/_inductor/codecache.py", 9, "compile"), MAIN],
-            Doing.COMPILES,
+            RankActivity.COMPILES,
             "<module>",
         ),
-        ([(f"{SITE}/torch/_dynamo/symbolic_convert.py", 9, "run"), MAIN], Doing.COMPILES, ""),
+        (
+            [(f"{SITE}/torch/_dynamo/symbolic_convert.py", 9, "run"), MAIN],
+            RankActivity.COMPILES,
+            "",
+        ),
         (
             [
                 ("/tmp/torchinductor_u/ab/cab.py", 40, "call"),
@@ -83,33 +87,37 @@ LOADER = (f"{SITE}/torch/utils/data/dataloader.py", 785, "_next_data")
                 (f"{SITE}/torch/_dynamo/eval_frame.py", 745, "compile_wrapper"),
                 MAIN,
             ],
-            Doing.WORKS,
+            RankActivity.WORKS,
             "",
         ),
-        ([(f"{SITE}/torch/serialization.py", 800, "_save"), MAIN], Doing.SAVES, ""),
+        ([(f"{SITE}/torch/serialization.py", 800, "_save"), MAIN], RankActivity.SAVES, ""),
         (
             [(f"{STD}/shutil.py", 1, "copy"), ("/home/u/io.py", 5, "save_checkpoint"), MAIN],
-            Doing.SAVES,
+            RankActivity.SAVES,
             "",
         ),
         (
             [(f"{SITE}/torch/nn/linear.py", 1, "forward"), ("/home/u/t.py", 7, "evaluate"), MAIN],
-            Doing.EVALUATES,
+            RankActivity.EVALUATES,
             "evaluate()",
         ),
         (
             [(C10D, 1, "all_gather"), ("/home/u/t.py", 7, "evaluate"), MAIN],
-            Doing.WAITS,
+            RankActivity.WAITS,
             "all_gather",
         ),
-        ([(f"{STD}/pdb.py", 1, "interaction"), ("/home/u/t.py", 7, "f")], Doing.DEBUGGED, ""),
+        (
+            [(f"{STD}/pdb.py", 1, "interaction"), ("/home/u/t.py", 7, "f")],
+            RankActivity.DEBUGGED,
+            "",
+        ),
         (
             [
                 (f"{SITE}/x/__init__.py", 3, "<module>"),
                 (f"{SITE}/torch/_dynamo/symbolic_convert.py", 55, "<module>"),
                 MAIN,
             ],
-            Doing.WORKS,
+            RankActivity.WORKS,
             "",
         ),
     ],
@@ -128,7 +136,12 @@ def test_the_scripts_innermost_frame_is_named():
 
 @pytest.mark.parametrize(
     ("state", "doing"),
-    [("T", Doing.STOPPED), ("t", Doing.DEBUGGED), ("D", Doing.IN_KERNEL), ("S", Doing.UNKNOWN)],
+    [
+        ("T", RankActivity.STOPPED),
+        ("t", RankActivity.DEBUGGED),
+        ("D", RankActivity.IN_KERNEL),
+        ("S", RankActivity.UNKNOWN),
+    ],
 )
 def test_the_kernels_letter_counts_without_a_stack(state, doing):
     assert judge("", state=state).doing is doing
@@ -136,10 +149,10 @@ def test_the_kernels_letter_counts_without_a_stack(state, doing):
 
 def test_a_line_that_waits_for_the_gpu_is_a_wait_only_where_there_is_one():
     text = stack(MAIN, OURS)
-    assert judge(text, source="total += loss.item()", uses_gpu=True).doing is Doing.WAITS
-    assert judge(text, source="total += loss.item()").doing is Doing.WORKS
-    assert judge(text, source="work.wait()").doing is Doing.WAITS
-    assert judge(text, source="time.sleep(5)", uses_gpu=True).doing is Doing.WORKS
+    assert judge(text, source="total += loss.item()", uses_gpu=True).doing is RankActivity.WAITS
+    assert judge(text, source="total += loss.item()").doing is RankActivity.WORKS
+    assert judge(text, source="work.wait()").doing is RankActivity.WAITS
+    assert judge(text, source="time.sleep(5)", uses_gpu=True).doing is RankActivity.WORKS
 
 
 def test_a_loaders_process_that_stands_is_shown_instead_of_the_wait_for_it():
@@ -212,7 +225,7 @@ def test_what_the_kernel_says_is_added():
     )
 
 
-@pytest.mark.parametrize("doing", list(Doing))
+@pytest.mark.parametrize("doing", list(RankActivity))
 def test_every_standing_has_words(doing):
     for single in (True, False):
         assert describe_standing(StackReading(doing=doing), single=single)
@@ -249,7 +262,11 @@ def test_who_makes_a_store_is_known(frames, source, makes):
 
 def test_a_store_that_the_script_opens_itself_is_a_wait():
     standing = judge(stack(MAIN), source='store = dist.TCPStore("n1", 29501, 2, False)')
-    assert (standing.doing, standing.what, standing.is_sure) == (Doing.WAITS, "TCPStore", False)
+    assert (standing.doing, standing.what, standing.is_sure) == (
+        RankActivity.WAITS,
+        "TCPStore",
+        False,
+    )
 
 
 def test_who_imports_a_library_is_known_and_a_module_of_the_script_is_none():

@@ -14,7 +14,7 @@ from torchmuster.core.net.channel import MAX_FRAME_BYTES
 from torchmuster.launcher.head.board import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
 from torchmuster.launcher.head.parts import BoardPart
 from torchmuster.launcher.model.progress import RankProgress, RankSample
-from torchmuster.launcher.net.part_messages import AskBoard, BoardTold
+from torchmuster.launcher.net.part_messages import AskBoard, BoardSample
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 
@@ -186,4 +186,4 @@ def test_who_looks_while_no_attempt_runs_is_told_so():
     sent = []
     client = SimpleNamespace(channel=SimpleNamespace(send_nowait=sent.append))
     assert BoardPart(head).take_request(client, AskBoard(ask_id="x"))
-    assert sent == [BoardTold(ask_id="x", sample=None)]
+    assert sent == [BoardSample(ask_id="x", sample=None)]

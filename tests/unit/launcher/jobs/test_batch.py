@@ -12,27 +12,27 @@ from kit.waiting import wait_until_async
 from torchmuster.core.model.states import JobState
 from torchmuster.errors import MusterError
 from torchmuster.launcher.jobs import batch
-from torchmuster.launcher.jobs.batch import JobNews, JobsFollower
+from torchmuster.launcher.jobs.batch import JobReportFilter, JobsFollower
 from torchmuster.launcher.model.job import JobView, Wait
 
 WAIT = Wait(sentence="the node prepares it", hint=None, never=False)
-PREPARED = JobView(job_id="7", state=JobState.PENDING, wait=WAIT)
+BEING_CREATED = JobView(job_id="7", state=JobState.PENDING, wait=WAIT)
 
 
 def test_pods_that_come_one_by_one_are_a_line_every_ten_seconds():
-    news = JobNews()
-    told = [now for now in range(31) if news.is_told(f"{now} of 31 pods", PREPARED, now)]
+    news = JobReportFilter()
+    told = [now for now in range(31) if news.should_report(f"{now} of 31 pods", BEING_CREATED, now)]
     assert told == [0, 10, 20, 30]
 
 
 def test_what_means_something_else_is_told_at_once_and_the_same_words_never():
-    news = JobNews()
-    assert news.is_told("a", PREPARED, 0.0)
-    assert not news.is_told("a", PREPARED, 60.0)
-    runs = replace(PREPARED, state=JobState.RUNNING)
-    assert news.is_told("b", runs, 60.1)
-    assert news.is_told("c", replace(runs, wait=None), 60.2)
-    assert news.is_told("d", replace(runs, wait=None), 60.3)
+    news = JobReportFilter()
+    assert news.should_report("a", BEING_CREATED, 0.0)
+    assert not news.should_report("a", BEING_CREATED, 60.0)
+    runs = replace(BEING_CREATED, state=JobState.RUNNING)
+    assert news.should_report("b", runs, 60.1)
+    assert news.should_report("c", replace(runs, wait=None), 60.2)
+    assert news.should_report("d", replace(runs, wait=None), 60.3)
 
 
 class Voice:

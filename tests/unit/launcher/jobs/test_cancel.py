@@ -16,7 +16,7 @@ from torchmuster.launcher.jobs import jobs
     ],
 )
 def test_a_job_whose_first_host_is_dead_is_taken_from_the_server_by_force(monkeypatch, said, hint):
-    answer = proc.Answered(status=1, stdout=b"", stderr=f"{said}\n".encode())
+    answer = proc.CommandOutput(status=1, stdout=b"", stderr=f"{said}\n".encode())
     monkeypatch.setattr(jobs, "_ask", lambda *_: answer)
     with pytest.raises(EngineError) as caught:
         jobs.cancel_job(load_dialect("pbs"), "10.ctl")

@@ -17,7 +17,7 @@ def test_a_test_job_that_can_never_start_is_not_waited_for(tmp_path):
     never = Report(error="job 3.ctl can never start: it could not be started 20 times")
 
     class Never:
-        def end_if_never(self, run_dir):
+        def cancel_if_hopeless(self, run_dir):
             plain = codec.to_plain(failed_before_start(run_dir, 14, never))
             atomic.write_json(run_dir.result, plain)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.core.proc import Answered
+from torchmuster.core.proc import CommandOutput
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.pbs import parse_qstat
 from torchmuster.launcher.engines.slurm import parse_sinfo
@@ -22,7 +22,7 @@ stopq                0     0 yes no      0     0     0     0     0     0 Exec
 
 
 def answer(stdout="", stderr="", status=0):
-    said = Answered(status=status, stdout=stdout.encode(), stderr=stderr.encode())
+    said = CommandOutput(status=status, stdout=stdout.encode(), stderr=stderr.encode())
     return lambda argv: said
 
 

@@ -22,7 +22,7 @@ def job_of(engine):
 
 
 def said(text, status=0):
-    return lambda argv: proc.Answered(status=status, stdout=text.encode(), stderr=b"")
+    return lambda argv: proc.CommandOutput(status=status, stdout=text.encode(), stderr=b"")
 
 
 def test_the_end_of_an_allocation_is_left_to_the_agents(monkeypatch):
@@ -41,7 +41,7 @@ def test_the_partition_says_whether_a_preempted_job_comes_back(monkeypatch, mode
     def ask(argv):
         job = "JobId=7 Requeue=1 Partition=main"
         told = job if "job" in argv else f"PartitionName=main PreemptMode={mode} State=UP"
-        return proc.Answered(status=0, stdout=told.encode(), stderr=b"")
+        return proc.CommandOutput(status=0, stdout=told.encode(), stderr=b"")
 
     monkeypatch.setattr(inside, "ask_quickly", ask)
     assert inside.is_preempted_for_good(job_of("slurm")) is is_the_end

@@ -4,7 +4,7 @@ import pytest
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.jobs.jobs import JobAgain
+from torchmuster.launcher.jobs.jobs import RecordedRequest
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 
 PROGRAM = ("$PYTHON", "/opt/muster/programs/__main__.py", "conduct")
@@ -25,7 +25,7 @@ def test_the_next_job_conducts_the_new_run(words):
         log_path="/runs/old/job.log",
         python="python3",
     )
-    again = JobAgain(dialect=load_dialect("slurm"), request=job, num_more=0)
+    again = RecordedRequest(dialect=load_dialect("slurm"), request=job, num_more=0)
     renamed = again.renamed(RunDir("/runs/20270115-080000-new-3f2a"))
     own = ("--run-dir=/runs/20270115-080000-new-3f2a", "--engine=slurm", "--warn=60")
     assert renamed.head == (*PROGRAM, *own)
@@ -35,5 +35,5 @@ def test_the_next_job_conducts_the_new_run(words):
 
 def test_a_job_of_pods_has_no_words_of_ours():
     job = JobRequest(name="old", chunks=(NodeChunk(),), head=(), log_path="/x", python="python3")
-    again = JobAgain(dialect=load_dialect("slurm"), request=job, num_more=0)
+    again = RecordedRequest(dialect=load_dialect("slurm"), request=job, num_more=0)
     assert again.renamed(RunDir("/runs/new")).head == ()

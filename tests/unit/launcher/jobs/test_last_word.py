@@ -6,7 +6,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.jobs.conduct import with_last_word
+from torchmuster.launcher.jobs.conduct import with_scheduler_reason
 from torchmuster.launcher.jobs.links import mark_cancelled
 
 PBS = load_dialect("pbs")
@@ -56,7 +56,7 @@ def test_the_schedulers_own_line_is_the_first_cause(
 ):
     write(run_dir, "step 7", line, "Terminated")
     engine = "slurm" if line is PREEMPTED else "pbs"
-    told = with_last_word(before, run_dir, load_dialect(engine), run_dir.job_log, 0)
+    told = with_scheduler_reason(before, run_dir, load_dialect(engine), run_dir.job_log, 0)
     assert (told.state, told.exit_code, told.node_was_lost) == (state, code, goes_on)
     assert (told.report.error, told.report.because) == (error, (line,))
     assert told.report.hint
@@ -66,39 +66,39 @@ def test_a_line_of_an_earlier_job_of_the_run_says_nothing_of_this_one(run_dir):
     write(run_dir, MEMORY)
     since = len(MEMORY) + 1
     write(run_dir, "step 8")
-    assert with_last_word(stopped(), run_dir, PBS, run_dir.job_log, since) == stopped()
+    assert with_scheduler_reason(stopped(), run_dir, PBS, run_dir.job_log, since) == stopped()
 
 
 @pytest.mark.parametrize("text", ["", f"rank 0: I have read {MEMORY}"])
 def test_what_a_script_prints_of_it_is_no_word_of_the_scheduler(run_dir, text):
     write(run_dir, text)
-    assert with_last_word(stopped(), run_dir, PBS, run_dir.job_log, 0) == stopped()
-    assert with_last_word(stopped(), run_dir, PBS, f"{run_dir.path}/none", 0) == stopped()
+    assert with_scheduler_reason(stopped(), run_dir, PBS, run_dir.job_log, 0) == stopped()
+    assert with_scheduler_reason(stopped(), run_dir, PBS, f"{run_dir.path}/none", 0) == stopped()
 
 
 def test_what_the_user_has_cancelled_is_cancelled(run_dir):
     write(run_dir, MEMORY)
     mark_cancelled(run_dir)
-    assert with_last_word(stopped(), run_dir, PBS, run_dir.job_log, 0) == stopped()
+    assert with_scheduler_reason(stopped(), run_dir, PBS, run_dir.job_log, 0) == stopped()
 
 
 def test_a_run_that_has_ended_otherwise_keeps_its_end(run_dir):
     write(run_dir, MEMORY)
     over = stopped(RunState.TIMED_OUT)
-    assert with_last_word(over, run_dir, PBS, run_dir.job_log, 0) == over
+    assert with_scheduler_reason(over, run_dir, PBS, run_dir.job_log, 0) == over
 
 
 def test_who_deleted_the_job_is_asked_where_the_output_says_nothing(run_dir):
     comment = "Job run at Sat Nov 28 at 09:24 on (n3:ncpus=1) and terminated by lab@ctl"
     saved = stopped(RunState.PREEMPTED, 75)
-    told = with_last_word(saved, run_dir, PBS, run_dir.job_log, 0, lambda: comment)
+    told = with_scheduler_reason(saved, run_dir, PBS, run_dir.job_log, 0, lambda: comment)
     assert (told.state, told.exit_code) == (RunState.CANCELLED, 143)
     assert told.report.error == "the job was deleted, as by qdel"
     assert told.report.because == (comment,)
     runs = comment.partition(" and ")[0]
-    assert with_last_word(saved, run_dir, PBS, run_dir.job_log, 0, lambda: runs) == saved
+    assert with_scheduler_reason(saved, run_dir, PBS, run_dir.job_log, 0, lambda: runs) == saved
     write(run_dir, MEMORY)
-    told = with_last_word(saved, run_dir, PBS, run_dir.job_log, 0, lambda: comment)
+    told = with_scheduler_reason(saved, run_dir, PBS, run_dir.job_log, 0, lambda: comment)
     assert told.state is RunState.FAILED
 
 
@@ -106,5 +106,7 @@ def test_scancel_is_a_cancel(run_dir):
     slurm = load_dialect("slurm")
     line = "slurmstepd: error: *** JOB 6 ON n1 CANCELLED AT 2026-11-28T02:11:20 ***"
     write(run_dir, line)
-    told = with_last_word(stopped(RunState.PREEMPTED, 75), run_dir, slurm, run_dir.job_log, 0)
+    told = with_scheduler_reason(
+        stopped(RunState.PREEMPTED, 75), run_dir, slurm, run_dir.job_log, 0
+    )
     assert (told.state, told.exit_code, told.report.because) == (RunState.CANCELLED, 143, (line,))

@@ -10,12 +10,12 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.links import Links
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.verdict import Result
-from torchmuster.core.proc import Answered
+from torchmuster.core.proc import CommandOutput
 from torchmuster.launcher.jobs import links
 from torchmuster.launcher.jobs.links import (
+    describe_lost_head,
     mark_cancelled,
     settled_result,
-    words_on_head,
     write_links,
 )
 from torchmuster.launcher.model.job import JobView
@@ -95,14 +95,14 @@ def test_what_pbs_says_of_the_host_of_the_head_is_told(tmp_path, monkeypatch, sa
 
     def ask(argv):
         asked.append(argv)
-        return Answered(status=0, stdout=HOST.format(said).encode(), stderr=b"")
+        return CommandOutput(status=0, stdout=HOST.format(said).encode(), stderr=b"")
 
     monkeypatch.setattr(links, "ask_scheduler", ask)
     job = JobView(job_id="5.ctl", state=JobState.RUNNING, nodes=("n3", "n1"))
 
-    assert words_on_head(made, job) == words
-    assert words_on_head(made, replace(job, nodes=("n1", "n3"))) is None
-    assert words_on_head(made, replace(job, state=JobState.PENDING)) is None
+    assert describe_lost_head(made, job) == words
+    assert describe_lost_head(made, replace(job, nodes=("n1", "n3"))) is None
+    assert describe_lost_head(made, replace(job, state=JobState.PENDING)) is None
     assert asked == [["pbsnodes", "n3"], ["pbsnodes", "n1"]]
 
 
@@ -110,4 +110,4 @@ def test_where_a_job_lives_on_without_its_first_node_nothing_is_asked(run_dir, m
     monkeypatch.setattr(links, "ask_scheduler", pytest.fail)
     job = JobView(job_id="5", state=JobState.RUNNING, nodes=("n1", "n2"))
 
-    assert words_on_head(run_dir, job) is None
+    assert describe_lost_head(run_dir, job) is None

@@ -8,7 +8,7 @@ from torchmuster.launcher.jobs.reach import reach_hosts
 
 
 def answer(status=0, out="", err=""):
-    return proc.Answered(status=status, stdout=out.encode(), stderr=err.encode())
+    return proc.CommandOutput(status=status, stdout=out.encode(), stderr=err.encode())
 
 
 def test_each_host_is_named_with_what_became_of_it():

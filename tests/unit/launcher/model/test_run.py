@@ -63,10 +63,10 @@ def test_a_wait_is_told_with_what_is_left_now():
     wait = event(0, "waiting", missing=missing, num_missing=1, wanted=2, left_s=410.0)
     record = fold_run([failure(0, 0), wait])
     said = "waiting for 1 of 2 nodes: n2 (lost; a replacement has not connected)"
-    assert record.wait_words(BEGAN + 10) == f"{said}; 400 s left"
-    assert record.wait_words(BEGAN + 1000) == f"{said}; 0 s left"
+    assert record.wait_sentence(BEGAN + 10) == f"{said}; 400 s left"
+    assert record.wait_sentence(BEGAN + 1000) == f"{said}; 0 s left"
     record.take(start(20, 1))
-    assert record.wait_words(BEGAN + 30) == ""
+    assert record.wait_sentence(BEGAN + 30) == ""
     assert record.has_waited
 
 
@@ -134,7 +134,7 @@ def test_a_fold_never_fails_at_any_mix_of_lines_and_values():
             for _ in range(dice.randrange(4)):
                 line[dice.choice([*line])] = dice.choice(values)
             record.take(line)
-        record.wait_words(BEGAN)
+        record.wait_sentence(BEGAN)
         record.ended_by()
         record.with_losses({"0": "said"})
 

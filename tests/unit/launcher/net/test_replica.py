@@ -10,9 +10,9 @@ from torchmuster.core.model.codec import CodecError
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net import replica
 from torchmuster.launcher.net.remote_messages import CopyHas, FilePiece, FrameError
-from torchmuster.launcher.net.replica import Copy, CopyState, Feed, Scope
+from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed
 
-SCOPE = Scope(("events.jsonl", "logs/**"), ("*",), frozenset({"secret"}))
+SCOPE = CopyScope(("events.jsonl", "logs/**"), ("*",), frozenset({"secret"}))
 
 
 class Way:
@@ -183,7 +183,7 @@ def test_a_file_that_can_not_be_read_is_named_until_it_can(tmp_path):
     "path", ["secret", "secret/x", "other/file", "logs", "logs.tmp", "groups/g/events.jsonl"]
 )
 def test_what_is_not_in_the_scope_is_refused(tmp_path, path):
-    scope = Scope(("events.jsonl", "logs/**"), ("*.json",), frozenset({"secret"}))
+    scope = CopyScope(("events.jsonl", "logs/**"), ("*.json",), frozenset({"secret"}))
     with pytest.raises(FrameError):
         Copy(str(tmp_path), scope).take(FilePiece(path=path, offset=0, data=b"x"))
     assert list(tmp_path.iterdir()) == []
@@ -204,7 +204,7 @@ def test_what_is_not_in_the_scope_is_refused(tmp_path, path):
     ],
 )  # fmt: skip
 def test_a_pattern_says_the_same_of_a_path_and_of_a_folder(tmp_path, pattern, path, has):
-    scope = Scope((pattern,))
+    scope = CopyScope((pattern,))
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text("x")
     assert scope.has(path) is has

@@ -10,7 +10,7 @@ import pytest
 from kit.waiting import wait_until_async
 from torchmuster.core import proc
 from torchmuster.launcher.net import part_messages
-from torchmuster.launcher.node.exec import KILLED, Execs, launch_words
+from torchmuster.launcher.node.exec import KILLED, Execs, entry_argv
 
 LIMIT_S = 90.0
 
@@ -114,7 +114,7 @@ def test_input_comes_back_and_its_end_ends_the_command(target):
         end = await stage.end()
         assert (end.code, end.why) == (0, None)
         assert stage.output() == b"typed\0early"
-        assert sum(taken.size_bytes for taken in stage.of(part_messages.ExecTaken)) == 11
+        assert sum(taken.size_bytes for taken in stage.of(part_messages.ExecAcknowledged)) == 11
 
     run(play)
 
@@ -126,7 +126,9 @@ def test_no_more_than_a_window_is_sent_until_it_was_taken(target):
         await asyncio.sleep(0.5)  # longer than the silence after which a command's end is told
         assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES
         assert stage.of(part_messages.ExecEnded) == []
-        stage.say(part_messages.ExecTaken(exec_id="1", size_bytes=part_messages.EXEC_WINDOW_BYTES))
+        stage.say(
+            part_messages.ExecAcknowledged(exec_id="1", size_bytes=part_messages.EXEC_WINDOW_BYTES)
+        )
         assert (await stage.end()).code == 0
         assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES + 5
 
@@ -151,7 +153,9 @@ def test_input_that_nobody_reads_any_more_counts_as_taken(target):
         await stage.until(lambda: stage.output() == b"closed\n")
         stage.say(data("1", b"lost"))
         stage.say(data("1", b"too"))
-        await stage.until(lambda: sum(t.size_bytes for t in stage.of(part_messages.ExecTaken)) == 7)
+        await stage.until(
+            lambda: sum(t.size_bytes for t in stage.of(part_messages.ExecAcknowledged)) == 7
+        )
 
     run(play)
 
@@ -182,7 +186,7 @@ def test_the_launcher_gets_the_command_s_words_as_they_are():
     start = part_messages.ExecStart(
         exec_id="1", task="t", argv=("--pid", "--"), tty=True, term="xterm"
     )
-    words = launch_words(start, 7)
+    words = entry_argv(start, 7)
     assert words[:3] == [sys.executable, "-I", "-S"]
     assert words[4:] == ["exec", "--pid=7", "--tty", "--term=xterm", "--", "--pid", "--"]
 

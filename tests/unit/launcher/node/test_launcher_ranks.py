@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.core.model.contract import WorkerPlace
+from torchmuster.core.model.contract import WorkerRanks
 from torchmuster.launcher.node.launcher_ranks import (
     are_one_step,
     is_one_of_many,
@@ -45,7 +45,7 @@ STEP = BATCH | {
 
 
 def place(rank, local_rank, counts, node_rank):
-    return WorkerPlace(
+    return WorkerRanks(
         rank=rank,
         local_rank=local_rank,
         world_size=sum(counts),

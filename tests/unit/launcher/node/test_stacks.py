@@ -12,7 +12,7 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.model import contract
-from torchmuster.launcher.facts.stacks import Doing, judge
+from torchmuster.launcher.facts.stacks import RankActivity, judge
 from torchmuster.launcher.node import stacks
 
 SCRIPT = """
@@ -90,7 +90,7 @@ def test_a_stopped_process_is_said_to_be_stopped_and_is_not_woken(worker, tmp_pa
     os.waitid(os.P_PID, one[1], os.WSTOPPED | os.WNOWAIT)
     (found,) = take(tmp_path, one)
     assert (found.state, found.text) == ("T", "")
-    assert judge(found.text, state=found.state).doing is Doing.STOPPED
+    assert judge(found.text, state=found.state).doing is RankActivity.STOPPED
     assert found.why_not.startswith("it is stopped")
 
 

@@ -36,7 +36,7 @@ class Scheduler:
         name = next(word for word in argv if word in self.answers)
         status, text = self.answers[name]
         out, err = (text, "") if status == 0 else ("", text)
-        return proc.Answered(status=status, stdout=out.encode(), stderr=err.encode())
+        return proc.CommandOutput(status=status, stdout=out.encode(), stderr=err.encode())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from kit.waiting import wait_until_async
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.model.succession import Term
 from torchmuster.launcher.programs import successor as succession
-from torchmuster.launcher.programs.successor import Succession
+from torchmuster.launcher.programs.successor import SuccessionWatch
 
 
 class Link:
@@ -51,7 +51,7 @@ class Agents:
         async def take_over(claim):
             self.heads.append(claim)
 
-        return Succession(
+        return SuccessionWatch(
             self.claims,
             place=place,
             node=f"n{place}",

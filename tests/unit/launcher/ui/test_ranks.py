@@ -13,7 +13,7 @@ def test_the_slow_rank_is_named_with_what_it_costs_each_step():
     assert (worst.rank, worst.part) == (3, "data")
     assert round(worst.cost_s, 3) == 0.02
     assert [round(row.wait, 2) for row in rows] == [0.4, 0.4, 0.4, 0.0]
-    assert [row.needs_a_look for row in rows] == [False, False, False, True]
+    assert [row.needs_attention for row in rows] == [False, False, False, True]
 
 
 def test_equal_ranks_have_no_slowest():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.launcher.model.live import BarWords, LiveTask
+from torchmuster.launcher.model.live import LiveTask, ProgressBar
 from torchmuster.launcher.ui.status_line import status_rows
 from unit.launcher.model.samples import run_of, sample_of
 
@@ -36,7 +36,7 @@ def test_a_wait_is_the_status():
 
 
 def test_a_plain_script_and_a_workflow():
-    bar = BarWords(done=5, total=10, speed="2it/s", left="00:02")
+    bar = ProgressBar(done=5, total=10, speed="2it/s", left="00:02")
     plain = run_of(sample_of(2, plain=True), training=None, bar=bar, ends_at=None)
     assert status_rows(plain, 100, 1) == ["train-3f2a running 12:41 | bar 5/10 2it/s | 00:02 left"]
     tasks = tuple(

@@ -9,13 +9,13 @@ from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.model.repeats import Shown
+from torchmuster.core.model.repeats import ShownOutput
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import choose_run_id
 from torchmuster.core.spec.launch import JobLimits, RunRequest
 from torchmuster.errors import NotFoundError, UsageError
-from torchmuster.launcher.cli.places.hosts import hosts_again
+from torchmuster.launcher.cli.places.hosts import hosts_restart_place
 from torchmuster.launcher.cli.views import ps, status
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import load_dialect
@@ -23,9 +23,9 @@ from torchmuster.launcher.jobs.jobs import cancel_job, make_job, note_refusal
 from torchmuster.launcher.spec.site import Site
 from torchmuster.launcher.views.account import (
     account_of,
+    describe_results,
+    describe_workflow_results,
     how_to_go_on,
-    what_a_workflow_left,
-    what_is_left,
 )
 from torchmuster.launcher.views.find import find_run, view_run
 
@@ -158,7 +158,7 @@ class Voice:
     """What is said at the end."""
 
     def __init__(self):
-        self.said, self.shown = [], Shown()
+        self.said, self.shown = [], ShownOutput()
         self.say = self.print = self.said.append
 
     def flush(self, timeout_s):
@@ -183,7 +183,7 @@ def test_an_end_that_can_not_be_recorded_is_said_and_no_place_is_named_that_has_
 
 def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
     monkeypatch.chdir(os.path.dirname(run_dir.path))
-    assert what_is_left(run_dir) == f"logs in {RUN_ID}/logs/main/train"
+    assert describe_results(run_dir) == f"logs in {RUN_ID}/logs/main/train"
 
     for name in ("step-000000100", "step-000000375", "bad-step-000000400", "generation-1"):
         os.makedirs(os.path.join(run_dir.snapshots, name))
@@ -191,7 +191,7 @@ def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
     left = (
         f"snapshots in {RUN_ID}/snapshots, the last at step 375; logs in {RUN_ID}/logs/main/train"
     )
-    assert what_is_left(run_dir) == left
+    assert describe_results(run_dir) == left
 
 
 def leave_plan(run_dir, target="train.py", **fields):
@@ -219,10 +219,12 @@ def test_the_last_lines_find_snapshots_in_a_folder_that_the_script_chose(run_dir
     mine = tmp_path / "mine"
     (mine / "step-000000080").mkdir(parents=True)
     leave_record(run_dir, str(mine), saved=60)
-    assert what_is_left(run_dir).startswith(f"snapshots in {mine}, the last at step 80; ")
+    assert describe_results(run_dir).startswith(f"snapshots in {mine}, the last at step 80; ")
 
     leave_record(run_dir, "s3://bucket/mine", saved=60)
-    assert what_is_left(run_dir).startswith("snapshots in s3://bucket/mine, the last at step 60; ")
+    assert describe_results(run_dir).startswith(
+        "snapshots in s3://bucket/mine, the last at step 60; "
+    )
 
 
 @pytest.mark.parametrize("result", [None, cancelled()], ids=["lost", "hard stop"])
@@ -290,7 +292,7 @@ def test_the_last_lines_of_a_workflow_name_the_versions_that_it_made(run_dir, mo
         '{"time":"2026-01-01T00:00:00Z","event":"dataset_version","task":"a","version":"model:3"}',
     )
 
-    left = what_a_workflow_left(run_dir, ("train", "other"))
+    left = describe_workflow_results(run_dir, ("train", "other"))
 
     assert left == "dataset model:3; outputs in tasks; logs in logs"
 
@@ -377,4 +379,4 @@ def test_a_run_on_hosts_is_not_begun_anew_while_its_snapshots_are_on_their_disks
 
     view = view_run(run_dir)
     with pytest.raises(UsageError, match="the snapshots of train-ab12 can't be seen from here"):
-        hosts_again(view.plan, view)
+        hosts_restart_place(view.plan, view)

@@ -136,7 +136,7 @@ def test_a_run_whose_owner_was_killed_goes(make):
 
 def test_a_run_whose_job_nobody_knows_stays(make, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("torchmuster.launcher.jobs.jobs._DESK", JobStatusCache())
+    monkeypatch.setattr("torchmuster.launcher.jobs.jobs._STATUS_CACHE", JobStatusCache())
     run_dir = make("r", ended=False)
     write_json(run_dir.job, {"engine": "slurm", "job_id": "7"})
     age(run_dir.path, 40)

@@ -7,7 +7,7 @@ import pytest
 from torchmuster.core.spec.launch import JobLimits, RunRequest
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.places.in_job import InJob
+from torchmuster.launcher.cli.places.in_job import InsideJobPlace
 from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
@@ -17,7 +17,7 @@ from torchmuster.multirun.cli.places import SweepHere
 def in_job(*names):
     nodes = tuple(AllocatedNode(name=name) for name in names)
     allocation = Allocation(job_id="7", nodes=nodes)
-    return InJob(OwnJob(dialect=load_dialect("slurm"), allocation=allocation))
+    return InsideJobPlace(OwnJob(dialect=load_dialect("slurm"), allocation=allocation))
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def started(monkeypatch):
     """Where a sweep or a command would have been started."""
     places = []
     monkeypatch.setattr(SweepHere, "start", lambda *given: places.append("this node") or 0)
-    monkeypatch.setattr(InJob, "instead", lambda job: None if job.from_here else 5)
+    monkeypatch.setattr(InsideJobPlace, "instead", lambda job: None if job.from_here else 5)
     return places
 
 
@@ -69,7 +69,7 @@ def test_each_gpu_of_a_job_of_unequal_nodes_gets_a_worker(
         AllocatedNode(name=f"n{place}", gpus=number) for place, number in enumerate(gpus, 1)
     )
     allocation = Allocation(job_id="7", nodes=nodes)
-    place = InJob(OwnJob(dialect=load_dialect("slurm"), allocation=allocation))
+    place = InsideJobPlace(OwnJob(dialect=load_dialect("slurm"), allocation=allocation))
     request = RunRequest(script=str(tmp_path / "train.py"), nodes="2", nproc_per_node=asked)
     plan = place.plan(request, "r", JobLimits(), Problems())
     plan, _ = place._on_nodes(plan, place.job)

@@ -47,7 +47,7 @@ def test_each_line_is_a_point_and_its_last_value_counts(member):
     assert [(p.step, p.value) for p in reader.read()] == [(1, 3.0), (2, 2.0)]
     write_log(member, "ss=1")
     assert reader.read() == []  # the line may go on: 1 or 15
-    assert [(p.step, p.value) for p in reader.last_half()] == [(3, 1.0)]
+    assert [(p.step, p.value) for p in reader.last_line()] == [(3, 1.0)]
     assert reader.newest.value == 1.0
 
 

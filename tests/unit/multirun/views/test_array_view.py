@@ -58,7 +58,7 @@ class Scheduler:
     def __call__(self, argv):
         self.asked.append(list(argv))
         text = self.answers.pop(0) if self.answers else ""
-        return proc.Answered(status=self.status, stdout=text.encode(), stderr=self.stderr)
+        return proc.CommandOutput(status=self.status, stdout=text.encode(), stderr=self.stderr)
 
 
 def states(view):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchmuster.launcher.model.live import BarWords, LiveAttempt, LiveRow, LiveTask
+from torchmuster.launcher.model.live import LiveAttempt, LiveRow, LiveTask, ProgressBar
 from torchmuster.report.top.frame import Known, draw
 from torchmuster.report.top.picture import run_picture
 from torchmuster.report.top.state import Page, ViewState
@@ -30,7 +30,7 @@ def test_a_run_in_80_columns(golden):
 
 
 def test_a_plain_script_has_its_bar_and_no_steps(golden):
-    bar = BarWords(done=369, total=1000, speed="30.1it/s", left="00:21")
+    bar = ProgressBar(done=369, total=1000, speed="30.1it/s", left="00:21")
     run = run_of(sample_of(4, plain=True), training=None, bar=bar, network="", ends_at=None)
     lines = shown(run)
     lines[0] = lines[0][:-8] + "12:00:00"

@@ -307,8 +307,8 @@ def test_a_record_that_begins_anew_is_read_anew(run_dir):
     assert len(list(tail.read()[0])) == 2
     os.truncate(run_dir.events, 0)
     write(run_dir.events, STARTED)
-    events, began_anew = tail.read()
-    assert (list(events), began_anew) == ([STARTED], True)
+    events, has_restarted = tail.read()
+    assert (list(events), has_restarted) == ([STARTED], True)
 
 
 def test_a_record_is_read_a_block_at_a_time_and_a_torn_line_waits(run_dir, monkeypatch):

@@ -16,7 +16,7 @@ from torchmuster.core.owner.record import read_lines
 from torchmuster.launcher.model.training import MOST_EPOCHS, TrainingState, fold_training
 from torchmuster.launcher.views.live import TrainingTail
 from torchmuster.launcher.views.training import TrainingReader, bad_loss_of
-from torchmuster.report.training import told_training
+from torchmuster.report.training import training_story
 
 TIME = "2027-01-15T08:00:10.000+00:00"
 
@@ -110,7 +110,7 @@ def test_each_metric_has_its_own_values_in_every_view(tmp_path, seed):
             record.writelines(json.dumps(event) + "\n" for event in script.events[begin:end])
         live = tail.read(is_over=False)
     view = view_training(read_lines(run_dir.training))
-    told = told_training(fold_training(read_lines(run_dir.training)))
+    told = training_story(fold_training(read_lines(run_dir.training)))
 
     newest = script.newest()
     assert words(live.values) == words(view.values.items()) == words(newest.items())

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.train.verify.judge import Making, odd_weights
+from torchmuster.train.verify.judge import BatchResult, odd_weights
 from torchmuster.train.verify.judge import judge as judge_on
 
 
@@ -11,7 +11,7 @@ def makings(world_size, second, make):
     """Return what ranks make in the rounds of a check: their own, that of the next, then again, and that of a third."""
     rounds = [0, 1, 0, 1] + ([second] if world_size > 2 else [])
     return [
-        Making(
+        BatchResult(
             batch=(by + shift) % world_size,
             by=by,
             digest=make(number, by, (by + shift) % world_size),
@@ -105,7 +105,7 @@ def test_ranks_of_one_node_do_not_outvote_another():
         return "wrong" if by in (2, 3) and batch == 0 else f"right {batch}"
 
     made = [
-        Making(batch=(by + shift) % 4, by=by, digest=make(0, by, (by + shift) % 4))
+        BatchResult(batch=(by + shift) % 4, by=by, digest=make(0, by, (by + shift) % 4))
         for shift in (0, 2, 0, 2, 3)
         for by in range(4)
     ]

@@ -178,7 +178,7 @@ def test_when_a_task_ends_it_leaves_with_12_at_once():
     with FakeHead(("a", "b")) as head, processes() as start:
         waiting = barrier(start, head, "a")
         wait_until(lambda: head.num_waiting == 1)
-        head.member_gone("b", "exit code 3")
+        head.end_member("b", "exit code 3")
         code, _, err = waiting.end()
 
     assert code == 12

@@ -246,7 +246,7 @@ def test_a_task_that_ended_fails_the_wait_of_all_and_is_named():
     group = Group()
     group.come("a")
     group.come("b")
-    answers = group.barriers.member_gone("c", "exit code 3")
+    answers = group.barriers.end_member("c", "exit code 3")
 
     assert kinds(answers) == {"a": "failed", "b": "failed"}
     assert answers[0].what == "the barrier `x` can never be full: task `c` has ended"
@@ -255,7 +255,7 @@ def test_a_task_that_ended_fails_the_wait_of_all_and_is_named():
 
 def test_who_comes_after_a_task_has_ended_fails_at_once():
     group = Group()
-    group.barriers.member_gone("c", "exit code 0")
+    group.barriers.end_member("c", "exit code 0")
     (answer,) = group.come("a")
 
     assert answer.what == "the barrier `x` can never be full: task `c` has ended"
@@ -265,15 +265,15 @@ def test_a_count_that_the_living_can_fill_outlives_an_ended_task():
     group = Group()
     group.come("a", count=2)
 
-    assert group.barriers.member_gone("c", "exit code 1") == ()
+    assert group.barriers.end_member("c", "exit code 1") == ()
     assert kinds(group.come("b", count=2)) == {"a": "released", "b": "released"}
 
 
 def test_a_count_that_the_living_can_t_fill_fails_at_once():
     group = Group()
     group.come("a", count=2)
-    group.barriers.member_gone("b", "exit code 1")
-    answers = group.barriers.member_gone("c", "lost")
+    group.barriers.end_member("b", "exit code 1")
+    answers = group.barriers.end_member("c", "lost")
 
     assert kinds(answers) == {"a": "failed"}
     assert answers[0].why == "b: exit code 1\nc: lost"
@@ -283,7 +283,7 @@ def test_of_many_processes_a_task_that_took_part_is_missed_when_it_ends():
     group = Group(("a", "b"))
     for caller in ("a1", "a2", "b1"):
         group.come(caller, count=4)
-    answers = group.barriers.member_gone("b", "signal SIGKILL")
+    answers = group.barriers.end_member("b", "signal SIGKILL")
 
     assert kinds(answers) == {"b1": "failed", "a1": "failed", "a2": "failed"}
 
@@ -293,8 +293,8 @@ def test_one_task_with_several_processes_can_fill_a_count_of_all_tasks():
     group.come("a1", count=3)
     group.come("a2", count=3)
 
-    assert group.barriers.member_gone("b", "exit code 0") == ()
-    assert group.barriers.member_gone("c", "exit code 0") == ()
+    assert group.barriers.end_member("b", "exit code 0") == ()
+    assert group.barriers.end_member("c", "exit code 0") == ()
     assert len(group.come("a3", count=3)) == 3
 
 
@@ -304,7 +304,7 @@ def test_another_count_forgets_who_took_part():
         group.come(caller, count=4)
     group.come("a4", count=3)
 
-    assert group.barriers.member_gone("b", "exit code 0") == ()
+    assert group.barriers.end_member("b", "exit code 0") == ()
     group.come("a5", count=3)
     assert len(group.come("a6", count=3)) == 3
 
@@ -314,16 +314,16 @@ def test_another_count_forgets_that_a_task_had_several_processes():
     for caller in ("a1", "a2", "b1", "c1"):
         group.come(caller, count=4)
     group.come("a3", count=2)
-    group.barriers.member_gone("b", "exit code 1")
+    group.barriers.end_member("b", "exit code 1")
 
-    assert kinds(group.barriers.member_gone("c", "exit code 1")) == {"a3": "failed"}
+    assert kinds(group.barriers.end_member("c", "exit code 1")) == {"a3": "failed"}
 
 
 def test_a_helper_that_never_came_does_not_fail_many_processes_of_one_task():
     group = Group(("a", "helper"))
     group.come("a1", count=3)
 
-    assert group.barriers.member_gone("helper", "exit code 0") == ()
+    assert group.barriers.end_member("helper", "exit code 0") == ()
     (answer,) = group.tick(5.0)
     assert answer.what.endswith("helper (has ended: exit code 0) and 1 more")
     group.come("a2", count=3)
@@ -355,7 +355,7 @@ def test_whatever_happens_each_call_ends_once_and_a_release_is_full(calls):
                 group.barriers.leave(gone)
                 open_calls.discard(gone)
         elif kind == "gone":
-            answers = group.barriers.member_gone(member, "exit code 1")
+            answers = group.barriers.end_member(member, "exit code 1")
         else:
             answers = group.tick(group.now_s + 3.0)
         final = [answer for answer in answers if answer.kind is not BarrierState.WAITING]

@@ -76,9 +76,9 @@ def running(*, backoff_s=1.0, workers=("w",), **options):
 def test_no_command_begins_before_all_are_prepared():
     machine = GroupPolicy(group(workers=("w", "v")))
     assert tasks_of(machine.start(), gang.StartAgent) == ["lead", "w", "v"]
-    assert not kinds(prepare(machine, "lead", "w"), gang.Begin)
+    assert not kinds(prepare(machine, "lead", "w"), gang.StartCommand)
     assert machine.waits_for() == ["v (its agent starts)"]
-    assert tasks_of(prepare(machine, "v"), gang.Begin) == ["lead", "w", "v"]
+    assert tasks_of(prepare(machine, "v"), gang.StartCommand) == ["lead", "w", "v"]
     assert machine.waits_for() == []
 
 
@@ -93,10 +93,12 @@ def test_what_a_task_prepares_is_in_the_sentence_on_the_wait():
 def test_without_a_barrier_a_command_begins_as_soon_as_all_agents_are_known():
     machine = GroupPolicy(group(barrier=False))
     machine.start()
-    assert not kinds(prepare(machine, "lead"), gang.Begin), "the address of w is not known yet"
-    assert tasks_of(machine.joined("w"), gang.Begin) == ["lead"]
+    assert not kinds(prepare(machine, "lead"), gang.StartCommand), (
+        "the address of w is not known yet"
+    )
+    assert tasks_of(machine.joined("w"), gang.StartCommand) == ["lead"]
     assert machine.phase("w") is TaskPhase.PREPARING
-    assert tasks_of(machine.prepared("w"), gang.Begin) == ["w"]
+    assert tasks_of(machine.prepared("w"), gang.StartCommand) == ["w"]
 
 
 def test_a_message_twice_changes_nothing():
@@ -117,7 +119,7 @@ def test_a_task_that_can_not_prepare_is_waited_for_no_more():
     machine.joined("w")
     orders = machine.could_not_prepare("w", State.FAILED, "no such input", 2010)
     assert told(orders, "w") == [State.FAILED]
-    assert tasks_of(orders, gang.Begin) == ["lead"]
+    assert tasks_of(orders, gang.StartCommand) == ["lead"]
     assert machine.state is State.RUNNING
 
 
@@ -152,11 +154,11 @@ def test_preparing_is_tried_again_only_when_a_rule_says_so():
 def test_the_lead_s_success_lets_the_others_wind_down_and_counts_them_completed():
     machine = running()
     orders = machine.ended("lead", code=0, signum=None)
-    assert tasks_of(orders, gang.UploadState) == ["lead"]
+    assert tasks_of(orders, gang.UploadOutputs) == ["lead"]
     assert kinds(orders, gang.StopCommand) == [
         gang.StopCommand(task="w", grace_s=30.0, after_s=gang.WIND_DOWN_S)
     ]
-    assert tasks_of(machine.ended("w", code=143, signum=15), gang.UploadState) == ["w"]
+    assert tasks_of(machine.ended("w", code=143, signum=15), gang.UploadOutputs) == ["w"]
     assert machine.is_succeeding("w")
     machine.uploaded("w", None)
     machine.uploaded("lead", None)
@@ -244,27 +246,29 @@ def test_a_failure_that_does_not_count_is_kept_beside_the_one_that_does():
     assert [failure.task for failure in machine.ignored] == ["w"]
 
 
-# Again.
+# RetryInPlace.
 
 
 def test_a_rescheduled_lead_gets_a_new_agent_and_restarts_the_others_in_place():
     machine = running()
     orders = machine.ended("lead", code=AGAIN, signum=None)
     assert told(orders, "lead") == [State.RESCHEDULED]
-    assert tasks_of(orders, gang.Release) == ["lead"]
+    assert tasks_of(orders, gang.ReleaseAgent) == ["lead"]
     assert kinds(orders, gang.StartAgent) == [gang.StartAgent(task="lead", attempt=1, after_s=1.0)]
     assert kinds(orders, gang.StopCommand) == [gang.StopCommand(task="w", grace_s=0.0)]
     orders = machine.ended("w", code=137, signum=9)
-    assert kinds(orders, gang.Again) == [gang.Again(task="w", attempt=1)]
+    assert kinds(orders, gang.RetryInPlace) == [gang.RetryInPlace(task="w", attempt=1)]
     machine.prepared("w")
-    assert tasks_of(prepare(machine, "lead"), gang.Begin) == ["lead", "w"]
+    assert tasks_of(prepare(machine, "lead"), gang.StartCommand) == ["lead", "w"]
 
 
 def test_a_restarted_lead_keeps_its_agent():
     machine = running()
     orders = machine.ended("lead", code=IN_PLACE, signum=None)
-    assert not kinds(orders, gang.Release)
-    assert kinds(orders, gang.Again) == [gang.Again(task="lead", attempt=1, after_s=1.0)]
+    assert not kinds(orders, gang.ReleaseAgent)
+    assert kinds(orders, gang.RetryInPlace) == [
+        gang.RetryInPlace(task="lead", attempt=1, after_s=1.0)
+    ]
     assert tasks_of(orders, gang.StopCommand) == ["w"]
 
 
@@ -272,7 +276,9 @@ def test_a_rescheduled_worker_leaves_the_others_alone():
     machine = running(workers=("w", "v"))
     orders = machine.ended("w", code=AGAIN, signum=None)
     assert not kinds(orders, gang.StopCommand)
-    assert tasks_of(prepare(machine, "w"), gang.Begin) == ["w"], "it does not wait for the running"
+    assert tasks_of(prepare(machine, "w"), gang.StartCommand) == ["w"], (
+        "it does not wait for the running"
+    )
 
 
 def test_a_rescheduled_worker_of_a_group_that_counts_all_restarts_the_others():
@@ -298,7 +304,7 @@ def test_two_that_are_tried_again_at_once_meet_at_the_barrier():
     machine.ended("w", code=AGAIN, signum=None)  # on its way when it was to be killed
     assert (machine.attempt("lead"), machine.attempt("w")) == (1, 1)
     machine.prepared("w")
-    assert tasks_of(prepare(machine, "lead"), gang.Begin) == ["lead", "w"]
+    assert tasks_of(prepare(machine, "lead"), gang.StartCommand) == ["lead", "w"]
 
 
 def test_the_pause_before_a_retry_doubles_up_to_a_minute():
@@ -317,7 +323,9 @@ def test_a_spent_budget_is_a_failure_that_says_so():
         machine.ended("lead", code=IN_PLACE, signum=None)
         machine.prepared("lead")
     orders = machine.ended("lead", code=IN_PLACE, signum=None)
-    assert tasks_of(orders, gang.UploadState) == ["lead"], "what it wrote is uploaded all the same"
+    assert tasks_of(orders, gang.UploadOutputs) == ["lead"], (
+        "what it wrote is uploaded all the same"
+    )
     machine.uploaded("lead", None)
     assert machine.state is State.FAILED
     assert machine.first_failure.why == "exit code 8; tried again 2 times already"
@@ -455,7 +463,7 @@ def test_a_cancelled_command_gets_its_grace_and_nothing_is_uploaded():
     orders = machine.stop(State.FAILED_CANCELED, "stopped by the user")
     assert {o.grace_s for o in kinds(orders, gang.StopCommand)} == {30.0}
     for task in ("lead", "w"):
-        assert not kinds(machine.ended(task, code=0, signum=None), gang.UploadState)
+        assert not kinds(machine.ended(task, code=0, signum=None), gang.UploadOutputs)
     assert machine.is_over
     assert machine.state is State.FAILED_CANCELED
 
@@ -470,7 +478,7 @@ def test_a_second_stop_is_sigkill_at_once():
 def test_a_command_that_took_too_long_keeps_what_it_wrote():
     machine = running()
     machine.stop(State.FAILED_EXEC_TIMEOUT, "too long")
-    assert tasks_of(machine.ended("lead", code=143, signum=15), gang.UploadState) == ["lead"]
+    assert tasks_of(machine.ended("lead", code=143, signum=15), gang.UploadOutputs) == ["lead"]
     machine.uploaded("lead", None)
     machine.ended("w", code=143, signum=15)
     machine.uploaded("w", None)
@@ -516,7 +524,7 @@ def test_where_no_command_runs_a_cancellation_ends_at_once(phase):
     machine.start()
     orders = phase(machine).stop(State.FAILED_CANCELED, "stopped by the user")
     assert not kinds(orders, gang.StopCommand)
-    assert sorted(tasks_of(orders, gang.Release)) == ["lead", "w"]
+    assert sorted(tasks_of(orders, gang.ReleaseAgent)) == ["lead", "w"]
     assert machine.is_over
     assert machine.state is State.FAILED_CANCELED
 
@@ -526,7 +534,7 @@ def test_a_stop_ends_a_restart_in_place():
     machine.ended("lead", code=IN_PLACE, signum=None)
     machine.stop(State.FAILED_CANCELED, "stopped by the user")
     orders = machine.ended("w", code=137, signum=9)
-    assert not kinds(orders, gang.Again)
+    assert not kinds(orders, gang.RetryInPlace)
     assert machine.is_over
 
 
@@ -555,21 +563,21 @@ class Agents:
         match order:
             case gang.StartAgent(attempt=attempt):
                 self.can_do.append((task, attempt, "join"))
-            case gang.Begin():
+            case gang.StartCommand():
                 attempt = self.machine.attempt(task)
                 assert self.alive.get(task) == attempt, "begin only where an agent is"
                 self.begun[task, attempt] += 1
                 assert self.begun[task, attempt] == 1, "one begin for one attempt"
                 self.can_do.append((task, attempt, "end"))
-            case gang.Again(attempt=attempt):
+            case gang.RetryInPlace(attempt=attempt):
                 assert task in self.alive, "again only where an agent is"
                 self.alive[task] = attempt
                 self.can_do.append((task, attempt, "prepare"))
             case gang.StopCommand():
                 assert task in self.alive
-            case gang.UploadState():
+            case gang.UploadOutputs():
                 self.can_do.append((task, self.machine.attempt(task), "upload"))
-            case gang.Release():
+            case gang.ReleaseAgent():
                 self.alive.pop(task, None)
                 self.can_do = [entry for entry in self.can_do if entry[0] != task]
             case gang.Tell(attempt=attempt, state=state):

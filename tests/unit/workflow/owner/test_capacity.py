@@ -7,8 +7,8 @@ from torchmuster.workflow.owner.capacity import (
     Capacity,
     Machine,
     cpus_of,
+    describe_shortfalls,
     gpus_of,
-    shortfalls,
     this_machine,
 )
 from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan, WorkflowPlan
@@ -118,7 +118,7 @@ def plan(*groups):
 
 
 def test_what_a_group_asks_for_too_much_is_said_for_each_kind():
-    found = shortfalls(
+    found = describe_shortfalls(
         plan(
             group("a", {"gpu": 2, "cpu": 3}, {"cpu": 3}),
             group("b", {"memory_bytes": 128 * GIB, "storage_bytes": 50 * GIB}),
@@ -133,7 +133,10 @@ def test_what_a_group_asks_for_too_much_is_said_for_each_kind():
 
 
 def test_what_fits_is_not_spoken_of():
-    assert shortfalls(plan(group("a", {"cpu": 4}), group("b", {"cpu": 4})), machine(cpus=4)) == []
+    assert (
+        describe_shortfalls(plan(group("a", {"cpu": 4}), group("b", {"cpu": 4})), machine(cpus=4))
+        == []
+    )
 
 
 def test_this_machine_has_what_the_process_may_use(tmp_path):
@@ -183,4 +186,4 @@ def test_a_size_of_a_terabyte_is_a_plain_number():
         python=(),
         cwd="",
     )
-    assert "memory: 1,024 GiB asked for, 64 GiB here" in shortfalls(plan, machine())[0]
+    assert "memory: 1,024 GiB asked for, 64 GiB here" in describe_shortfalls(plan, machine())[0]

@@ -2,7 +2,12 @@
 
 import pytest
 
-from torchmuster.workflow.owner.host_capacity import HostCapacity, HostFacts, crowded, most_hosts
+from torchmuster.workflow.owner.host_capacity import (
+    HostCapacity,
+    HostFacts,
+    describe_crowding,
+    largest_min_hosts,
+)
 from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan, WorkflowPlan
 
 GIB = 1 << 30
@@ -115,10 +120,10 @@ def workflow(*groups):
 
 def test_the_widest_training_task_says_how_many_hosts_are_needed():
     plan = workflow(group("g", task("t", "2:5")), group("h", task("u", "3"), task("v")))
-    assert most_hosts(plan) == ("u", 3)
+    assert largest_min_hosts(plan) == ("u", 3)
 
 
 def test_more_tasks_than_hosts_are_said():
     plan = workflow(group("g", task("t"), task("u")))
-    assert crowded(plan, 2) is None
-    assert "group g has 2 tasks for 1 host" in crowded(plan, 1)
+    assert describe_crowding(plan, 2) is None
+    assert "group g has 2 tasks for 1 host" in describe_crowding(plan, 1)

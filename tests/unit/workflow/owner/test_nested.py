@@ -9,7 +9,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Limits, NodeSetup
 from torchmuster.errors import ManyErrors
 from torchmuster.workflow.owner.nested import plan_training
-from torchmuster.workflow.plan import GroupNodes, TaskNode, TrainingPlan, TrainingStart
+from torchmuster.workflow.plan import GroupNodes, TaskNode, TrainingInput, TrainingPlan
 
 GPUS = ("0", "1", "2", "3")
 
@@ -17,7 +17,7 @@ GPUS = ("0", "1", "2", "3")
 def start(tmp_path, script="train.py", **training):
     (tmp_path / "train.py").touch()
     nodes = {"t": (TaskNode(name="n1", gpus=("0",)), TaskNode(name="n2"))}
-    return TrainingStart(
+    return TrainingInput(
         task="t",
         training=TrainingPlan(
             **{"nodes": "2", "nproc_per_node": None, "script": script, **training}
@@ -33,12 +33,12 @@ def start(tmp_path, script="train.py", **training):
 
 def test_what_is_handed_over_stays_what_it_is(tmp_path):
     one = start(tmp_path, args=("--lr", "0.1"))
-    assert codec.from_plain(TrainingStart, json.loads(json.dumps(codec.to_plain(one)))) == one
+    assert codec.from_plain(TrainingInput, json.loads(json.dumps(codec.to_plain(one)))) == one
 
 
 def test_nothing_unknown_is_taken(tmp_path):
     with pytest.raises(codec.CodecError, match="unknown field python"):
-        codec.from_plain(TrainingStart, codec.to_plain(start(tmp_path)) | {"python": []})
+        codec.from_plain(TrainingInput, codec.to_plain(start(tmp_path)) | {"python": []})
 
 
 def test_the_plan_has_what_the_task_says(tmp_path):

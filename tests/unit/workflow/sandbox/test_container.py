@@ -126,7 +126,7 @@ def test_apptainer_runs_an_image_of_a_registry_or_a_file(image, shown):
 
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(
-    lambda name: not name.startswith(container._OF_ENGINES)
+    lambda name: not name.startswith(container._ENGINE_PREFIXES)
 )
 values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 

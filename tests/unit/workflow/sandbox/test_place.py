@@ -10,9 +10,9 @@ from torchmuster.launcher.node import place_launch
 from torchmuster.workflow.sandbox.place import (
     PlacedFile,
     namespaces_available,
-    place_argv,
-    plan_place,
-    prepare_place,
+    plan_view,
+    view_argv,
+    write_view,
 )
 
 LIMIT_S = 90.0
@@ -23,7 +23,7 @@ def plan(tmp_path, *paths, **options):
     folder.mkdir(exist_ok=True)
     files = [PlacedFile(path=str(path), content=b"ours") for path in paths]
     options = {"working_dir": "/", "private_tmp": False, **options}
-    return plan_place(files, str(folder), **options)
+    return plan_view(files, str(folder), **options)
 
 
 def problem(tmp_path, *paths, **options):
@@ -215,9 +215,9 @@ def test_the_files_are_written_with_their_modes_and_the_spec_is_private(tmp_path
     folder = tmp_path / "folder"
     folder.mkdir()
     files = [PlacedFile(path=f"{tmp_path}/there/x", content=b"ours", mode=0o755)]
-    made = plan_place(files, str(folder), working_dir="/", private_tmp=False)
+    made = plan_view(files, str(folder), working_dir="/", private_tmp=False)
 
-    spec = prepare_place(made)
+    spec = write_view(made)
 
     assert stat.S_IMODE(os.stat(spec).st_mode) == 0o600
     written = made.host_path(f"{tmp_path}/there/x")
@@ -228,10 +228,10 @@ def test_the_files_are_written_with_their_modes_and_the_spec_is_private(tmp_path
 
 def test_a_folder_serves_one_start(tmp_path):
     made = plan(tmp_path, tmp_path / "x")
-    prepare_place(made)
+    write_view(made)
 
     with pytest.raises(MusterError, match="can't be written"):
-        prepare_place(made)
+        write_view(made)
 
 
 def test_the_answer_about_namespaces_is_none_or_a_sentence():
@@ -241,7 +241,7 @@ def test_the_answer_about_namespaces_is_none_or_a_sentence():
 
 
 def launch(spec_path, command=("true",)):
-    argv = place_argv(str(spec_path), list(command))
+    argv = view_argv(str(spec_path), list(command))
     return subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S)
 
 
@@ -277,7 +277,7 @@ def test_a_spec_behind_a_symlink_is_not_read(tmp_path):
 
 def test_the_environment_is_passed_on_as_it_came(tmp_path):
     (tmp_path / "spec.json").write_text('{"working_dir": "/", "environment": {"B": "2"}}')
-    argv = place_argv(str(tmp_path / "spec.json"), ["env"])
+    argv = view_argv(str(tmp_path / "spec.json"), ["env"])
 
     ended = subprocess.run(
         argv, capture_output=True, text=True, env={"A": "1", "PATH": os.environ["PATH"]}

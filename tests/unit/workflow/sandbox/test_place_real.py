@@ -7,7 +7,7 @@ import pytest
 
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.sandbox.place import PlacedFile
-from torchmuster.workflow.sandbox.place_real import RealPlace, clean_up
+from torchmuster.workflow.sandbox.place_real import RealPathFiles, clean_up
 
 
 def file(path, content=b"ours"):
@@ -20,7 +20,7 @@ def claims(tmp_path):
 
 
 def test_files_and_their_directories_come_and_go(tmp_path, claims):
-    place = RealPlace("a", claims)
+    place = RealPathFiles("a", claims)
     place.place([file(tmp_path / "new" / "deep" / "run.sh")])
 
     assert (tmp_path / "new" / "deep" / "run.sh").read_bytes() == b"ours"
@@ -33,21 +33,21 @@ def test_what_was_there_before_is_refused_and_not_touched(tmp_path, claims):
     (tmp_path / "x").write_text("theirs")
 
     with pytest.raises(UsageError, match="exists already: it was there before"):
-        RealPlace("a", claims).place([file(tmp_path / "y"), file(tmp_path / "x")])
+        RealPathFiles("a", claims).place([file(tmp_path / "y"), file(tmp_path / "x")])
 
     assert (tmp_path / "x").read_text() == "theirs"
     assert not (tmp_path / "y").exists()
 
 
 def test_the_task_that_has_placed_a_file_is_named(tmp_path, claims):
-    RealPlace("first", claims).place([file(tmp_path / "x")])
+    RealPathFiles("first", claims).place([file(tmp_path / "x")])
 
     with pytest.raises(UsageError, match="task `first` of this run has placed it"):
-        RealPlace("second", claims).place([file(tmp_path / "x", b"other")])
+        RealPathFiles("second", claims).place([file(tmp_path / "x", b"other")])
 
 
 def test_a_file_that_another_has_put_in_its_place_is_left_alone(tmp_path, claims):
-    place = RealPlace("a", claims)
+    place = RealPathFiles("a", claims)
     place.place([file(tmp_path / "x")])
     (tmp_path / "theirs").write_text("theirs")
     os.replace(tmp_path / "theirs", tmp_path / "x")
@@ -57,7 +57,7 @@ def test_a_file_that_another_has_put_in_its_place_is_left_alone(tmp_path, claims
 
 
 def test_a_directory_that_holds_something_by_now_is_left_alone(tmp_path, claims):
-    place = RealPlace("a", claims)
+    place = RealPathFiles("a", claims)
     place.place([file(tmp_path / "new" / "x")])
     (tmp_path / "new" / "result").write_text("kept")
 
@@ -69,9 +69,9 @@ def killed_after_placing(path, claims, content="b'ours'"):
     code = (
         "import os, signal\n"
         "from torchmuster.workflow.sandbox.place import PlacedFile\n"
-        "from torchmuster.workflow.sandbox.place_real import RealPlace\n"
+        "from torchmuster.workflow.sandbox.place_real import RealPathFiles\n"
         f"one = PlacedFile(path={str(path)!r}, content={content})\n"
-        f"RealPlace('dead', {claims!r}).place([one])\n"
+        f"RealPathFiles('dead', {claims!r}).place([one])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -82,7 +82,7 @@ def test_the_next_start_removes_what_a_killed_one_left(tmp_path, claims):
     killed_after_placing(tmp_path / "x", claims)
     assert (tmp_path / "x").exists()
 
-    RealPlace("next", claims).place([file(tmp_path / "x", b"next")])
+    RealPathFiles("next", claims).place([file(tmp_path / "x", b"next")])
 
     assert (tmp_path / "x").read_bytes() == b"next"
     assert len(os.listdir(claims)) == 1
@@ -107,7 +107,7 @@ def test_a_record_without_inodes_removes_only_the_same_content(tmp_path, claims,
 
 def test_what_can_not_be_created_leaves_nothing_behind(tmp_path, claims):
     with pytest.raises(MusterError, match="can't be created"):
-        RealPlace("a", claims).place([file(tmp_path / "x"), file(tmp_path / ("n" * 300))])
+        RealPathFiles("a", claims).place([file(tmp_path / "x"), file(tmp_path / ("n" * 300))])
 
     assert os.listdir(tmp_path) == ["claims"]
     assert os.listdir(claims) == []
@@ -115,7 +115,7 @@ def test_what_can_not_be_created_leaves_nothing_behind(tmp_path, claims):
 
 def test_paths_that_can_not_be_are_refused_together(tmp_path, claims):
     with pytest.raises(UsageError) as caught:
-        RealPlace("a", claims).place(
+        RealPathFiles("a", claims).place(
             [file("x"), file("/proc/y"), file("/none/a"), file("/none/a/b")]
         )
 
@@ -131,8 +131,8 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
 
 
 def test_a_new_attempt_of_a_task_replaces_the_files_of_the_last(tmp_path, claims):
-    RealPlace("a", claims).place([file(tmp_path / "x"), file(tmp_path / "y")])
-    RealPlace("a", claims).place([file(tmp_path / "x", b"again")])
+    RealPathFiles("a", claims).place([file(tmp_path / "x"), file(tmp_path / "y")])
+    RealPathFiles("a", claims).place([file(tmp_path / "x", b"again")])
 
     assert (tmp_path / "x").read_bytes() == b"again"
     assert not (tmp_path / "y").exists()

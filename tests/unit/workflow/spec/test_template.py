@@ -298,7 +298,7 @@ def test_no_text_crashes(text):
 
 def test_a_child_that_its_time_limit_ended_in_the_middle_is_told_as_that(tmp_path, monkeypatch):
     stderr = b"Traceback ...\ntorchmuster.workflow.spec.sandbox.TooLongError"
-    dead = proc.Answered(status=1, stdout=b"", stderr=stderr)
+    dead = proc.CommandOutput(status=1, stdout=b"", stderr=stderr)
     monkeypatch.setattr(proc, "ask", lambda *_: dead)
 
     problems = Problems()

@@ -159,7 +159,7 @@ class Clock:
 def test_the_lease_of_an_agent_begins_when_its_call_is_answered(tmp_path, monkeypatch):
     """The head of a large group may answer late: that is no silence."""
     monkeypatch.setattr(head_link, "PING_EVERY_S", 0.02)
-    monkeypatch.setattr(task_agent, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(task_agent, "_LEASE_CHECK_S", 0.001)
     clock = Clock()
     head = Head(tmp_path, monkeypatch, ("true",))
 

@@ -13,8 +13,8 @@ from torchmuster.workflow.plan import (
     GroupPlan,
     TaskNode,
     TaskPlan,
+    TrainingInput,
     TrainingPlan,
-    TrainingStart,
     WorkflowPlan,
 )
 from torchmuster.workflow.task.command import make_folders, training_words
@@ -82,7 +82,7 @@ def test_a_training_task_hands_over_a_start_without_tokens(tmp_path, nodes):
     words = training_words(facts, SimpleNamespace(run_dir=run_dir, plan=plan))
 
     with open(words[-1]) as file:
-        start = codec.from_plain(TrainingStart, json.load(file))
+        start = codec.from_plain(TrainingInput, json.load(file))
     assert words[-2] == "training-task"
     assert start.training.script == f"{place.output}/train.py"
     assert start.training.args == (f"{place.output}/m/w",)

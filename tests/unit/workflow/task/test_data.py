@@ -19,9 +19,9 @@ from torchmuster.workflow.plan import (
 )
 from torchmuster.workflow.task import data
 from torchmuster.workflow.task.data import (
-    copy_aloud,
+    copy_with_progress,
+    credential_variables_of,
     fetch_inputs,
-    login_of,
     publish,
     start_checkpoint,
     task_output,
@@ -147,7 +147,9 @@ def test_a_long_copy_says_how_far_it_is(tmp_path):
     for number in range(12):
         (source / f"part-{number}").write_bytes(bytes(8 << 20))
 
-    asyncio.run(copy_aloud(str(source), str(tmp_path / "in"), None, "copying", said.append, 0.0005))
+    asyncio.run(
+        copy_with_progress(str(source), str(tmp_path / "in"), None, "copying", said.append, 0.0005)
+    )
 
     assert len(os.listdir(tmp_path / "in")) == 12
     assert all(one.startswith("copying: ") for one in said)
@@ -160,7 +162,7 @@ def test_a_copy_that_fails_says_why(tmp_path):
 
     with pytest.raises(MusterError, match="points outside"):
         asyncio.run(
-            copy_aloud(str(tmp_path / "made"), str(tmp_path / "in"), None, "copying", print)
+            copy_with_progress(str(tmp_path / "made"), str(tmp_path / "in"), None, "copying", print)
         )
 
 
@@ -201,7 +203,9 @@ def test_data_moves_with_the_credentials_of_its_task_alone(run_dir, tmp_path, mo
     async def move():
         await fetch_inputs(task, place, run_dir, said.append, str)
         entry = CheckpointPlan(path="/c", url="s3://b/c", frequency_s=1, regex=None)
-        await start_checkpoint(entry, "/c", str, said.append, login_of(task)).finish()
+        await start_checkpoint(
+            entry, "/c", str, said.append, credential_variables_of(task)
+        ).finish()
         await upload_outputs(task, place, said.append, succeeded=True, run_id="r", resolve=str)
 
     asyncio.run(move())

@@ -92,7 +92,7 @@ class SpawnerKeeper:
         self._socket_path, self._user, self._waits = socket_path, user, waits
         self._still = {"spawner": Stillness(clock), "store": Stillness(clock)}
         self._refused: orders.ImportsRefused | None = None
-        self._begins_anew = False  # a spawner has refused an import and is ending
+        self._starts_over = False  # a spawner has refused an import and is ending
         self._num_early_deaths = 0  # of spawners that died during their imports
         self._counters = memory.read_counters()
 
@@ -171,7 +171,7 @@ class SpawnerKeeper:
             case orders.InterpreterRefused():
                 self.refuse(event.why, hint=event.hint)
             case orders.ImportsRefused():
-                self._refused, self._begins_anew = event, True
+                self._refused, self._starts_over = event, True
             case orders.FellBack():
                 self._user.send(Notice(text=fell_back(event.why)))
             case orders.ChildStarted(kind="store"):
@@ -227,8 +227,8 @@ class SpawnerKeeper:
         deadline = time.monotonic() + 5.0
         while (status := link.exit_status()) is None and time.monotonic() < deadline:
             await asyncio.sleep(REAP_EVERY_S)
-        if self._begins_anew:
-            self._begins_anew = False
+        if self._starts_over:
+            self._starts_over = False
             link.kill()
             self.adopt(*await self._start_another())
             return

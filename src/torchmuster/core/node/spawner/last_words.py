@@ -208,14 +208,14 @@ def _is_ours(frame: types.FrameType) -> bool:
 
 def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     """Report to the agent which exception ended this worker; a failed report raises nothing."""
-    told = _told_by(error)
-    trace = strip_own_frames(error) if told is error else told.__traceback__
+    named = _error_to_name(error)
+    trace = strip_own_frames(error) if named is error else named.__traceback__
     try:
-        lines = traceback.format_exception(type(told), told, trace)
+        lines = traceback.format_exception(type(named), named, trace)
         message = str(error)
         is_final = getattr(error, "muster_final", False) is True
-        if _is_wrong_line(told):
-            lines, is_final = _users_lines(told, trace), True
+        if _is_wrong_line(named):
+            lines, is_final = _users_lines(named, trace), True
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
         lines, message = [f"{type(error).__name__} (can't be shown: {broken!r})\n"], ""
         is_final = False
@@ -226,23 +226,23 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     explain, own = getattr(error, "explain_to_user", None), None
     if callable(explain):  # our library's errors explain more than their traceback
         full_name, text, own = name, str(explain()), _own_words(error)
-    told_of = WorkerFailed(
+    last_report = WorkerFailed(
         type_name=full_name,
         message=message[:8192],
-        where=user_line(told, trace),
+        where=user_line(named, trace),
         traceback=text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
         is_final=is_final,
         bases=tuple(base.__name__ for base in type(error).__mro__)[:32],
-        handled=_last_line(told) if told is not error else None,
+        handled=_last_line(named) if named is not error else None,
         own=own,
         code=note.read(),
         blames_node=getattr(error, "muster_blames_node", False) is True,
     )
     try:
-        ipc.tell(socket_path, told_of)
+        ipc.tell(socket_path, last_report)
     except UsageError:  # non-ASCII characters may make it too long
-        short = told_of.traceback[-12_000:]
-        ipc.tell(socket_path, replace(told_of, traceback=short, code=None))
+        short = last_report.traceback[-12_000:]
+        ipc.tell(socket_path, replace(last_report, traceback=short, code=None))
 
 
 def _own_words(error: BaseException) -> dict[str, str]:
@@ -255,7 +255,7 @@ def _own_words(error: BaseException) -> dict[str, str]:
     return {part: str(value)[:8192] for part, value in found.items() if value}
 
 
-def _told_by(error: BaseException) -> BaseException:
+def _error_to_name(error: BaseException) -> BaseException:
     """Return the error that explains the end.
 
     That is the one that a script, or a framework in its last `except`, handled when it called
@@ -266,21 +266,21 @@ def _told_by(error: BaseException) -> BaseException:
     return handled if is_exit and handled is not None else error
 
 
-def _is_wrong_line(told: BaseException) -> bool:
+def _is_wrong_line(error: BaseException) -> bool:
     """Return whether a parser refused the command line, or Python found no such module."""
-    if type(told).__module__ == "runpy" or type(told).__module__.startswith("click."):
+    if type(error).__module__ == "runpy" or type(error).__module__.startswith("click."):
         return True
-    frames = [frame for frame, _ in traceback.walk_tb(told.__traceback__)]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     by_parser = bool(frames) and os.path.basename(frames[-1].f_code.co_filename) == "argparse.py"
-    return isinstance(told, SystemExit) and told.code == 2 and by_parser
+    return isinstance(error, SystemExit) and error.code == 2 and by_parser
 
 
-def _users_lines(told: BaseException, trace: types.TracebackType | None) -> list[str]:
+def _users_lines(error: BaseException, trace: types.TracebackType | None) -> list[str]:
     """Return the traceback without the frames of libraries."""
     library = os.path.dirname(os.__file__)  # with site-packages below it
     frames = traceback.extract_tb(trace)
     own = [f for f in frames if not f.filename.startswith((library, "<frozen"))]
-    return [*traceback.format_list(own), *traceback.format_exception_only(type(told), told)]
+    return [*traceback.format_list(own), *traceback.format_exception_only(type(error), error)]
 
 
 def _last_line(error: BaseException) -> str:

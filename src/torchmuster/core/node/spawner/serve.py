@@ -150,7 +150,7 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
             task = _obey(spawner, order, fds)
             if task is not None:
                 return task
-        elif spawner.children and not spawner.ending and _agent_stands_still(spawner):
+        elif spawner.children and not spawner.ending and _agent_is_stopped(spawner):
             # A stopped agent can't read this now; it learns of the deaths when it continues.
             spawner.send(messages.LeaseEnded())
             _begin_ending(spawner)
@@ -158,7 +158,7 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
             _continue_ending(spawner)
 
 
-def _agent_stands_still(spawner: Spawner) -> bool:
+def _agent_is_stopped(spawner: Spawner) -> bool:
     """Return whether the agent's lease has ended.
 
     An agent that only waits for a processor gets more time. One that was stopped (Ctrl-Z) while no
@@ -232,8 +232,8 @@ def _continue_ending(spawner: Spawner) -> None:
     if left and spawner.spares_until is not None and time.monotonic() < spawner.spares_until:
         return
     spawner.ending, spawner.spares_until = False, None
-    told = (LeftProcess(pid=p.pid, session=p.session, name=proc.name_of(p.pid)) for p in left)
-    spawner.send(messages.NoChildLeft(left=tuple(told)))
+    listed = (LeftProcess(pid=p.pid, session=p.session, name=proc.name_of(p.pid)) for p in left)
+    spawner.send(messages.NoChildLeft(left=tuple(listed)))
 
 
 def _in_own_sessions(spawner: Spawner) -> list[proc.ProcessFacts]:
@@ -350,7 +350,7 @@ def _fork(spawner: Spawner, kind: str, rank: int, fds: list[int]) -> bool:
         spawner.ending = False
         spawner.send(spawner.children[pid])
         return True
-    proc.stand_apart()
+    proc.detach_from_parent()
     proc.die_with_parent(parent_pid)
     signal.set_wakeup_fd(-1)
     for signum, disposition in spawner.dispositions.items():

@@ -16,10 +16,10 @@ from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 
-TOLD = "told:"  # before a message's name: the kind of its event
+MESSAGE_KIND = "told:"  # before a message's name: the kind of its event
 
 
-class Tells(enum.IntEnum):
+class Telling(enum.IntEnum):
     """How much a message tells about the cause, from nothing to all of it."""
 
     NOISE = 0  # printed by healthy runs as well; it explains no failure
@@ -46,18 +46,18 @@ class Weight:
     ENVELOPE = 10
 
 
-_OF_TELLS = {
-    Tells.PROVES: (Confidence.HIGH, Weight.SPECIFIC),
-    Tells.NAMES: (Confidence.MEDIUM, Weight.PROGRAM + 1),
-    Tells.HINTS: (Confidence.LOW, Weight.COLLECTIVE - 2),
+_DEFAULTS_BY_TELLS = {
+    Telling.PROVES: (Confidence.HIGH, Weight.SPECIFIC),
+    Telling.NAMES: (Confidence.MEDIUM, Weight.PROGRAM + 1),
+    Telling.HINTS: (Confidence.LOW, Weight.COLLECTIVE - 2),
 }
 _ROLES = {
-    Tells.NOISE: LineRole.CONTEXT,
-    Tells.ECHO: LineRole.ECHO,
-    Tells.FACT: LineRole.CONTEXT,
-    Tells.HINTS: LineRole.CAUSE,
-    Tells.NAMES: LineRole.CAUSE,
-    Tells.PROVES: LineRole.CAUSE,
+    Telling.NOISE: LineRole.CONTEXT,
+    Telling.ECHO: LineRole.ECHO,
+    Telling.FACT: LineRole.CONTEXT,
+    Telling.HINTS: LineRole.CAUSE,
+    Telling.NAMES: LineRole.CAUSE,
+    Telling.PROVES: LineRole.CAUSE,
 }
 
 
@@ -85,7 +85,7 @@ class Row:
         rivals: Causes with the same evidence; shown where it does not decide.
         evidence: Kinds of events, one of which is required; empty if a rule chooses the row.
         words: A regular expression that such an event has to match.
-        beside: Kinds of events, one of which is required as well.
+        also_needs: Kinds of events, one of which is required as well.
         unless: Kinds of events that rule the cause out.
         proof: A regular expression that makes the cause certain.
         at: Where it happened, if the event says so itself.
@@ -98,7 +98,7 @@ class Row:
     hint: str = ""
     says: tuple[str, ...] = ()
     source: str = ""
-    tells: Tells | None = None
+    tells: Telling | None = None
     role: LineRole = LineRole.CONTEXT
     kind: str = ""
     raised: bool = False
@@ -107,7 +107,7 @@ class Row:
     rivals: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     words: str = ""
-    beside: tuple[str, ...] = ()
+    also_needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     proof: str = ""
     because: tuple[str, ...] = ()
@@ -145,12 +145,12 @@ def _weight(text: str) -> int:
 
 # How the value of a field is read; other fields are text.
 _READ: Mapping[str, Callable[[str], Any]] = {
-    "tells": lambda text: Tells[text.upper()],
+    "tells": lambda text: Telling[text.upper()],
     "role": LineRole,
     "raised": lambda text: text == "yes",
     "rivals": _words,
     "evidence": _words,
-    "beside": _words,
+    "also_needs": _words,
     "unless": _words,
     "confidence": Confidence,
     "weight": _weight,
@@ -179,9 +179,9 @@ def row_of(paragraph: Paragraph) -> Row:
                 fields[key] = _READ[key](value) if key in _READ else value
         tells = fields.get("tells")
         if tells is not None:
-            fields = {"kind": f"{TOLD}{paragraph.name}", "role": _ROLES[tells], **fields}
+            fields = {"kind": f"{MESSAGE_KIND}{paragraph.name}", "role": _ROLES[tells], **fields}
             if fields.get("cause"):
-                sure, weight = _OF_TELLS[tells]
+                sure, weight = _DEFAULTS_BY_TELLS[tells]
                 fields = {"confidence": sure, "weight": weight, **fields}
         return Row(name=paragraph.name, hint_in=hint_in, **fields)
     except (KeyError, TypeError, ValueError) as error:

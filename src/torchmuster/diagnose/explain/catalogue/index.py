@@ -8,7 +8,7 @@ from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from torchmuster.diagnose.explain.catalogue.entry import Row, Tells, read_rows
+from torchmuster.diagnose.explain.catalogue.entry import Row, Telling, read_rows
 
 # Stems: what a line must contain for a regular expression to match; searched first, for speed. A
 # stem is a piece of one word, in lower case and without digits, because the searched lines have all
@@ -25,7 +25,7 @@ def stems_of(wording: str) -> frozenset[str]:
     Raises:
         ValueError: The expression may match a line without any piece of four letters.
     """
-    found = _of_sequence(parser.parse(wording))
+    found = _stems_of_sequence(parser.parse(wording))
     if not found:
         raise ValueError(
             f"no word of {_LEAST} letters is sure to be in a line that fits: {wording}"
@@ -33,7 +33,7 @@ def stems_of(wording: str) -> frozenset[str]:
     return found
 
 
-def _of_sequence(parts: Sequence[Any]) -> frozenset[str]:
+def _stems_of_sequence(parts: Sequence[Any]) -> frozenset[str]:
     """Return a sequence's best choice: its shortest stem is longest; empty when there is none."""
     best: frozenset[str] = frozenset()
     run: list[str] = []
@@ -52,12 +52,12 @@ def _of_sequence(parts: Sequence[Any]) -> frozenset[str]:
 
 def _of_part(code: Any, value: Any) -> frozenset[str]:
     if code is codes.SUBPATTERN:
-        return _of_sequence(value[3])
+        return _stems_of_sequence(value[3])
     if code is codes.BRANCH:
-        choices = [_of_sequence(branch) for branch in value[1]]
+        choices = [_stems_of_sequence(branch) for branch in value[1]]
         return frozenset().union(*choices) if all(choices) else frozenset()
     if code in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT) and value[0] > 0:
-        return _of_sequence(value[2])
+        return _stems_of_sequence(value[2])
     return frozenset()
 
 
@@ -65,7 +65,7 @@ def _better(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
     return max((one, other), key=lambda stems: min(map(len, stems), default=0))
 
 
-def cut_to_few_beginnings(stems: Iterable[str]) -> set[str]:
+def shorten_stems(stems: Iterable[str]) -> set[str]:
     """Return an end of each stem, so that few letters begin them all: this speeds up the search."""
     ends_by_letter: dict[str, dict[str, str]] = {}
     waiting = set(stems)
@@ -114,7 +114,7 @@ def _longest_of(node: Mapping[str, Any]) -> str:
 
 _OF_NO_PROGRAM = ("lines", "rules")
 _STEMS = "stems.tsv"
-_NEVER_RAISED = (Tells.NOISE, Tells.FACT)
+_NEVER_RAISED = (Telling.NOISE, Telling.FACT)
 _FOLDER = os.path.dirname(__file__)
 
 

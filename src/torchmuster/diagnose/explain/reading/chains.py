@@ -9,7 +9,7 @@ handler or in the clean-up after a real failure is not the failure.
 import re
 from collections.abc import Sequence
 
-from torchmuster.diagnose.explain.catalogue.entry import TOLD
+from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_KIND
 from torchmuster.diagnose.explain.events import LineRole, LogEvent
 
 # Libraries that fetch: their own message says more than the socket's error beneath it.
@@ -39,7 +39,7 @@ _NAMES_SOMETHING = re.compile(r"[/\\\d]|['\"`]\w|\w_\w|\w\.\w")
 _FEW_WORDS = 4
 
 
-def hands_on(
+def only_wraps(
     event: LogEvent, beneath: LogEvent, *, between: str, caught_in: str, code: Sequence[str]
 ) -> bool:
     """Return whether an exception only passes on the one beneath it, which then tells the cause.
@@ -67,7 +67,7 @@ def hands_on(
     return _broke_in_the_handler(event, beneath)
 
 
-def was_only_asked(event: LogEvent, beneath: LogEvent) -> bool:
+def was_only_a_question(event: LogEvent, beneath: LogEvent) -> bool:
     """Return whether the earlier exception was the program's question, and so is no failure."""
     if beneath.kind == "exception" or FETCHES.match(event.get("type")):
         return True
@@ -83,7 +83,7 @@ def _broke_in_the_handler(event: LogEvent, beneath: LogEvent) -> bool:
         return False
     if _name(event) in _ACCIDENTS:
         return True
-    is_known = beneath.get("told").startswith(TOLD) and _name(beneath) not in _IMPORTS
+    is_known = beneath.get("told").startswith(MESSAGE_KIND) and _name(beneath) not in _IMPORTS
     return is_known and not event.get("told")
 
 

@@ -17,7 +17,7 @@ _MESSAGES = (
     *("short_message", "stringValue"),
 )
 # Fields next to a message that belong to it: tracebacks.
-_MORE = (
+_TRACEBACK_KEYS = (
     *("exc_info", "exception", "exc_text", "stack_trace", "stacktrace", "traceback", "stack"),
     *("error.stack_trace", "full_message"),
 )
@@ -69,10 +69,10 @@ def read(raw: bytes) -> JsonLine | None:
     values = _object_of(raw)
     if values is None:
         return None
-    found = _said_by(values)
+    found = _content_of(values)
     for _ in range(_DEPTH - 1):
         inner = _object_of(found.message) if found is not None else None
-        within = _said_by(inner) if inner is not None else None
+        within = _content_of(inner) if inner is not None else None
         if found is None or within is None:
             break
         found = JsonLine(
@@ -115,10 +115,10 @@ def _object_of(text: bytes | str) -> Mapping[str, Any] | None:
     return values if isinstance(values, dict) else None
 
 
-def _said_by(values: Mapping[str, Any]) -> JsonLine | None:
+def _content_of(values: Mapping[str, Any]) -> JsonLine | None:
     message = _first(values, _MESSAGES)
     if isinstance(message, dict):
-        return _said_by({**values, **_without_messages(message)})
+        return _content_of({**values, **_without_messages(message)})
     if not isinstance(message, str):
         return None
     more = _more_of(values)
@@ -150,7 +150,7 @@ def _more_of(values: Mapping[str, Any]) -> str:
     error = values.get("error")
     if isinstance(error, dict):
         values = {**error, **values}
-    more = _first(values, _MORE)
+    more = _first(values, _TRACEBACK_KEYS)
     if isinstance(more, list):
         more = "\n".join(_traceback_of(one) for one in more if isinstance(one, dict))
     return more if isinstance(more, str) else ""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from torchmuster.diagnose.explain.catalogue.entry import Row, Tells, read_rows
-from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, cut_to_few_beginnings
+from torchmuster.diagnose.explain.catalogue.entry import Row, Telling, read_rows
+from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, shorten_stems
 from torchmuster.diagnose.explain.events import LineRole
 
 # The C library's texts for the kernel's error numbers, in the languages in which logs are written.
@@ -64,7 +64,7 @@ _NOT_THERE = re.compile(
 
 
 # As libraries word it themselves.
-_IN_OTHER_WORDS = (
+_LIBRARY_TEXTS = (
     (
         errno.ENOSPC,
         (
@@ -79,11 +79,11 @@ _IN_OTHER_WORDS = (
     (errno.EROFS, r"read-?only (?:database|file ?system|volume|directory)"),
 )
 _SAID_OTHERWISE = tuple(
-    (number, re.compile(words, re.IGNORECASE)) for number, words in _IN_OTHER_WORDS
+    (number, re.compile(words, re.IGNORECASE)) for number, words in _LIBRARY_TEXTS
 )
 
 
-def of_a_file(message: str) -> int:
+def file_errno(message: str) -> int:
     """Return the number of the file error with which a message ends; 0 when there is none."""
     found = _AT_THE_END.search(message)
     if found is not None:
@@ -151,7 +151,7 @@ class Meaning:
 
 
 # A line without any word of failure that its logger marks as an error.
-SAID_TO_BE_AN_ERROR = Meaning(kind="error_line", role=LineRole.CONTEXT, fields={})
+LOGGED_AS_ERROR = Meaning(kind="error_line", role=LineRole.CONTEXT, fields={})
 
 
 def match(text: str, *, is_raised: bool = False) -> Meaning | None:
@@ -160,7 +160,7 @@ def match(text: str, *, is_raised: bool = False) -> Meaning | None:
     A message of the catalogue says more than any row here, unless it is only a hint.
     """
     known = CATALOGUE.find(text, is_raised=is_raised)
-    if known is not None and known[0].tells is not Tells.HINTS:
+    if known is not None and known[0].tells is not Telling.HINTS:
         return _as_meaning(*known)
     # Many lines pass only because of common words of the catalogue: these need no rows.
     rows = LINES if is_raised or _ANY_STEM.search(text) is not None else ()
@@ -209,7 +209,7 @@ class _AnyOf:
     """A search for any of many pieces of words: a quick one for their ends comes first."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
-        self._end = re.compile(one_of(cut_to_few_beginnings(pieces)).encode())
+        self._end = re.compile(one_of(shorten_stems(pieces)).encode())
         self._whole = re.compile(one_of(pieces).encode())
 
     def is_in(self, text: bytes) -> bool:
@@ -236,7 +236,7 @@ class WordFilter:
         self._stems = _any_stem()
         self._words = _any_word()
 
-    def is_harmless(self, shape: bytes) -> bool:
+    def has_no_meaning(self, shape: bytes) -> bool:
         """Return whether a line, its digits replaced by zeros, can't mean anything."""
         harmless = self._harmless
         words = shape[:_MAX_LINE_BYTES].split()

@@ -240,7 +240,7 @@ def split(text: str, year: int) -> SplitLine:
     """
     who, when, level = _NOBODY, None, ""
     for _ in range(_MAX_LABELS):
-        found = _take_label(text)
+        found = _split_label(text)
         if found is None:
             moment = _take_time(text, year)
             if moment is None:
@@ -261,7 +261,7 @@ def split(text: str, year: int) -> SplitLine:
     return SplitLine(text, who, when, level)
 
 
-def _take_label(text: str) -> tuple[str, Who] | None:
+def _split_label(text: str) -> tuple[str, Who] | None:
     for label in _labels_for(text):
         match = label.match(text)
         if match is None:

@@ -490,7 +490,7 @@ class _Scanner:
         first = self.at
         for block in source.blocks:
             first = self.at
-            self._take_block(block)
+            self._read_block(block)
             last_block = block
         self._judge_rows()
         self._close_tracebacks()
@@ -502,7 +502,7 @@ class _Scanner:
         self.record.num_lines += self.log.num_lines
         self.num_read += self.at.order
 
-    def _take_block(self, block: bytes) -> None:
+    def _read_block(self, block: bytes) -> None:
         table = self.table
         lines = block.split(b"\n")
         if not lines[-1]:
@@ -558,7 +558,7 @@ class _Scanner:
             line = line or self._line(raw, place)
             if place.order % 1024 == 0:
                 self.tracebacks.forget(line.order)
-            if self._takes_traceback(line):
+            if self._handle_traceback(line):
                 return
         if state is None:
             may = self._may_mean_something(raw, shape)
@@ -569,11 +569,11 @@ class _Scanner:
             self._judge(line or self._line(raw, place), state, raw)
 
     def _may_mean_something(self, raw: bytes, shape: bytes) -> bool:
-        if self.words.is_harmless(shape):
+        if self.words.has_no_meaning(shape):
             return False
         return patterns.may_mean_something(prefix.clean(raw))
 
-    def _takes_traceback(self, line: LogLine) -> bool:
+    def _handle_traceback(self, line: LogLine) -> bool:
         """Handle a line of a traceback; return whether it is one, and so means nothing else."""
         if self.tracebacks.holds(line):
             list(self.tracebacks.take(line))
@@ -589,22 +589,22 @@ class _Scanner:
 
     def _judge_rows(self) -> None:
         for line in self.rows.close():
-            found = patterns.match(line.text) or patterns.SAID_TO_BE_AN_ERROR
+            found = patterns.match(line.text) or patterns.LOGGED_AS_ERROR
             self._add(LogEvent(kind=found.kind, role=found.role, line=line, fields=found.fields))
 
     def _judge(self, line: LogLine, state: Shape, raw: bytes) -> None:
-        if self.tracebacks.opens(line) or self.tracebacks.announces(line):
+        if self.tracebacks.begin_if_start(line) or self.tracebacks.record_announcement(line):
             return
         if self.rows.begins(line):
             return
-        thrown = self.tracebacks.take_what(line, self.thrown.get(line.who, ""))
+        thrown = self.tracebacks.read_cpp_exception(line, self.thrown.get(line.who, ""))
         if thrown is not None:
             self.thrown.pop(line.who, None)
             self._add(thrown)
             return
         found = patterns.match(line.text, is_raised=line.text.partition(":")[0].endswith(_RAISES))
         if found is None and line.level == "error":
-            found = patterns.SAID_TO_BE_AN_ERROR
+            found = patterns.LOGGED_AS_ERROR
         if found is None:
             state.miss()
             return

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from torchmuster.core.model.failure import ECHOES
-from torchmuster.diagnose.explain.catalogue.entry import TOLD
+from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_KIND
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading.chains import (
     BETWEEN,
     FETCHES,
     STANDARD_LIBRARY,
-    hands_on,
-    was_only_asked,
+    only_wraps,
+    was_only_a_question,
 )
-from torchmuster.diagnose.explain.reading.patterns import Meaning, match, of_a_file
+from torchmuster.diagnose.explain.reading.patterns import Meaning, file_errno, match
 
 # The meaning of an exception by its type and message: its kind, its role, what it names.
 
@@ -66,7 +66,7 @@ def meaning_of(type_name: str, message: str) -> tuple[str, LineRole, Mapping[str
             found = None
     if found is not None and FETCHES.match(type_name) and _is_of_network(found):
         found = None  # the library that fetches says more than the socket
-    if found is not None and found.kind.startswith(TOLD):
+    if found is not None and found.kind.startswith(MESSAGE_KIND):
         return "exception", found.role, {**found.fields, "told": found.kind}
     if found is not None and found.kind not in _NO_MEANING_IN_A_MESSAGE:
         return found.kind, found.role, found.fields
@@ -94,7 +94,7 @@ def _is_of_network(found: Meaning) -> bool:
 
 def _as_errno(type_name: str, message: str) -> dict[str, str]:
     """Return the kernel's error number with which a message ends or that a type stands for."""
-    number = of_a_file(message)
+    number = file_errno(message)
     if not number and not message.startswith("Caught "):
         number = _NUMBERED_TYPES.get(type_name, 0)
     return {"errno": str(number)} if number else {}
@@ -188,7 +188,7 @@ class _Ended:
         room = self.width - len(self.last_line.rstrip())
         return self.width > 0 and len(text.split(maxsplit=1)[0]) >= room
 
-    def goes_on_in(self, line: LogLine) -> bool:
+    def continues_in(self, line: LogLine) -> bool:
         """Return whether a line continues the message: indented, next to it, or below a heading."""
         if not self.has_message:
             return False
@@ -225,7 +225,7 @@ class TracebackReader:
         }
         self._last.clear()
 
-    def announces(self, line: LogLine) -> bool:
+    def record_announcement(self, line: LogLine) -> bool:
         """Record a line that announces a traceback which ends nothing; return whether it is one.
 
         Such tracebacks come from destructors and from errors in logging.
@@ -235,7 +235,7 @@ class TracebackReader:
         self._ignored = line
         return True
 
-    def opens(self, line: LogLine) -> bool:
+    def begin_if_start(self, line: LogLine) -> bool:
         """Begin a traceback if this line does; return whether it did.
 
         A second traceback of the same writer is a part of the first.
@@ -345,7 +345,7 @@ class TracebackReader:
         elif isinstance(ended.event.fields, dict):  # these lines complete the message
             if ended.is_wrapped_before(line.text):
                 _unwrap(ended, line.text)
-            elif ended.goes_on_in(line):
+            elif ended.continues_in(line):
                 _add_more(ended.event.fields, line.text.strip())
 
     def _joined(self, known: _Open, event: LogEvent) -> LogEvent:
@@ -358,14 +358,14 @@ class TracebackReader:
         ended, beneath = known.beneath, known.beneath.event
         frames = [n for n, line in enumerate(known.lines) if _FRAME.match(line.text)]
         code = [line.text for line in known.lines[frames[-1] + 1 :]] if frames else []
-        if hands_on(event, beneath, between=ended.between, caught_in=ended.caught_in, code=code):
+        if only_wraps(event, beneath, between=ended.between, caught_in=ended.caught_in, code=code):
             self.superseded.append(beneath)
             return _as_wrapped(beneath, event)
-        if was_only_asked(event, beneath):
+        if was_only_a_question(event, beneath):
             self.superseded.append(beneath)
         return event
 
-    def take_what(self, line: LogLine, thrown: str) -> LogEvent | None:
+    def read_cpp_exception(self, line: LogLine, thrown: str) -> LogEvent | None:
         """Return the exception of C++ that a line with `what():` ends; None for other lines.
 
         Args:

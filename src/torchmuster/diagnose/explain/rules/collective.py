@@ -115,7 +115,7 @@ def named(ranks: Iterable[int]) -> str:
 
 def size_of(case: Case) -> int | None:
     """Return how many ranks the job has, by its lines or by torchrun's table of the only node."""
-    return case.told_size or len(table_of_one_node(case)) or None
+    return case.stated_size or len(table_of_one_node(case)) or None
 
 
 def table_of_one_node(case: Case) -> dict[int, int]:
@@ -210,7 +210,7 @@ def _behind_by_number(case: Case, waits: list[LogEvent], counters: GroupCounters
     named = f"rank {', '.join(map(str, behind[:8]))}"
     why = f"by the numbers that the ranks print, work {first} timed out, and {named} had enqueued {last} last"
     shown = (case.earliest(waits).line, *(counters.lines[rank].line for rank in behind[:2]))
-    all_told = len(counters.enqueued) == case.world_size
+    has_all_counters = len(counters.enqueued) == case.world_size
     return found_by(
         case,
         _MISSING,
@@ -218,7 +218,7 @@ def _behind_by_number(case: Case, waits: list[LogEvent], counters: GroupCounters
         {"missing": named},
         because=(why,),
         evidence=shown,
-        confidence=HIGH if all_told else MEDIUM,
+        confidence=HIGH if has_all_counters else MEDIUM,
     )
 
 
@@ -317,13 +317,13 @@ def ended_early(case: Case) -> Iterator[LogFinding]:
     )
 
 
-def ended_beside(case: Case) -> Iterator[LogFinding]:
+def ended_before_peer(case: Case) -> Iterator[LogFinding]:
     """Report a rank that ended by itself while another one of its launcher lost its peer."""
     for failed in case.of("child_failed"):
         lost = [e for e in case.of("peer_lost") if e.line.path == failed.line.path]
         if any(e.who.rank is None for e in lost):
             continue  # unknown who lost whom
-        quiet = _ended_well_beside(case, failed) if failed.get("code") == "1" and lost else []
+        quiet = _ranks_ended_before(case, failed) if failed.get("code") == "1" and lost else []
         if quiet:
             shown = (case.earliest(lost).line, failed.line)
             names = {"early": ", ".join(map(str, quiet))}
@@ -339,7 +339,7 @@ def ended_beside(case: Case) -> Iterator[LogFinding]:
             )
 
 
-def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
+def _ranks_ended_before(case: Case, failed: LogEvent) -> list[int]:
     """Return a launcher's ranks that wrote and had ended by themselves when another one failed."""
     same = (failed.line.path, failed.who.host, failed.who.task)
     all_of_it = [e for e in case.events if (e.line.path, e.who.host, e.who.task) == same]
@@ -351,13 +351,13 @@ def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
     if len(tables) != 1 or len(of_launcher("child_failed")) != 1:
         return []
     rows = [e for e in of_launcher("table_row") if e.get("key") == "rank"]
-    told = {int(m[0]) for e in rows if (m := re.match(r"\d+", e.get("value"))) is not None}
+    in_table = {int(m[0]) for e in rows if (m := re.match(r"\d+", e.get("value"))) is not None}
     ended = sum("Sending process" in e.line.text for e in of_launcher("teardown"))
     spoke = {int(e.get("rank")) for e in of_launcher("world") if e.get("rank")}
     spoke |= {e.who.rank for e in all_of_it if e.who.rank is not None}
     raised = {e.who.rank for e in of_launcher("peer_lost", "exception")}
     spoke |= table_of_one_node(case).keys()
-    quiet = sorted(spoke - told - raised)
+    quiet = sorted(spoke - in_table - raised)
     return quiet if len(quiet) > ended else []
 
 
@@ -367,7 +367,7 @@ def _last_words(case: Case, log: Log) -> tuple[LogLine, ...]:
     return tuple(came[:1] or log.last[-1:])
 
 
-def only_echoes(case: Case) -> Iterator[LogFinding]:
+def lost_connections(case: Case) -> Iterator[LogFinding]:
     """Report lost connections when the rank that went first left no message."""
     waited = [e for e in case.of("exception", "store_wait") if _AT_THE_STORE.search(words_of(e))]
     waited = [e for e in waited if not _NAMES_WHY.search(words_of(e))]

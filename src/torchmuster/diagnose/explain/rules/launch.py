@@ -27,7 +27,7 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
     timeouts = case.of("rdzv_timeout")
     # A script that made the store itself waited for ranks, not for launchers.
     clients = [e for e in case.of("store_clients") if not e.get("own")]
-    waits = timeouts or clients or _role_waits(case) or _ended_while_waiting(case)
+    waits = timeouts or clients or _role_waits(case) or _settings_of_only_launcher(case)
     if not waits:
         return
     # A node that waited with the head loses the connection when the head gives up first.
@@ -70,10 +70,10 @@ def _role_waits(case: Case) -> list[LogEvent]:
     return found if len({e.line.path for e in found}) <= 1 else []
 
 
-def _ended_while_waiting(case: Case) -> list[LogEvent]:
+def _settings_of_only_launcher(case: Case) -> list[LogEvent]:
     """Return the settings of the only launcher that wrote, if it ended before any rendezvous."""
-    told = [e for e in case.config("min_nodes") if e.get("value").isdigit()]
-    writers = {(e.line.path, e.who.host, e.who.task) for e in told}
+    asked = [e for e in case.config("min_nodes") if e.get("value").isdigit()]
+    writers = {(e.line.path, e.who.host, e.who.task) for e in asked}
     ended = case.of("signal_received", "final")
     met = case.of("rdzv_complete", "world") or any(log.last_progress for log in case.record.logs)
     failed = case.of("child_failed", "rdzv_connection", "rdzv_closed", "exception", "errno")
@@ -81,7 +81,7 @@ def _ended_while_waiting(case: Case) -> list[LogEvent]:
         return []
     if any(e.role is LineRole.CAUSE for e in failed):
         return []
-    return [e for e in told if int(e.get("value")) > 1]
+    return [e for e in asked if int(e.get("value")) > 1]
 
 
 def rendezvous_differs(case: Case) -> Iterator[LogFinding]:

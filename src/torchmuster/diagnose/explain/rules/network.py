@@ -92,7 +92,7 @@ def link_local(case: Case) -> Iterator[LogFinding]:
         yield found_by(case, RULE_ROWS["network.link-local-address"], found)
 
 
-def _asked_in_vain(case: Case) -> list[LogEvent]:
+def _unresolved_names(case: Case) -> list[LogEvent]:
     """Return torch's usually harmless messages about IPv6, for names that were called in vain."""
     called = {
         e.get("host") for e in case.of("store_connect", "store_validate") if not e.get("errno")
@@ -143,7 +143,7 @@ def misspelled_name(case: Case) -> Iterator[LogFinding]:
 
 def unknown_name(case: Case) -> Iterator[LogFinding]:
     """Report a name that a node can't resolve."""
-    found = [*case.of("no_name"), *_asked_in_vain(case)]
+    found = [*case.of("no_name"), *_unresolved_names(case)]
     if not found:
         return
     host = next((e.get("host") for e in found if e.get("host") not in _NO_NAMES), "")

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torchmuster.diagnose.explain.advice.said import remedy_of
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import TOLD, Row, Weight
+from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_KIND, Row, Weight
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS, rule_rows
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.chains import BETWEEN, STANDARD_LIBRARY
-from torchmuster.diagnose.explain.reading.patterns import of_a_file
+from torchmuster.diagnose.explain.reading.patterns import file_errno
 from torchmuster.diagnose.explain.rules import shape
 from torchmuster.diagnose.explain.rules.collective import raised_by
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, fits, found_by, words_of
@@ -22,10 +22,12 @@ from torchmuster.diagnose.finding import Confidence
 
 
 # Messages that name a cause, by the kind of their events.
-ROWS: dict[str, Row] = {f"{TOLD}{row.name}": row for row in CATALOGUE.by_name.values() if row.cause}
+ROWS: dict[str, Row] = {
+    f"{MESSAGE_KIND}{row.name}": row for row in CATALOGUE.by_name.values() if row.cause
+}
 
 
-def told(case: Case) -> Iterator[LogFinding]:
+def messages_of_programs(case: Case) -> Iterator[LogFinding]:
     """Report each message that is a separate line; the rule of exceptions handles the others."""
     found: dict[str, list[LogEvent]] = {}
     for event in case.events:
@@ -85,7 +87,7 @@ def with_words_of_child(case: Case, event: LogEvent, finding: LogFinding) -> Log
         return replace(
             finding, error=error, because=because, evidence=(best.line, *finding.evidence)
         )
-    row = row_of_number(of_a_file(words))
+    row = row_of_number(file_errno(words))
     return replace(
         finding,
         cause=row.cause if row is not None else finding.cause,
@@ -174,7 +176,7 @@ _GUESSED = frozenset({"package-missing", "open-files", "system-error", "download
 _OWN_CONNECTION = RULE_ROWS["program.own-connection"]
 _EXIT_CODE = RULE_ROWS["program.exit-code"]
 # What torchmuster.train prints, with its exit code, when it ends as requested.
-_SAVED = "muster: stopped after step "
+_STOPPED_AS_REQUESTED = "muster: stopped after step "
 
 
 _AFTER_AN_EXCEPTION = (
@@ -189,7 +191,7 @@ def exceptions(case: Case) -> Iterator[LogFinding]:
     raised = [e for e in found if e.get("type") or e.kind != "exception"]
     raised = [e for e in raised if not _is_of_a_pipe(case, e)]
     if not raised:
-        yield from _last_lines(case)
+        yield from _last_line_exceptions(case)
         yield from _own_connection(case)
         return
     event = _first_of(case, raised)
@@ -283,7 +285,7 @@ def _had_lost_a_peer(case: Case, event: LogEvent) -> bool:
     )
 
 
-def _last_lines(case: Case) -> Iterator[LogFinding]:
+def _last_line_exceptions(case: Case) -> Iterator[LogFinding]:
     """Report an exception of which only the last line is known.
 
     Its log was cut, or something else drew the frames.
@@ -360,7 +362,7 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
     raisers = [e for e in case.events if e.kind != "final"]  # a launcher only reports them
     raised = {e.line.path for e in raisers if e.get("uncaught")}
     failed = [e for e in case.of("child_failed", "exit_code") if 0 < _code(e) < 126]
-    failed = [e for e in failed if _SAVED not in e.line.text]
+    failed = [e for e in failed if _STOPPED_AS_REQUESTED not in e.line.text]
     # Python ends with 1 after an exception: one about a lost peer is no silent end, even where a
     # log is cut.
     raised |= {e.line.path for e in raisers if e.role is LineRole.ECHO and e.get("type")}

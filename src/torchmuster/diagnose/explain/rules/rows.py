@@ -44,7 +44,7 @@ def evidence_of(row: Row, case: Case) -> list[LogEvent]:
 def argue(row: Row, case: Case) -> Iterator[LogFinding]:
     """Yield the finding of a row, if its evidence is there and nothing rules it out."""
     found = evidence_of(row, case)
-    if not found or case.of(*row.unless) or (row.beside and not case.of(*row.beside)):
+    if not found or case.of(*row.unless) or (row.also_needs and not case.of(*row.also_needs)):
         return
     finding = found_by(case, row, found)
     if all(was_survived(case, e) for e in found):
@@ -133,7 +133,9 @@ _CURED_IN_CODE = frozenset(
 )
 
 
-_OURS = "torchmuster itself failed here, not the script: please report this, with its traceback"
+_MUSTER_FAILED = (
+    "torchmuster itself failed here, not the script: please report this, with its traceback"
+)
 
 
 def _advice_of(case: Case, row: Row, event: LogEvent, fields: "_Fields") -> str:
@@ -143,7 +145,7 @@ def _advice_of(case: Case, row: Row, event: LogEvent, fields: "_Fields") -> str:
     """
     is_said_by_us = event.get("type").startswith("torchmuster.")
     if event.get("ours") and row.cause in _CURED_IN_CODE and not is_said_by_us:
-        return _OURS
+        return _MUSTER_FAILED
     places = (case.surroundings_of(event), case.surroundings, frozenset({ANYWHERE}))
     special = (
         words
@@ -222,7 +224,7 @@ _MAX_WORDS = 500
 _SAYS_SOMETHING = re.compile(r"^(?!For further information visit|Set the environment variable).*\w")
 # What a line may mention in passing: a library that is tried and not needed, a probe of a job
 # script.
-_SAID_IN_PASSING = frozenset(
+_MENTIONED_IN_PASSING = frozenset(
     {
         *("library", "no_module_main", "module_load", "no_command", "not_permitted"),
         *("no_gpu", "cuda_ordinal", "nccl_lo", "xid", "nccl_plugin", "shm"),
@@ -270,7 +272,7 @@ def is_notice(event: LogEvent) -> bool:
         and _named_module(event) in _OPTIONAL
     ):
         return True
-    if event.kind not in _SAID_IN_PASSING or event.kind == "nccl_lo" or event.get("type"):
+    if event.kind not in _MENTIONED_IN_PASSING or event.kind == "nccl_lo" or event.get("type"):
         return False
     return event.line.level == INFO or _NOTICE.search(event.line.text) is not None
 
@@ -281,10 +283,10 @@ def _named_module(event: LogEvent) -> str:
 
 def was_survived(case: Case, event: LogEvent) -> bool:
     """Return whether a line ended nothing: steps or an unrelated exception followed it."""
-    if event.kind not in _SAID_IN_PASSING or event.get("type"):
+    if event.kind not in _MENTIONED_IN_PASSING or event.get("type"):
         return False
     line = event.line
-    if _script_went_on(case, event):
+    if _script_continued(case, event):
         return True
     for log in case.record.logs:
         if log.path == line.path and any(
@@ -316,7 +318,7 @@ def _was_typed(case: Case, event: LogEvent) -> bool:
     )
 
 
-def _script_went_on(case: Case, event: LogEvent) -> bool:
+def _script_continued(case: Case, event: LogEvent) -> bool:
     """Return whether a script lacked a command, e.g. ping, and still started the launcher."""
     command = event.get("command") or event.get("other") or event.get("name")
     if event.kind != "no_command" or not command or _STARTS_TRAINING.search(command):

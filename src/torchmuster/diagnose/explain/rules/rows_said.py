@@ -17,11 +17,11 @@ _FEW_LINES = 10  # what others may still write while NCCL fails
 
 def nccl_warning(case: Case) -> Iterator[LogFinding]:
     """Report a warning of NCCL that no rule knows, unless the work continued as in healthy runs."""
-    if not all(_work_went_on(case, event) for event in case.of("nccl_warn")):
+    if not all(_work_continued(case, event) for event in case.of("nccl_warn")):
         yield from argue(RULE_ROWS["said.nccl-warning"], case)
 
 
-def _work_went_on(case: Case, warned: LogEvent) -> bool:
+def _work_continued(case: Case, warned: LogEvent) -> bool:
     """Return whether a program wrote much after a warning, and nothing that sounds failed."""
     for event in case.events:
         if event.line.path == warned.line.path and event.line.order <= warned.line.order:

@@ -53,12 +53,12 @@ _METRIC = re.compile(
     re.IGNORECASE,
 )
 _LEAST = 2
-_LAST_WORDS = 10  # lines
+_NUM_LAST_LINES = 10  # lines
 
 
 def reported(case: Case, least: int = _LEAST) -> Iterator[LogFinding]:
     """Report the most telling line that sounds like a failure, after the last sign of progress."""
-    found = unanswered(case)
+    found = failures_without_progress(case)
     scored = [(strength(event), -number, event) for number, event in enumerate(found)]
     scored = [one for one in scored if one[0] >= least]
     if not scored:
@@ -84,10 +84,10 @@ def _whole(case: Case, line: LogLine) -> str:
     return f"{text} {next((other.text.strip() for other in following), '')}".strip()
 
 
-def unanswered(case: Case) -> Sequence[LogEvent]:
+def failures_without_progress(case: Case) -> Sequence[LogEvent]:
     """Return the lines that sound like a failure and after which their log shows no progress."""
-    told = case.of("error_line", "raised_line", "exit_code", "exception")
-    found = [e for e in told if e.line.order > case.last_good.get(e.line.path, 0)]
+    errors = case.of("error_line", "raised_line", "exit_code", "exception")
+    found = [e for e in errors if e.line.order > case.last_good.get(e.line.path, 0)]
     return sorted([*found, *_last_words(case)], key=lambda event: event.line.order)
 
 
@@ -99,7 +99,7 @@ def _last_words(case: Case) -> Iterator[LogEvent]:
         if log.path in ended_well:
             continue
         good = case.last_good.get(log.path, 0)
-        for line in log.last[-_LAST_WORDS:]:
+        for line in log.last[-_NUM_LAST_LINES:]:
             if line.order > good and line.order not in known and _GIVES_UP.search(line.text):
                 yield LogEvent(kind="error_line", role=LineRole.CONTEXT, line=line)
 

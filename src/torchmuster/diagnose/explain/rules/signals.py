@@ -218,9 +218,9 @@ def _where_it_crashed(
         reports += [e for e in case.of("told:kernel.segfault") if e.get("library")]
     if not reports and not lines:
         return {}
-    told = reports[0] if reports else lines[0]
-    library = told.get("crash_library") or (told.get("library") if reports else "")
-    symbol, call = told.get("crash_symbol"), told.get("crash_call")
+    reported = reports[0] if reports else lines[0]
+    library = reported.get("crash_library") or (reported.get("library") if reports else "")
+    symbol, call = reported.get("crash_symbol"), reported.get("crash_call")
     inside = f"{symbol} of {library}" if symbol and library else symbol or library or call
     where = lines[0].get("where") if lines else ""
     words = (f" in {inside}" if inside else "") + (f", called at {where}" if where else "")
@@ -229,8 +229,8 @@ def _where_it_crashed(
         changes["at"] = where
     if inside and number in _IN_NATIVE_CODE:
         changes["hint"] = hint_for(library or symbol or call).format(name=library or inside)
-    if told.line is not finding.began:
-        changes["evidence"] = (*finding.evidence[:2], told.line)
+    if reported.line is not finding.began:
+        changes["evidence"] = (*finding.evidence[:2], reported.line)
     return changes
 
 
@@ -250,12 +250,14 @@ def ended_process(event: LogEvent) -> str:
 def ended_from_outside(case: Case) -> Iterator[LogFinding]:
     """Report SIGTERM, SIGHUP or SIGINT that reached a launcher: somebody ended the job."""
     for number, found in _killed(case).items():
-        told = [e for e in found if e.kind in ("signal_received", "killed_line", "loader_killed")]
-        told = [e for e in told if not _was_ended_by_its_launcher(case, e)]
-        if number not in _SENT_FROM_OUTSIDE or not told:
+        reported = [
+            e for e in found if e.kind in ("signal_received", "killed_line", "loader_killed")
+        ]
+        reported = [e for e in reported if not _was_ended_by_its_launcher(case, e)]
+        if number not in _SENT_FROM_OUTSIDE or not reported:
             continue
         row = RULE_ROWS["signal.hangup"] if number == signal.SIGHUP else _FROM_OUTSIDE
-        yield found_by(case, row, told, {"name": signal.Signals(number).name})
+        yield found_by(case, row, reported, {"name": signal.Signals(number).name})
 
 
 def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:

@@ -102,12 +102,12 @@ def _known(case: Case, calls: list[LogEvent]) -> _Calls:
     port = event.get("port")
     callers = {host for e in calls if (host := _caller(e, event.get("host")))}
     endpoints = [e.get("value") for e in case.config("rdzv_endpoint")]
-    told = {value.rpartition(":")[2] for value in endpoints if ":" in value}
+    ports = {value.rpartition(":")[2] for value in endpoints if ":" in value}
     codes = {e.get("errno") for e in calls}
     joined = case.of("rdzv_complete") or any(
         "default_pg" in e.get("keys") for e in case.of("store_wait")
     )
-    joined = joined or _workers_called(case, calls)
+    joined = joined or _workers_were_callers(case, calls)
     handshake = [e for e in case.of("store_validate") if _NO_HANDSHAKE.search(e.get("rest"))]
     return _Calls(
         target=f"{event.get('host')}:{port}",
@@ -115,7 +115,7 @@ def _known(case: Case, calls: list[LogEvent]) -> _Calls:
         unreachable=bool(codes & set(_NO_WAY)),
         refused=str(errno.ECONNREFUSED) in codes or any("refused" in e.line.text for e in calls),
         shook_hands=bool(handshake),
-        second=bool(joined) or (bool(told) and port not in told),
+        second=bool(joined) or (bool(ports) and port not in ports),
         by_owner=short(event.get("host")) in callers,
         head_waits=bool(case.of("rdzv_timeout")),
         began_to_train=_before_calls(case, calls),
@@ -131,7 +131,7 @@ def _caller(event: LogEvent, called: str) -> str:
     return short(called) if stem.endswith(short(called)) else ""
 
 
-def _workers_called(case: Case, calls: list[LogEvent]) -> bool:
+def _workers_were_callers(case: Case, calls: list[LogEvent]) -> bool:
     """Return whether a launcher reports the end of ranks that called: then the nodes had met."""
     failed = {e.line.path for e in case.of("child_failed")}
     return any(e.get("own") and e.line.path in failed for e in calls)
@@ -157,8 +157,8 @@ def _end_of_wait(case: Case, event: LogEvent) -> float | None:
     path = event.line.path
     header = [line for log in case.record.logs if log.path == path for line in log.header]
     before = [line.when for line in header if line.order < event.line.order and line.when]
-    told = [e.get("value") for e in case.config("rdzv_configs") if e.line.path == path]
-    match = _JOIN_LIMIT.search(told[-1]) if told else None
+    configs = [e.get("value") for e in case.config("rdzv_configs") if e.line.path == path]
+    match = _JOIN_LIMIT.search(configs[-1]) if configs else None
     limit_s = float(match["s"]) if match is not None else _USUAL_JOIN_LIMIT_S
     return max(before) + limit_s if before else None
 

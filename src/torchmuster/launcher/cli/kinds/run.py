@@ -62,7 +62,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     from torchmuster.launcher.views.run_view import problems_of
     from torchmuster.launcher.views.training import training_of
 
-    only_log = tell_reach(view)
+    only_log = report_reach(view)
     training = training_of(view.run_dir)
     job = view_job(view.run_dir) if view.result is None else None
     account = account_of(view, time.time())
@@ -89,12 +89,12 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     for problem in problems_of(view):
         echo(f"problem  {in_one_line(problem)}")
     if job is not None:
-        from torchmuster.launcher.jobs.links import describe_link, words_on_head
+        from torchmuster.launcher.jobs.links import describe_link, describe_lost_head
         from torchmuster.launcher.model.job import describe_job
 
         link = describe_link(view.run_dir)
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
-        if (words := words_on_head(view.run_dir, job)) is not None:
+        if (words := describe_lost_head(view.run_dir, job)) is not None:
             echo(f"problem  {in_one_line(words)}")
     elif view.state is RunState.UNKNOWN and account.jobs:
         forgotten = f"{account.engine} does not know job {account.jobs[-1]} any more"
@@ -105,7 +105,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
         echo(f"imports  each worker makes its own: {in_one_line(view.record.imports_why)}")
     if not view.state.is_final and view.plan is not None and view.plan.spares:
         echo(f"spare    {few_of(view.record.spares, 8) or 'none at the moment'}")
-    if not view.state.is_final and (waits := view.record.wait_words(time.time())):
+    if not view.state.is_final and (waits := view.record.wait_sentence(time.time())):
         echo(waits)
     if training is not None:
         saved_step = training.saved_step
@@ -127,7 +127,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     return 0
 
 
-def tell_reach(view: "RunView") -> bool:
+def report_reach(view: "RunView") -> bool:
     """Print why only the first pod's log of a run in pods is known, if so; return whether."""
     if not is_elsewhere(view.run_dir):
         return False
@@ -188,9 +188,9 @@ def _ledger(epoch: "EpochView") -> str:
 
 
 def _words(values: dict[str, float], not_finite: dict[str, int] | None = None) -> str:
-    from torchmuster.launcher.model.run import since_words
+    from torchmuster.launcher.model.run import since_suffix
 
-    since = {name: since_words(step) for name, step in (not_finite or {}).items()}
+    since = {name: since_suffix(step) for name, step in (not_finite or {}).items()}
     return "".join(f", {name} {value:.4g}{since.get(name, '')}" for name, value in values.items())
 
 

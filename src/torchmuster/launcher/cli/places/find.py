@@ -10,7 +10,7 @@ import click
 
 from torchmuster.core import plugs
 from torchmuster.core.cli.find import Where
-from torchmuster.core.cli.place import Nowhere, Place
+from torchmuster.core.cli.place import Place, UnknownPlace
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.sites import my_sites
 from torchmuster.launcher.spec.site_files import project_file, user_file
@@ -28,7 +28,7 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
     """Return the hosts, scheduler, cluster or surrounding job that is meant; None for this machine.
 
     Raises:
-        UsageError: Hosts are named for another kind of engine, or are missing; or this is a login
+        UsageError: HostsPlace are named for another kind of engine, or are missing; or this is a login
             node.
     """
     if not where.here and not where.is_one_of_many:
@@ -39,21 +39,21 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
     named = where.engine or ("ssh" if names_hosts else None)
     engine = choose_engine(named, here=where.here)
     if engine == "local" and not names_hosts:
-        from torchmuster.launcher.cli.places.in_job import InJob
+        from torchmuster.launcher.cli.places.in_job import InsideJobPlace
 
         inside = None if where.here else find_allocation()
-        return None if inside is None else InJob(inside)
+        return None if inside is None else InsideJobPlace(inside)
     if (make := plugs.load_other("places", engine)) is not None:
         other: Place = make(where, problems)
         return other
     from torchmuster.launcher.cli.ssh import find_ssh_site
 
     if (hosts := find_ssh_site(engine, where.hosts, where.hostfile)) is not None:
-        from torchmuster.launcher.cli.places.hosts import Hosts
+        from torchmuster.launcher.cli.places.hosts import HostsPlace
 
-        return Hosts(hosts, by_slots=where.by_slots)
+        return HostsPlace(hosts, by_slots=where.by_slots)
     site = check_engine(engine, problems)
-    return _place_of_jobs(site) if site is not None else Nowhere()
+    return _place_of_jobs(site) if site is not None else UnknownPlace()
 
 
 def check_alone(environment: Mapping[str, str]) -> None:
@@ -79,7 +79,7 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 def _place_of_jobs(site: "Site") -> Place:
     """Return the place for runs of a site with jobs, from another room if they are objects."""
-    from torchmuster.launcher.cli.places.jobs import AsJob
+    from torchmuster.launcher.cli.places.jobs import JobPlace
     from torchmuster.launcher.engines.base import object_dialect
     from torchmuster.launcher.engines.registry import load_dialect
 
@@ -87,11 +87,11 @@ def _place_of_jobs(site: "Site") -> Place:
     as_objects = (
         plugs.find("job_places", "objects") if object_dialect(dialect) is not None else None
     )
-    place: Place = (as_objects or AsJob)(site, dialect)
+    place: Place = (as_objects or JobPlace)(site, dialect)
     return place
 
 
-def place_again(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:
+def find_restart_place(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:
     """Return where to restart an earlier run, and its folder of snapshots if that can be linked.
 
     Raises:
@@ -99,15 +99,15 @@ def place_again(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:
     """
     snapshots = view.run_dir.snapshots
     if os.path.isfile(view.run_dir.job):
-        from torchmuster.launcher.cli.places.jobs import job_again
+        from torchmuster.launcher.cli.places.jobs import job_restart_place
 
-        return job_again(view.run_dir)
+        return job_restart_place(view.run_dir)
     if plan.job_id is not None:
         return _job_around(plan, view), snapshots
     if plan.engine != "local":
-        from torchmuster.launcher.cli.places.hosts import hosts_again
+        from torchmuster.launcher.cli.places.hosts import hosts_restart_place
 
-        return hosts_again(plan, view), snapshots
+        return hosts_restart_place(plan, view), snapshots
     from torchmuster.core.cli.here import Here
 
     _check_snapshots(view)
@@ -117,10 +117,10 @@ def place_again(plan: "RunPlan", view: "RunView") -> tuple[Place, str | None]:
 def _job_around(plan: "RunPlan", view: "RunView") -> Place:
     """Return the job around us: the one that the run was in has ended, or is this one."""
     from torchmuster.core.files.layout import short_id
-    from torchmuster.launcher.cli.places.in_job import InJob
+    from torchmuster.launcher.cli.places.in_job import InsideJobPlace
 
     if (inside := find_allocation()) is not None:
-        return InJob(inside)
+        return InsideJobPlace(inside)
     name = short_id(view.run_id)
     what = f"the run {name} used the nodes of job {plan.job_id}, and this shell is not in a job"
     raise UsageError(what, fix=f"in a new job: muster restart {name}")

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from torchmuster.core.spec.launch import JobLimits, RunRequest
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.ssh_bundle import Bundle
-    from torchmuster.launcher.engines.ssh_places import SshWishes
+    from torchmuster.launcher.engines.ssh_places import SshOptions
     from torchmuster.launcher.spec.site import Site
     from torchmuster.launcher.views.run_view import RunView
 
-_DOOR_ENDED = (0, "exit code 0")  # on the first node, by itself
+_SESSION_SERVER_ENDED = (0, "exit code 0")  # on the first node, by itself
 # Without the variable the line fails: the workers must not use any other environment.
 _SENT_LINES = (
     'export VIRTUAL_ENV="${MUSTER_ENVIRONMENT:?no environment has come}/env"',
@@ -39,8 +39,8 @@ _SENT_LINES = (
 )
 
 
-class Hosts(Place):
-    """Hosts of ssh; a run on them ends with this process."""
+class HostsPlace(Place):
+    """HostsPlace of ssh; a run on them ends with this process."""
 
     kind = "hosts"
     takes_no_job_options = "plain hosts have no scheduler"
@@ -140,7 +140,7 @@ class Hosts(Place):
 def own_on_hosts(
     plan: "RunPlan",
     run_dir: "RunDir",
-    wishes: "SshWishes",
+    wishes: "SshOptions",
     bundle: "Bundle",
     voice: "TerminalVoice",
 ) -> "Result":
@@ -186,7 +186,10 @@ def hold_session(path: str, given: dict[str, Any]) -> int:
 
     class Voice(TerminalVoice):
         def tell(self, event: RecordEvent) -> None:
-            if isinstance(event, WorkerEndedEvent) and (event.rank, event.what) == _DOOR_ENDED:
+            if (
+                isinstance(event, WorkerEndedEvent)
+                and (event.rank, event.what) == _SESSION_SERVER_ENDED
+            ):
                 # The first session server decides when the session ends; the others share no file
                 # with it.
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -203,7 +206,7 @@ def hold_session(path: str, given: dict[str, Any]) -> int:
     return result.exit_code
 
 
-def hosts_again(plan: "RunPlan", view: "RunView") -> Hosts:
+def hosts_restart_place(plan: "RunPlan", view: "RunView") -> HostsPlace:
     """Return the hosts of an earlier run, to restart it there.
 
     Raises:
@@ -233,4 +236,4 @@ def hosts_again(plan: "RunPlan", view: "RunView") -> Hosts:
     site = find_ssh_site(plan.engine, hosts, None)
     if site is None:
         raise UsageError(f"`{plan.engine}` is not a site of kind ssh", where=view.run_dir.plan)
-    return Hosts(site)
+    return HostsPlace(site)

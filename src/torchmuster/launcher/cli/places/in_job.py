@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchmuster.launcher.engines.own_job import OwnJob
 
 
-class InJob(Place):
+class InsideJobPlace(Place):
     """The nodes of the job around this shell."""
 
     kind = "in-job"

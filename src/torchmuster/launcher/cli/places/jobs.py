@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from torchmuster.core.spec.launch import JobLimits, RunRequest
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.base import Dialect
-    from torchmuster.launcher.jobs.jobs import JobAgain
+    from torchmuster.launcher.jobs.jobs import RecordedRequest
     from torchmuster.launcher.model.job import JobRequest
     from torchmuster.launcher.spec.site import Site
 
 
-class AsJob(Place):
+class JobPlace(Place):
     """A job of a scheduler, which owns its run; Ctrl-C leaves it alone, a second one cancels it."""
 
     kind = "job"
@@ -113,12 +113,12 @@ class AsJob(Place):
         return try_job(self, limit_s), note
 
 
-class SameJob(Place):
+class ResubmittedJob(Place):
     """The scheduler of an earlier run, for the same request again."""
 
     is_followed_here = False
 
-    def __init__(self, old: RunDir, asked: "JobAgain") -> None:
+    def __init__(self, old: RunDir, asked: "RecordedRequest") -> None:
         self._old, self._asked = old, asked
 
     def start(self, plan: "RunPlan", run_dir: RunDir, *, detach: bool) -> "Follow | None":
@@ -127,7 +127,7 @@ class SameJob(Place):
         return submit(plan, run_dir, job, asked.dialect, num_more=asked.num_more, detach=detach)
 
 
-def job_again(old: RunDir) -> tuple[Place, str | None]:
+def job_restart_place(old: RunDir) -> tuple[Place, str | None]:
     """Return where to resubmit a run that was a job, and its folder of snapshots if linkable.
 
     Raises:
@@ -140,7 +140,7 @@ def job_again(old: RunDir) -> tuple[Place, str | None]:
         if again is None:
             raise MusterError("runs in pods can't be started again here", where=old.path)
         return again(old), None
-    return SameJob(old, read_request(old)), old.snapshots
+    return ResubmittedJob(old, read_request(old)), old.snapshots
 
 
 def submit(

@@ -16,7 +16,7 @@ from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.net import messages
 from torchmuster.launcher.facts import stacks
 from torchmuster.launcher.facts import stacks as reading
-from torchmuster.launcher.facts.stacks import Doing, StackReading
+from torchmuster.launcher.facts.stacks import RankActivity, StackReading
 from torchmuster.launcher.head.hangs.stragglers import Stragglers
 from torchmuster.launcher.head.hangs.watch import (
     START_S,
@@ -86,7 +86,7 @@ class StartLook:
     @property
     def meets(self) -> bool:
         """Say whether it waits for the others to come."""
-        return self.standing.doing is Doing.WAITS and self.standing.what in _MEETINGS
+        return self.standing.doing is RankActivity.WAITS and self.standing.what in _MEETINGS
 
 
 def is_elsewhere(call: StoreCall, store: str, relay_port: int = 0) -> bool:
@@ -145,17 +145,17 @@ def _for_whom(missing: Sequence[StartLook], ended: Mapping[int, str]) -> str:
     groups: dict[str, list[StartLook]] = {}
     for one in missing:
         groups.setdefault(_does(one, single=True), []).append(one)
-    told = [_tell_group(group) for group in list(groups.values())[:_MAX_GROUPS]]
+    groups_shown = [_tell_group(group) for group in list(groups.values())[:_MAX_GROUPS]]
     rest = list(groups.values())[_MAX_GROUPS:]
     if rest:
-        told.append(f"for {sum(map(len, rest))} more")
+        groups_shown.append(f"for {sum(map(len, rest))} more")
     hows: dict[str, list[int]] = {}
     for rank, how in ended.items():
         hows.setdefault(how, []).append(rank)
     for how, ranks in list(hows.items())[:_MAX_GROUPS]:
         has = "has" if len(ranks) == 1 else "have"
-        told.append(f"for {name_ranks(ranks)}, which {has} ended ({how})")
-    return (" " + ", and ".join(told)) if told else ""
+        groups_shown.append(f"for {name_ranks(ranks)}, which {has} ended ({how})")
+    return (" " + ", and ".join(groups_shown)) if groups_shown else ""
 
 
 def _tell_group(group: Sequence[StartLook]) -> str:
@@ -168,7 +168,7 @@ def _tell_group(group: Sequence[StartLook]) -> str:
 
 def _does(one: StartLook, *, single: bool) -> str:
     standing = one.standing
-    if standing.doing is Doing.WORKS and standing.what.startswith("<") and one.source:
+    if standing.doing is RankActivity.WORKS and standing.what.startswith("<") and one.source:
         line = (
             one.source if len(one.source) <= _MAX_SOURCE else f"{one.source[: _MAX_SOURCE - 3]}..."
         )
@@ -210,8 +210,8 @@ _PATIENCE = 3.0  # times the limit, for what may end by itself
 _MAX_PAUSE = 12.0  # times the limit
 _MAX_LOOKS = 10  # eleven minutes: a look disturbs a rank a little
 _AGAIN_S = 2.5  # the kernel's counters are read every two seconds
-_MAY_TAKE_LONG = (Doing.SAVES, Doing.EVALUATES, Doing.UNKNOWN)
-_WILL_COME = (Doing.COMPILES, Doing.DEBUGGED)
+_MAY_TAKE_LONG = (RankActivity.SAVES, RankActivity.EVALUATES, RankActivity.UNKNOWN)
+_WILL_COME = (RankActivity.COMPILES, RankActivity.DEBUGGED)
 
 
 @dataclass(slots=True)
@@ -471,20 +471,20 @@ class HangMonitor:
         chunks = _chunks(lines)
         for ask_id, send in question.clients.items():
             for chunk in chunks:
-                told = part_messages.StacksTold(
+                report = part_messages.StacksReport(
                     ask_id=ask_id,
                     sentence=sentence,
                     lines=tuple(chunk),
                     is_last=chunk is chunks[-1],
                 )
-                send(told)
+                send(report)
 
     def _seen(self, question: _Question) -> list[Seen]:
         found = {one.rank: one for one in question.stacks}
         seen = []
         for rank, node in sorted(self._ranks.items()):
             one = found.get(rank)
-            standing = standing_of(one) if one else StackReading(doing=reading.Doing.UNKNOWN)
+            standing = standing_of(one) if one else StackReading(doing=reading.RankActivity.UNKNOWN)
             kernel = one.kernel if one else "its agent did not answer"
             seen.append(Seen(rank=rank, node=node, standing=standing, kernel=kernel))
         return seen
@@ -521,7 +521,7 @@ class HangMonitor:
                 ended=ends,
                 stacks=path,
                 sentence=judgement.sentence,
-                text=_told(judgement, path),
+                text=_judgement_text(judgement, path),
             )
         )
         return self._end(now, judgement, question, path) if ends else None
@@ -638,7 +638,7 @@ def _short(stacks: list[RankStack]) -> list[str]:
     return [head, *lines]
 
 
-def _told(judgement: Judgement, path: str) -> str:
+def _judgement_text(judgement: Judgement, path: str) -> str:
     if judgement.verdict is HangVerdict.END:
         return f"{judgement.sentence}: the attempt is ended; stacks in {path}"
     return (

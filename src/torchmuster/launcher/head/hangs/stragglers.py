@@ -87,7 +87,7 @@ class Stragglers:
     _seen: dict[int, RankProgress] = field(default_factory=dict)
     _runs: dict[int, int] = field(default_factory=dict)  # windows in a row, by rank
     _steps: dict[int, int] = field(default_factory=dict)
-    _told_at: dict[int, float] = field(default_factory=dict)
+    _reported_at: dict[int, float] = field(default_factory=dict)
     _last: int | None = None  # the rank that had done the fewest steps at the last look at all
 
     def take(self, now: float, progress: Iterable[RankProgress]) -> list[Straggler]:
@@ -106,8 +106,8 @@ class Stragglers:
             return []
         found = self._compare(done)
         self._bases = dict(self._seen)
-        due = [one for one in found if now - self._told_at.get(one.rank, -_AGAIN_S) >= _AGAIN_S]
-        self._told_at.update({one.rank: now for one in due})
+        due = [one for one in found if now - self._reported_at.get(one.rank, -_AGAIN_S) >= _AGAIN_S]
+        self._reported_at.update({one.rank: now for one in due})
         return due
 
     def _done(self, rank: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.model.ranks import name_ranks
-from torchmuster.launcher.facts.stacks import Doing, StackReading
+from torchmuster.launcher.facts.stacks import RankActivity, StackReading
 from torchmuster.launcher.model.progress import RankProgress
 
 # Where ranks stand, in one sentence: equal ones together, who waits first.
@@ -43,11 +43,11 @@ def tell(seen: Sequence[Seen]) -> str:
     for one in seen:
         standing = one.standing
         key = (standing.doing, standing.what, standing.place, standing.by, one.kernel)
-        groups.setdefault(key if standing.doing is not Doing.IN_KERNEL else (one.rank,), []).append(
-            one
-        )
+        groups.setdefault(
+            key if standing.doing is not RankActivity.IN_KERNEL else (one.rank,), []
+        ).append(one)
     ordered = sorted(
-        groups.values(), key=lambda g: (g[0].standing.doing is not Doing.WAITS, -len(g))
+        groups.values(), key=lambda g: (g[0].standing.doing is not RankActivity.WAITS, -len(g))
     )
     return "; ".join(_tell_group(group) for group in ordered)
 
@@ -57,7 +57,7 @@ def _tell_group(group: Sequence[Seen]) -> str:
     ranks = [one.rank for one in group]
     single = len(ranks) == 1
     who = f"rank {ranks[0]} on {first.node}" if single else name_ranks(ranks)
-    if first.standing.doing is Doing.WAITS:
+    if first.standing.doing is RankActivity.WAITS:
         who = f"rank {ranks[0]}" if single else f"{len(ranks)} ranks"
         verb = "waits" if single else "wait"
         what = (
@@ -75,20 +75,20 @@ def describe_standing(standing: StackReading, kernel: str = "", *, single: bool 
     inside = f" in {standing.what}{here}" if standing.what else here
     where = f", {standing.by}" if standing.by else ""
     match standing.doing:
-        case Doing.STOPPED:
+        case RankActivity.STOPPED:
             whose = f"waits for {standing.by}, which is" if standing.by else is_
             return f"{whose} stopped (SIGSTOP){inside}"
-        case Doing.IN_KERNEL:
+        case RankActivity.IN_KERNEL:
             at = f" ({kernel})" if kernel else ""
             return f"{'sleeps' if single else 'sleep'} uninterruptibly in the kernel{at}{inside}"
-        case Doing.DEBUGGED:
+        case RankActivity.DEBUGGED:
             return f"{is_} in a debugger{here}"
-        case Doing.COMPILES | Doing.SAVES | Doing.EVALUATES:
+        case RankActivity.COMPILES | RankActivity.SAVES | RankActivity.EVALUATES:
             verb = standing.doing.value if single else standing.doing.value[:-1]
             return f"{verb}{inside}"
-        case Doing.WAITS:
+        case RankActivity.WAITS:
             return f"{'waits' if single else 'wait'}{inside}"
-        case Doing.WORKS:
+        case RankActivity.WORKS:
             return f"{is_}{inside}{where}" if inside else f"{is_} at work"
         case _:
             at = f" ({kernel})" if kernel else ""
@@ -155,7 +155,7 @@ _RESTS_S = 5.0
 _LOOK_AGAIN_S = 1.0
 _MAX_NAMED = 8
 
-_MAY_TAKE_LONG = (Doing.COMPILES, Doing.SAVES, Doing.EVALUATES)
+_MAY_TAKE_LONG = (RankActivity.COMPILES, RankActivity.SAVES, RankActivity.EVALUATES)
 # Waits before the first step, or for work that one rank does for all: data is prepared, weights are loaded.
 _STARTS = (
     "init_process_group",
@@ -406,7 +406,7 @@ class HangWatch:
     def _seen(self, now: float, standings: Mapping[int, tuple[StackReading, str]]) -> list[Seen]:
         found = []
         for number, rank in sorted(self._live().items()):
-            standing, kernel = standings.get(number, (StackReading(doing=Doing.UNKNOWN), ""))
+            standing, kernel = standings.get(number, (StackReading(doing=RankActivity.UNKNOWN), ""))
             since_s = self._stood_s(now, number)
             found.append(
                 Seen(rank=number, node=rank.node, standing=standing, since_s=since_s, kernel=kernel)
@@ -424,7 +424,7 @@ class HangWatch:
     def _is_waiting(self, now: float, one: Seen) -> bool:
         """Say whether a rank waits for others; a stack that may be a wait is one when the processor rests."""
         standing = one.standing
-        if standing.doing is not Doing.WAITS:
+        if standing.doing is not RankActivity.WAITS:
             return False
         rests = self._ranks[one.rank].still_s(now) >= min(self.limits.floor_s / 4, _RESTS_S)
         return standing.is_sure or rests
@@ -434,9 +434,9 @@ class HangWatch:
     ) -> tuple[list[Seen], float]:
         """Return who stands still, the most certain first, and how long that may last."""
         limit_s = self.limit_s()
-        if any(one.standing.doing is Doing.DEBUGGED for one in others):
+        if any(one.standing.doing is RankActivity.DEBUGGED for one in others):
             return [], limit_s
-        stopped = [one for one in others if one.standing.doing is Doing.STOPPED]
+        stopped = [one for one in others if one.standing.doing is RankActivity.STOPPED]
         if stopped:
             return stopped, min(limit_s, self.limits.floor_s)
         if not others:
@@ -449,7 +449,7 @@ class HangWatch:
         starts = any(one.standing.what in _STARTS for one in waiting)
         if starts or any(one.standing.doing in _MAY_TAKE_LONG for one in others):
             limit_s = self.limits.ceiling_s
-        first = [one for one in others if one.standing.doing is Doing.IN_KERNEL]
+        first = [one for one in others if one.standing.doing is RankActivity.IN_KERNEL]
         return first + [one for one in others if one not in first], limit_s
 
     def _stands(self, now: float, one: Seen, limit_s: float) -> bool:
@@ -471,7 +471,7 @@ class HangWatch:
         if ended:
             number = ended[0]
             rank = self._ranks[number]
-            standing = StackReading(doing=Doing.UNKNOWN, what=rank.ended or "")
+            standing = StackReading(doing=RankActivity.UNKNOWN, what=rank.ended or "")
             return [Seen(rank=number, node=rank.node, standing=standing)], limit_s
         groups: dict[tuple[str, str], list[Seen]] = {}
         for one in waiting:
@@ -480,12 +480,12 @@ class HangWatch:
 
     def _all_are_stopped(self, seen: list[Seen]) -> bool:
         """Say whether somebody has stopped the whole job: that is on purpose."""
-        return all(one.standing.doing is Doing.STOPPED for one in seen) and len(seen) > 1
+        return all(one.standing.doing is RankActivity.STOPPED for one in seen) and len(seen) > 1
 
 
 def _is_of_surroundings(standing: StackReading) -> bool:
-    silent = standing.doing is Doing.UNKNOWN and not standing.what
-    return silent or standing.doing in (Doing.STOPPED, Doing.IN_KERNEL)
+    silent = standing.doing is RankActivity.UNKNOWN and not standing.what
+    return silent or standing.doing in (RankActivity.STOPPED, RankActivity.IN_KERNEL)
 
 
 def was_active(before: RankProgress, now: RankProgress, elapsed_s: float) -> bool:
@@ -510,9 +510,11 @@ def _headline(seen: Sequence[Seen], guilty: Sequence[Seen], silent_s: float) -> 
     others = [one for one in seen if one.rank not in numbers]
     names = name_ranks(sorted(numbers)) if len(numbers) <= _MAX_NAMED else f"{len(numbers)} ranks"
     what = _did(guilty, silent_s)
-    waits = sorted({one.standing.what for one in others if one.standing.doing is Doing.WAITS})
-    num_waiting = sum(one.standing.doing is Doing.WAITS for one in others)
-    if not others and guilty and guilty[0].standing.doing is Doing.WAITS:
+    waits = sorted(
+        {one.standing.what for one in others if one.standing.doing is RankActivity.WAITS}
+    )
+    num_waiting = sum(one.standing.doing is RankActivity.WAITS for one in others)
+    if not others and guilty and guilty[0].standing.doing is RankActivity.WAITS:
         return f"{_all(len(guilty))} waited in {guilty[0].standing.what} for {silent_s:.0f} s"
     if not num_waiting:
         return f"{names} {what}"
@@ -522,11 +524,11 @@ def _headline(seen: Sequence[Seen], guilty: Sequence[Seen], silent_s: float) -> 
 
 def _did(guilty: Sequence[Seen], silent_s: float) -> str:
     standing, several = guilty[0].standing, len(guilty) > 1
-    if standing.doing is Doing.STOPPED:
+    if standing.doing is RankActivity.STOPPED:
         return f"{'were' if several else 'was'} stopped (SIGSTOP) for {silent_s:.0f} s"
-    if standing.doing is Doing.WAITS:
+    if standing.doing is RankActivity.WAITS:
         return f"waited in {standing.what} for {silent_s:.0f} s"
-    if standing.doing is Doing.UNKNOWN and standing.what:
+    if standing.doing is RankActivity.UNKNOWN and standing.what:
         return f"had ended ({standing.what})"
     return f"stood still for {silent_s:.0f} s"
 

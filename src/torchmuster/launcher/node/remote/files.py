@@ -23,7 +23,7 @@ from torchmuster.launcher.net.remote_messages import (
     OUTPUT_FILE,
     FilePiece,
 )
-from torchmuster.launcher.net.replica import Copy, Scope
+from torchmuster.launcher.net.replica import Copy, CopyScope
 
 TOKEN_FILE = "shared-token"
 MARK_FILE = "made-here"
@@ -35,13 +35,13 @@ OWN_FILES = frozenset(
 _NEVER = OWN_FILES | {CODE_FILE, "code.stamps.json"}
 
 
-RUN_RECORD = Scope((RunDir.events, RunDir.training, "logs/**"), (RunDir.result, "*"), _NEVER)
+RUN_RECORD = CopyScope((RunDir.events, RunDir.training, "logs/**"), (RunDir.result, "*"), _NEVER)
 
 
-def scope_of_group(group: str) -> Scope:
+def scope_of_group(group: str) -> CopyScope:
     """Return what goes back of one group of a workflow: its own record, and those of the runs that its tasks of several nodes are."""
     own, run = f"groups/{group}", "tasks/*/training/attempt-*/*"
-    return Scope(
+    return CopyScope(
         (
             f"{own}/{RunDir.events}",
             f"logs/{group}/**",
@@ -159,7 +159,7 @@ class CameBack:
     def take(self, piece: FilePiece, host: str) -> None:
         """Take a piece of an archive; why it is not whole is told when it is unpacked."""
         name = self._name(host)
-        new = Copy(self._root, Scope((name,)), most_bytes=2 * code_copy.MAX_OUTPUT_BYTES)
+        new = Copy(self._root, CopyScope((name,)), most_bytes=2 * code_copy.MAX_OUTPUT_BYTES)
         self._copies.setdefault(host, new).take(replace(piece, path=name))
 
     def unpack(self, host: str, folder: str) -> int:

@@ -42,7 +42,7 @@ TRAVELS = (
         "multirun/api",
         "multirun/background.py",
     ),
-    *("multirun/door", "multirun/engine.py", "multirun/held.py", "multirun/sweep"),
+    *("multirun/server", "multirun/engine.py", "multirun/held.py", "multirun/sweep"),
     *("multirun/views", "train", "workflow/data", "workflow/head", "workflow/jobs.py"),
     *("workflow/owner", "workflow/plan.py", "workflow/sandbox"),
     *("workflow/task", "workflow/task_call.py"),

@@ -20,10 +20,10 @@ from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, muster_home
 from torchmuster.core.model import codec, contract
-from torchmuster.core.model.codec import from_words, to_words
+from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.net.address import bind, own_addresses
-from torchmuster.core.node.leftovers import sweep_beside
+from torchmuster.core.node.leftovers import start_sweep
 from torchmuster.core.node.options import AgentOrder
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
@@ -47,7 +47,7 @@ from torchmuster.launcher.net.remote_messages import (
     SetUpRun,
     SetUpTasks,
 )
-from torchmuster.launcher.net.replica import Copy, CopyState, Feed, Scope
+from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed
 from torchmuster.launcher.node.remote.files import (
     RUN_RECORD,
     CodeOutputs,
@@ -177,7 +177,7 @@ class AgentForker(Protocol):
     def wait_open(self) -> bool:
         """Wait until agents can be asked for; say whether they can."""
 
-    def state(self) -> messages.SessionTold:
+    def state(self) -> messages.SessionStatus:
         """Return how it is.
 
         Raises:
@@ -199,7 +199,7 @@ class RemoteAgents:
 
     Args:
         ended: Called before the client is told of the end of an agent.
-        door: Forks the agents, where a session holds this host, or a pod has imported torch; None: they are started.
+        server: Forks the agents, where a session holds this host, or a pod has imported torch; None: they are started.
 
     Attributes:
         environment: What agents get.
@@ -211,10 +211,10 @@ class RemoteAgents:
         session: SendsMessages,
         relay: Relay,
         ended: Callable[[], None],
-        door: AgentForker | None = None,
+        fork_server: AgentForker | None = None,
     ) -> None:
-        self._door = door
-        self.environment = dict(os.environ if door is None else door.environment)
+        self._fork_server = fork_server
+        self.environment = dict(os.environ if fork_server is None else fork_server.environment)
         self.run_dir: RunDir | None = None
         self._session = session
         self._relay = relay
@@ -231,8 +231,8 @@ class RemoteAgents:
 
     def start(self, message: messages.StartNode | messages.StartTask) -> None:
         """Start an agent; its end is told, also where it can't be started."""
-        if self._door is not None and not self._door.wait_open():
-            self._door = None
+        if self._fork_server is not None and not self._fork_server.wait_open():
+            self._fork_server = None
         try:
             with self._lock:
                 started, child = self._start(message)
@@ -279,9 +279,9 @@ class RemoteAgents:
         if self._lifeline is None:
             self._lifeline = os.pipe2(os.O_CLOEXEC)
         lifeline = self._lifeline[0]
-        if self._door is not None and isinstance(order, AgentOrder):
-            return self._door.fork(order, environment, [lifeline, *fds])
-        argv = proc.node_program(program, *to_words(replace(order, lifeline_fd=lifeline)))
+        if self._fork_server is not None and isinstance(order, AgentOrder):
+            return self._fork_server.fork(order, environment, [lifeline, *fds])
+        argv = proc.node_program(program, *to_arguments(replace(order, lifeline_fd=lifeline)))
         return proc.start(argv, env=environment, pass_fds=[lifeline, *fds])
 
     def _node_order(self, message: messages.StartNode) -> AgentOrder:
@@ -482,8 +482,8 @@ class RemotePlace:
         program = plan.program
         if self.code is not None:
             program = code_copy.moved(program, self._message.code_root, self.code.root)
-        of_door = plan.session is not None and plan.node_setup.python_follows
-        if not of_door and shutil.which(program.python[0]) is None:
+        by_server = plan.session is not None and plan.node_setup.python_follows
+        if not by_server and shutil.which(program.python[0]) is None:
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
                 what = f"there is no {program.python[0]} and no python3 for the script"
@@ -554,20 +554,20 @@ async def do_setup_lines(message: SetUpTasks, environment: Mapping[str, str]) ->
 
 
 SILENCE_S = 20.0
-_BROUGHT = Scope((messages.CODE_FILE, messages.CALL_FILE))
+_BROUGHT = CopyScope((messages.CODE_FILE, messages.CALL_FILE))
 _SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes on with it
 
 
 class RemoteEnd:
     """One host's side of one session."""
 
-    def __init__(self, session: FrameWriter, door: AgentForker | None = None) -> None:
+    def __init__(self, session: FrameWriter, fork_server: AgentForker | None = None) -> None:
         self._session = session
         self._relay = Relay(session, first_id=2)
-        self.agents = RemoteAgents(session, self._relay, self._send_record, door)
-        if door is not None:
-            door.say = self._say
-        self._door = door
+        self.agents = RemoteAgents(session, self._relay, self._send_record, fork_server)
+        if fork_server is not None:
+            fork_server.say = self._say
+        self._fork_server = fork_server
         self._place: RemotePlace | None = None
         self._brought: Copy | None = None  # the code and the call
         self._known = CopyState()
@@ -617,7 +617,7 @@ class RemoteEnd:
             case messages.CodeSent():
                 self._in_background(self._unpack_code)
             case messages.StartNode() | messages.StartTask():
-                if self._door is None:
+                if self._fork_server is None:
                     self.agents.start(message)
                 else:  # it may have to import first
                     self._in_background(lambda: self.agents.start(message))
@@ -735,16 +735,16 @@ class RemoteEnd:
             stay=tuple(stay[:20]),
             root=root,
             snapshots=snapshots,
-            unread=self._record.told_unread() if self._record is not None else (),
+            unread=self._record.unread_report() if self._record is not None else (),
         )
         self._session.send(said)
 
     def shut_down(self) -> None:
         """Let the agents tell the head that this machine, or pod, shuts down; leave when they have ended."""
         self.agents.pass_on(signal.SIGTERM)
-        self._in_background(self._leave_behind_agents)
+        self._in_background(self._leave_agents)
 
-    def _leave_behind_agents(self) -> None:
+    def _leave_agents(self) -> None:
         self.agents.wait_for_ends()
         self.leave()
         os._exit(0)
@@ -762,7 +762,7 @@ class RemoteEnd:
                 self._place.remove_secret()
         self._session.drain(1.0)
         # What killed agents have left: there may be no other run here to remove it.
-        sweep_beside(None).join(_SWEEP_LIMIT_S)
+        start_sweep(None).join(_SWEEP_LIMIT_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -782,14 +782,14 @@ class RemoteOrder:
 
 def main(arguments: list[str]) -> None:
     """Serve one session."""
-    order = from_words(RemoteOrder, arguments)
+    order = from_arguments(RemoteOrder, arguments)
     incoming, outgoing = take_streams()
     if order.importable:  # by the script: the folder holds only this torchmuster
         os.environ["PYTHONPATH"] = proc.importable(os.environ.get("PYTHONPATH"), order.root)
-    doors = (make() for make in plugs.every("remote_doors"))
-    door = next((one for one in doors if one is not None), None)
+    servers = (make() for make in plugs.every("fork_servers"))
+    fork_server = next((one for one in servers if one is not None), None)
     try:
-        serve(RemoteEnd(FrameWriter(outgoing), door), incoming)
+        serve(RemoteEnd(FrameWriter(outgoing), fork_server), incoming)
     finally:
         if order.temporary:
             shutil.rmtree(order.root, ignore_errors=True)

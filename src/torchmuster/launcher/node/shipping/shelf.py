@@ -318,7 +318,7 @@ def check_fit(needs: EnvironmentNeeds) -> None:
         return
     ask = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
-        said = proc.ask_beside([needs.base, "-I", "-S", "-c", ask], _ASK_LIMIT_S)
+        said = proc.ask_spared([needs.base, "-I", "-S", "-c", ask], _ASK_LIMIT_S)
         found = said.stdout.decode(errors="replace").strip()
     except MusterError:
         found = ""
@@ -348,7 +348,7 @@ def try_torch(path: str, needs: EnvironmentNeeds) -> None:
     """
     word = "torch" if needs.has_torch else "sys"
     argv = [os.path.join(path, "env", "bin", "python"), "-I", "-c", f"import {word}"]
-    said = proc.ask_beside(argv, _TRY_LIMIT_S)
+    said = proc.ask_spared(argv, _TRY_LIMIT_S)
     if said.status != 0:
         last = said.stderr.decode(errors="replace").strip().splitlines()[-1:]
         what = f"`import {word}` fails in the environment on this host"

@@ -36,7 +36,7 @@ class Agent:
 
     def is_lost_after(self, seconds, state):
         self.now, self.state = self.now + seconds, state
-        return serve._agent_stands_still(self.spawner)
+        return serve._agent_is_stopped(self.spawner)
 
     def close(self):
         self.control.close()

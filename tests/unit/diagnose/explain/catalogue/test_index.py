@@ -6,7 +6,7 @@ import string
 import pytest
 
 from torchmuster.diagnose.explain.advice.values import VALUES
-from torchmuster.diagnose.explain.catalogue.entry import Row, Tells, read_rows
+from torchmuster.diagnose.explain.catalogue.entry import Row, Telling, read_rows
 from torchmuster.diagnose.explain.catalogue.index import (
     CATALOGUE,
     RULE_ROWS,
@@ -31,7 +31,7 @@ def faults_of(row):
         return
     if row.kind != f"told:{row.name}":
         yield f"no rule knows events of the kind {row.kind}"
-    if row.tells in (Tells.PROVES, Tells.NAMES, Tells.HINTS):
+    if row.tells in (Telling.PROVES, Telling.NAMES, Telling.HINTS):
         if row.cause not in CAUSES or not row.error or not row.hint or row.hint.endswith("."):
             yield "cause, error or hint is not there, or not of the form"
     elif row.cause:
@@ -84,8 +84,8 @@ def test_a_row_that_can_not_be_read_names_its_line(text, why, tmp_path, monkeypa
 
 
 def test_what_tells_most_wins_whatever_stands_first():
-    said = Row(name="a.hint", says=("broken thing",), source="x", tells=Tells.HINTS)
-    proof = Row(name="a.proof", says=("thing is broken at",), source="x", tells=Tells.PROVES)
+    said = Row(name="a.hint", says=("broken thing",), source="x", tells=Telling.HINTS)
+    proof = Row(name="a.proof", says=("thing is broken at",), source="x", tells=Telling.PROVES)
     found = type(CATALOGUE)([said, proof]).find("a broken thing: thing is broken at 3")
     assert found is not None
     assert found[0] is proof

@@ -6,7 +6,7 @@ import string
 
 import pytest
 
-from torchmuster.diagnose.explain.catalogue.index import StemFinder, cut_to_few_beginnings, stems_of
+from torchmuster.diagnose.explain.catalogue.index import StemFinder, shorten_stems, stems_of
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_all_stems_of_a_text_are_found_also_where_they_overlap():
 
 def test_ends_of_stems_begin_with_few_letters_and_each_is_within_its_stem():
     stems = {f"{a}{b}{c}tion" for a in "abcdefgh" for b in "lmnopqrs" for c in "aeiou"} | {"nan"}
-    ends = cut_to_few_beginnings(stems)
+    ends = shorten_stems(stems)
     assert all(any(stem.endswith(end) for end in ends) for stem in stems)
     assert all(len(end) >= 4 or end in stems for end in ends)
     assert len({end[0] for end in ends}) == 2
@@ -53,7 +53,7 @@ def test_search_for_a_thousand_stems_is_not_slower_than_for_a_hundred():
     line = " ".join(words(14))
 
     def steps(num_stems):  # how many places of a line a search has to look at closely
-        beginnings = {end[0] for end in cut_to_few_beginnings(words(num_stems))}
+        beginnings = {end[0] for end in shorten_stems(words(num_stems))}
         return sum(letter in beginnings for letter in line)
 
     assert steps(1000) <= 2 * steps(100)

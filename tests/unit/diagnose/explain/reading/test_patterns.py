@@ -58,16 +58,16 @@ def test_everyday_line_means_nothing(line):
 @pytest.mark.parametrize("line", LINES)
 def test_filter_of_words_lets_through_what_means_something(line):
     words = WordFilter()
-    assert not words.is_harmless(line.encode())
-    assert not words.is_harmless(line.encode())
+    assert not words.has_no_meaning(line.encode())
+    assert not words.has_no_meaning(line.encode())
 
 
 def test_filter_of_words_learns():
     words = WordFilter()
-    assert words.is_harmless(b"the weather is fine")
-    assert words.is_harmless(b"is the weather fine")
+    assert words.has_no_meaning(b"the weather is fine")
+    assert words.has_no_meaning(b"is the weather fine")
 
 
 def test_every_stem_survives_the_filter_of_words():
     for stem in STEMS:
-        assert not WordFilter().is_harmless(f"x {stem} y".encode())
+        assert not WordFilter().has_no_meaning(f"x {stem} y".encode())

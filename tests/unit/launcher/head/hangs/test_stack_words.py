@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.launcher.facts.stacks import Doing, StackReading
+from torchmuster.launcher.facts.stacks import RankActivity, StackReading
 from torchmuster.launcher.head.hangs.watch import (
     Seen,
     describe_standing,
@@ -18,21 +18,25 @@ def seen(rank, doing, what="", *, by="", since_s=None, kernel=""):
 
 
 def test_equal_ranks_stand_together_and_those_that_wait_come_first():
-    ranks = [seen(0, Doing.SAVES), *(seen(rank, Doing.WAITS, "all_reduce") for rank in (1, 2))]
+    ranks = [
+        seen(0, RankActivity.SAVES),
+        *(seen(rank, RankActivity.WAITS, "all_reduce") for rank in (1, 2)),
+    ]
 
     assert tell(ranks) == "2 ranks wait in all_reduce; rank 0 on n1 saves"
 
 
 def test_the_longest_time_is_told_of_ranks_that_stand_together():
     ranks = [
-        seen(rank, Doing.COMPILES, since_s=since_s) for rank, since_s in ((1, 20.0), (3, 31.0))
+        seen(rank, RankActivity.COMPILES, since_s=since_s)
+        for rank, since_s in ((1, 20.0), (3, 31.0))
     ]
 
     assert tell(ranks).endswith("compile for 31 s")
 
 
 def test_ranks_that_sleep_in_the_kernel_are_told_one_by_one():
-    ranks = [seen(rank, Doing.IN_KERNEL, kernel="nfs_wait") for rank in (0, 1)]
+    ranks = [seen(rank, RankActivity.IN_KERNEL, kernel="nfs_wait") for rank in (0, 1)]
 
     assert tell(ranks) == "; ".join(
         f"rank {rank} on n1 sleeps uninterruptibly in the kernel (nfs_wait)" for rank in (0, 1)
@@ -42,18 +46,18 @@ def test_ranks_that_sleep_in_the_kernel_are_told_one_by_one():
 @pytest.mark.parametrize(
     ("standing", "single", "said"),
     [
-        (StackReading(doing=Doing.STOPPED), True, "is stopped (SIGSTOP)"),
-        (StackReading(doing=Doing.STOPPED), False, "are stopped (SIGSTOP)"),
+        (StackReading(doing=RankActivity.STOPPED), True, "is stopped (SIGSTOP)"),
+        (StackReading(doing=RankActivity.STOPPED), False, "are stopped (SIGSTOP)"),
         (
-            StackReading(doing=Doing.STOPPED, by="loader 7"),
+            StackReading(doing=RankActivity.STOPPED, by="loader 7"),
             True,
             "waits for loader 7, which is stopped (SIGSTOP)",
         ),
-        (StackReading(doing=Doing.DEBUGGED), False, "are in a debugger"),
-        (StackReading(doing=Doing.EVALUATES, what="top_k"), False, "evaluate in top_k"),
-        (StackReading(doing=Doing.WORKS), True, "is at work"),
-        (StackReading(doing=Doing.WORKS, what="read()"), True, "is in read()"),
-        (StackReading(doing=Doing.UNKNOWN), False, "do not show a stack"),
+        (StackReading(doing=RankActivity.DEBUGGED), False, "are in a debugger"),
+        (StackReading(doing=RankActivity.EVALUATES, what="top_k"), False, "evaluate in top_k"),
+        (StackReading(doing=RankActivity.WORKS), True, "is at work"),
+        (StackReading(doing=RankActivity.WORKS, what="read()"), True, "is in read()"),
+        (StackReading(doing=RankActivity.UNKNOWN), False, "do not show a stack"),
     ],
 )
 def test_what_a_rank_does_ends_a_sentence(standing, single, said):

@@ -2,20 +2,20 @@
 
 import pytest
 
-from torchmuster.launcher.facts.stacks import Doing, Frame, StackReading
+from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
 from torchmuster.launcher.head.hangs.monitor import StartLook, StartWatch
 from torchmuster.launcher.model.progress import StoreCall
 
 LIMIT_S = 10.0
 STORE = "10.0.0.1:43211"
 MEETS = StackReading(
-    doing=Doing.WAITS,
+    doing=RankActivity.WAITS,
     what="init_process_group",
     frame=Frame(file="/u/train.py", line=12, name="<module>"),
 )
 
 
-def stands(doing=Doing.WORKS, name="load"):
+def stands(doing=RankActivity.WORKS, name="load"):
     frame = Frame(file="/u/data.py", line=30, name=name)
     return StackReading(doing=doing, what=f"{name}()", frame=frame)
 
@@ -60,7 +60,7 @@ def test_who_rests_while_others_wait_is_told_of_in_seconds_and_once():
     assert play.num_asked == 2
 
 
-@pytest.mark.parametrize("doing", [Doing.SAVES, Doing.EVALUATES])
+@pytest.mark.parametrize("doing", [RankActivity.SAVES, RankActivity.EVALUATES])
 def test_who_works_in_one_function_is_told_of_later(doing):
     assert Play(stands(), busy=True).go()[1] == 30.0
     assert Play(stands(doing)).go()[1] == 30.0
@@ -69,8 +69,8 @@ def test_who_works_in_one_function_is_told_of_later(doing):
 @pytest.mark.parametrize(
     ("standing", "more"),
     [
-        (stands(Doing.DEBUGGED), {}),
-        (stands(Doing.COMPILES), {}),
+        (stands(RankActivity.DEBUGGED), {}),
+        (stands(RankActivity.COMPILES), {}),
         (stands(), {"imports": True}),
     ],
 )
@@ -122,7 +122,7 @@ def test_nothing_is_looked_at_once_a_step_is_done_or_while_all_work():
 
 
 def test_looks_get_rarer_and_end():
-    play = Play(stands(Doing.DEBUGGED))
+    play = Play(stands(RankActivity.DEBUGGED))
     play.go(120.0)
     assert play.num_asked <= 7
     play.go(20_000.0)

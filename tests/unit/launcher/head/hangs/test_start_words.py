@@ -2,18 +2,18 @@
 
 import pytest
 
-from torchmuster.launcher.facts.stacks import Doing, Frame, StackReading
+from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
 from torchmuster.launcher.head.hangs.monitor import StartLook, is_elsewhere, tell_start
 from torchmuster.launcher.model.progress import RankStack, StoreCall
 
 STORE = "10.0.0.1:43211"
 MEETS = StackReading(
-    doing=Doing.WAITS,
+    doing=RankActivity.WAITS,
     what="init_process_group",
     frame=Frame(file="/u/train.py", line=12, name="<module>"),
 )
 LOADS = StackReading(
-    doing=Doing.WORKS,
+    doing=RankActivity.WORKS,
     what="download()",
     frame=Frame(file="/u/data.py", line=30, name="download"),
 )
@@ -33,7 +33,7 @@ def test_the_rank_that_does_not_come_is_named_with_its_place():
 
 def test_code_outside_of_functions_is_named_by_its_line():
     module = StackReading(
-        doing=Doing.WORKS,
+        doing=RankActivity.WORKS,
         what="<module>",
         frame=Frame(file="/u/train.py", line=5, name="<module>"),
     )
@@ -52,7 +52,8 @@ def test_several_that_do_not_come_are_grouped_and_those_that_ended_are_told_of()
 
 def test_more_groups_than_a_sentence_holds_are_counted():
     others = [
-        look(rank, StackReading(doing=Doing.WORKS, what=f"f{rank}()")) for rank in range(1, 6)
+        look(rank, StackReading(doing=RankActivity.WORKS, what=f"f{rank}()"))
+        for rank in range(1, 6)
     ]
     assert tell_start([look(0)], others, {}, STORE).endswith("and for 2 more")
 

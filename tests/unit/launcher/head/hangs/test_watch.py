@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.progress import RankPhase
-from torchmuster.launcher.facts.stacks import Doing, Frame, StackReading
+from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
 from torchmuster.launcher.head.hangs.watch import HangVerdict, HangWatch, WatchLimits
 from torchmuster.launcher.model.progress import RankProgress
 
 LIMITS = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
 EVERY_S = 2.0
 READ = StackReading(
-    doing=Doing.WORKS, what="read()", frame=Frame(file="/x/data.py", line=88, name="read")
+    doing=RankActivity.WORKS, what="read()", frame=Frame(file="/x/data.py", line=88, name="read")
 )
 WAITS = StackReading(
-    doing=Doing.WAITS,
+    doing=RankActivity.WAITS,
     what="all_reduce",
     frame=Frame(file="/x/train.py", line=41, name="<module>"),
 )
@@ -138,7 +138,7 @@ def test_a_stopped_rank_is_a_fault_and_is_named():
     play = Play()
     play.train(60)
     play.state[1] = "T"
-    play.standing[1] = StackReading(doing=Doing.STOPPED)
+    play.standing[1] = StackReading(doing=RankActivity.STOPPED)
     play.stand(200)
     assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
     assert play.told[-1].rank == 1
@@ -149,7 +149,7 @@ def test_a_job_that_somebody_stopped_as_a_whole_is_not_ended():
     play = Play()
     play.train(60)
     play.state = dict.fromkeys(play.state, "T")
-    play.standing = dict.fromkeys(play.standing, StackReading(doing=Doing.STOPPED))
+    play.standing = dict.fromkeys(play.standing, StackReading(doing=RankActivity.STOPPED))
     play.stand(4000)
     assert HangVerdict.END not in play.verdicts
 
@@ -157,7 +157,7 @@ def test_a_job_that_somebody_stopped_as_a_whole_is_not_ended():
 def test_a_rank_in_another_collective_is_the_one():
     play = Play()
     play.train(60)
-    play.standing[3] = StackReading(doing=Doing.WAITS, what="barrier", frame=READ.frame)
+    play.standing[3] = StackReading(doing=RankActivity.WAITS, what="barrier", frame=READ.frame)
     play.stand(200)
     assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
     assert play.told[-1].rank == 3
@@ -168,7 +168,7 @@ def test_a_rank_that_sleeps_in_the_kernel_is_named_before_others_that_stand():
     play = Play()
     play.train(60)
     play.standing[0] = READ
-    play.standing[3] = StackReading(doing=Doing.IN_KERNEL, what="read()", frame=READ.frame)
+    play.standing[3] = StackReading(doing=RankActivity.IN_KERNEL, what="read()", frame=READ.frame)
     play.stand(200)
     assert play.told[-1].rank == 3
 
@@ -203,13 +203,15 @@ def test_who_would_run_if_the_machine_let_it_is_not_taken_for_standing():
 @pytest.mark.parametrize("what", ["init_process_group", "torchmuster's once"])
 def test_who_prepares_something_while_the_others_wait_to_begin_has_until_the_ceiling(what):
     play = Play(blind=True)
-    waits = StackReading(doing=Doing.WAITS, what=what, frame=WAITS.frame)
+    waits = StackReading(doing=RankActivity.WAITS, what=what, frame=WAITS.frame)
     play.standing = dict.fromkeys(play.standing, waits) | {0: READ}
     play.stand(880)
     assert play.told == []
 
 
-@pytest.mark.parametrize("doing", [Doing.COMPILES, Doing.SAVES, Doing.EVALUATES])
+@pytest.mark.parametrize(
+    "doing", [RankActivity.COMPILES, RankActivity.SAVES, RankActivity.EVALUATES]
+)
 def test_who_compiles_saves_or_evaluates_has_until_the_ceiling(doing):
     play = Play()
     play.train(60)
@@ -243,7 +245,7 @@ def test_the_first_steps_have_until_the_ceiling():
 def test_who_sits_in_a_debugger_may_sit_for_ever():
     play = Play()
     play.train(60)
-    play.standing[0] = StackReading(doing=Doing.DEBUGGED, frame=READ.frame)
+    play.standing[0] = StackReading(doing=RankActivity.DEBUGGED, frame=READ.frame)
     play.stand(20_000)
     assert play.told == []
 
@@ -329,7 +331,7 @@ _STANDINGS = st.sampled_from(
     [
         WAITS,
         READ,
-        *(StackReading(doing=doing, what="f()", frame=READ.frame) for doing in Doing),
+        *(StackReading(doing=doing, what="f()", frame=READ.frame) for doing in RankActivity),
     ]
 )
 
@@ -345,19 +347,21 @@ def test_no_attempt_ends_without_a_warning_or_while_a_rank_that_does_not_wait_wo
     play.train(20)
     for number, (standing, _, phase) in enumerate(ranks):
         play.standing[number], play.phase[number] = standing, phase
-        if standing.doing is Doing.STOPPED:
+        if standing.doing is RankActivity.STOPPED:
             play.state[number] = "T"
-    busy = [n for n, (s, works, _) in enumerate(ranks) if works and s.doing is not Doing.STOPPED]
+    busy = [
+        n for n, (s, works, _) in enumerate(ranks) if works and s.doing is not RankActivity.STOPPED
+    ]
     play.stand(4000, busy=busy)
     if HangVerdict.END in play.verdicts:
         assert play.verdicts[0] is HangVerdict.WARN
         ended = play.told[-1]
         assert ended.rank is not None
         assert ended.silent_s >= ended.limit_s >= LIMITS.floor_s
-        assert not any(s.doing is Doing.DEBUGGED for s, _, _ in ranks)
-        stopped = any(s.doing is Doing.STOPPED for s, _, _ in ranks)
+        assert not any(s.doing is RankActivity.DEBUGGED for s, _, _ in ranks)
+        stopped = any(s.doing is RankActivity.STOPPED for s, _, _ in ranks)
         works = [s for n, (s, _, _) in enumerate(ranks) if n in busy]
-        assert stopped or all(s.doing is Doing.WAITS for s in works)
+        assert stopped or all(s.doing is RankActivity.WAITS for s in works)
 
 
 @given(st.lists(st.floats(2, 58), min_size=1, max_size=20))

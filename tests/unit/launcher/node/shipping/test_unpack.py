@@ -80,11 +80,11 @@ def test_an_archive_that_is_gone_is_said_with_its_place(shipped, scratch):
 
 def test_the_program_says_where_it_is_or_why_not(shipped, scratch):
     order = UnpackOrder(parent=str(scratch), tries=False, shipped=shipped)
-    said = proc.ask_beside(proc.node_program("unpack", codec.to_word(order)), 60.0)
+    said = proc.ask_spared(proc.node_program("unpack", codec.to_word(order)), 60.0)
     last = json.loads(said.stdout.splitlines()[-1])
     assert os.path.isdir(last["done"]["path"])
     other = replace(shipped, needs=replace(shipped.needs, machine="vax"))
     order = replace(order, shipped=other)
-    said = proc.ask_beside(proc.node_program("unpack", codec.to_word(order)), 60.0)
+    said = proc.ask_spared(proc.node_program("unpack", codec.to_word(order)), 60.0)
     assert said.status == 1
     assert "another processor" in json.loads(said.stdout.splitlines()[-1])["error"]["what"]

@@ -1,4 +1,4 @@
-"""Become a command that dies with its parent: `leashed COMMAND...`.
+"""Become a command that dies with its parent: `dies_with_parent COMMAND...`.
 
 A client that is killed must not leave kubectl running.
 """

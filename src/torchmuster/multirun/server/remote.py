@@ -1,6 +1,6 @@
-"""Lets a remote end have its agents forked by the door of its node: a session's, or a pod's.
+"""Lets a remote end have its agents forked by the server of its node: a session's, or a pod's.
 
-A pod's door opens when torch is imported there (`kubernetes/node/warm.py`). It only saves time:
+A pod's server opens when torch is imported there (`kubernetes/node/warm.py`). It only saves time:
 without it, agents are started as processes.
 """
 
@@ -19,8 +19,14 @@ from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.node.options import AgentOrder
 from torchmuster.errors import ChannelError
 from torchmuster.launcher.net import remote_messages as messages
-from torchmuster.multirun.door.call import DoorAgent, ask, call_door, send_order
-from torchmuster.multirun.door.messages import AskDoor, DoorNode, DoorState, EndSession, fork_order
+from torchmuster.multirun.server.call import SessionAgent, ask, connect_to_server, send_order
+from torchmuster.multirun.server.messages import (
+    AskServerState,
+    EndSession,
+    NodeEnvironment,
+    SessionServerState,
+    fork_order,
+)
 
 WARM_VARIABLE = (
     "MUSTER_WARM"  # of the calls to a pod: the process that imports there, and its folder
@@ -30,18 +36,18 @@ _WARM_S = 120.0  # importing torch from a slow disk
 _LOOK_S = 0.02
 
 
-class RemoteDoor:
-    """The door of this node.
+class RemoteForkServer:
+    """The server of this node.
 
     Attributes:
-        node: What the node has given to the door.
+        node: What the node has given to the server.
         say: Tells the user why a start takes longer.
         renewal: The beginning of that message, before the reason.
     """
 
     renewal = "the session imports its modules again"
 
-    def __init__(self, session: RunDir, place: int, node: DoorNode) -> None:
+    def __init__(self, session: RunDir, place: int, node: NodeEnvironment) -> None:
         self.node = node
         self.say: Callable[[str], None] = lambda _: None
         self._session, self._place = session, place
@@ -52,27 +58,27 @@ class RemoteDoor:
         return self.node.environment
 
     def wait_open(self) -> bool:
-        """Wait until the door is open; return whether it can fork agents."""
+        """Wait until the server is open; return whether it can fork agents."""
         return True
 
-    def state(self) -> messages.SessionTold:
-        """Ask the door for its state.
+    def state(self) -> messages.SessionStatus:
+        """Ask the server for its state.
 
         Raises:
-            ChannelError: The door does not answer.
+            ChannelError: The server does not answer.
         """
-        state = ask(self._session, self._place, AskDoor())
-        if not isinstance(state, DoorState):
-            raise ChannelError("the door does not say how it is")
-        return messages.SessionTold(**codec.to_plain(state))
+        state = ask(self._session, self._place, AskServerState())
+        if not isinstance(state, SessionServerState):
+            raise ChannelError("the server does not say how it is")
+        return messages.SessionStatus(**codec.to_plain(state))
 
     def fork(
         self, order: AgentOrder, environment: Mapping[str, str], fds: Sequence[int]
-    ) -> DoorAgent:
-        """Ask the door for an agent; `fds` are its lifeline and the head's socket.
+    ) -> SessionAgent:
+        """Ask the server for an agent; `fds` are its lifeline and the head's socket.
 
         Raises:
-            ChannelError: The door does not answer.
+            ChannelError: The server does not answer.
         """
         run_dir = RunDir(order.run_dir)
         with open(run_dir.plan) as file:
@@ -81,9 +87,9 @@ class RemoteDoor:
         if node.python and (plan.node_setup.python_follows or plan.program.python == node.asked):
             plan = replace(plan, program=replace(plan.program, python=node.python))
         variables = {**environment, **node.variables(_of_the_client(run_dir))}
-        line = call_door(self._session, self._place)
+        line = connect_to_server(self._session, self._place)
         send_order(line, fork_order(plan, order, variables), [1, 2, *fds])
-        agent = DoorAgent(line, plan.session or "")
+        agent = SessionAgent(line, plan.session or "")
         agent.on_renewal = lambda why: self.say(f"{self.renewal}: {why}")
         return agent
 
@@ -96,15 +102,15 @@ def _of_the_client(run_dir: RunDir) -> dict[str, str]:
         return dict(json.load(file))
 
 
-class WarmDoor(RemoteDoor):
-    """The door of a run's pod, which may still be importing, or may have gone."""
+class PodForkServer(RemoteForkServer):
+    """The server of a run's pod, which may still be importing, or may have gone."""
 
     renewal = "torch is imported again in this pod"
 
-    def __init__(self, told: str) -> None:
-        pid, _, folder = told.partition(" ")
-        # A site's setup lines and interpreter are for sessions: a pod that needs them has no door.
-        pod = DoorNode(asked=(), python=(), environment=dict(os.environ), site_names=())
+    def __init__(self, address: str) -> None:
+        pid, _, folder = address.partition(" ")
+        # A site's setup lines and interpreter are for sessions: a pod that needs them has no server.
+        pod = NodeEnvironment(asked=(), python=(), environment=dict(os.environ), site_names=())
         super().__init__(RunDir(folder), WARM_PLACE, pod)
         self._pid = int(pid)
 
@@ -125,14 +131,14 @@ class WarmDoor(RemoteDoor):
             ask(self._session, self._place, EndSession(why="it is of no use"))
 
 
-def warm_door() -> WarmDoor | None:
-    """Return the door of this pod; None if the pod imports nothing in advance."""
-    told = os.environ.get(WARM_VARIABLE)
-    return WarmDoor(told) if told is not None else None
+def pod_fork_server() -> PodForkServer | None:
+    """Return the server of this pod; None if the pod imports nothing in advance."""
+    address = os.environ.get(WARM_VARIABLE)
+    return PodForkServer(address) if address is not None else None
 
 
-def serve_beside_door(session: RunDir, place: int, node: DoorNode) -> None:
-    """Serve the owner of a run in a session, in a fork of the door, which also forks the agents."""
+def serve_forked_remote(session: RunDir, place: int, node: NodeEnvironment) -> None:
+    """Serve the owner of a run in a session, in a fork of the server, which also forks the agents."""
     from torchmuster.launcher.net.frames import FrameWriter
     from torchmuster.launcher.node.remote.loader import num_gpus
     from torchmuster.launcher.node.remote.main import RemoteEnd, serve, take_streams
@@ -146,7 +152,7 @@ def serve_beside_door(session: RunDir, place: int, node: DoorNode) -> None:
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
     writer.send(facts)
-    door = RemoteDoor(session, place, node)
-    writer.send(door.state())
-    serve(RemoteEnd(writer, door), incoming)
+    server = RemoteForkServer(session, place, node)
+    writer.send(server.state())
+    serve(RemoteEnd(writer, server), incoming)
     os._exit(0)

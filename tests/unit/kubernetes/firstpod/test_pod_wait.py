@@ -9,7 +9,7 @@ from kit.ports import reserve_port
 from torchmuster.core.net.address import bind
 from torchmuster.core.net.listener import Listener
 from torchmuster.errors import JoinTimeoutError
-from torchmuster.kubernetes.firstpod.doors import Doors
+from torchmuster.kubernetes.firstpod.pod_wait import PodWait
 from unit.core.net.loopback import SECRET
 from unit.kubernetes.pods.conftest import order_of
 
@@ -28,7 +28,7 @@ def wait(order, *, least, most, limit_s=0.3, doors=(), said=None):
         ]
         serving = [asyncio.create_task(one.serve()) for one in listeners]
         say = said.append if said is not None else (lambda _: None)
-        pods = Doors(order=order, secret=SECRET, least=least, most=most, last_call_s=0.0, say=say)
+        pods = PodWait(order=order, secret=SECRET, least=least, most=most, last_call_s=0.0, say=say)
         try:
             return await asyncio.wait_for(pods.wait(limit_s), 60)
         finally:
@@ -58,7 +58,7 @@ def test_time_in_which_the_cluster_has_no_room_does_not_count(tmp_path):
         if len(said) == 5:
             os.unlink(order.no_room)
 
-    pods = Doors(
+    pods = PodWait(
         order=order,
         secret=SECRET,
         least=2,

@@ -1,4 +1,4 @@
-"""The messages between a run's owner and the door of a node; each is one packet with descriptors.
+"""The messages between a run's owner and the server of a node; each is one packet with descriptors.
 
 An order may be larger than a packet (its variables alone may be 2 MB), so it is sent as the
 descriptor of a memory file, which comes first.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import to_words
+from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.model.message import TypedMessage, decode, encode
 from torchmuster.core.model.plan import RunPlan, ScriptKind, StartMethod
 from torchmuster.core.node.environment import share_threads
@@ -42,8 +42,8 @@ class SessionSetup:
         name: Its name, unique among this user's live sessions.
         nodes: The number of nodes it holds.
         workers: The `--nproc-per-node` option, the default for its runs.
-        python: The interpreter of its doors, and its flags.
-        preload: Modules that the doors import in addition to torch.
+        python: The interpreter of its servers, and its flags.
+        preload: Modules that the servers import in addition to torch.
         idle_s: It ends when no run has begun for this long; None: never.
         limit_s: It ends this long after its start; None: never.
         folder: Where it was started: its modules are imported from there.
@@ -64,8 +64,8 @@ class SessionSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorPlace:
-    """Where a door listens: the content of its file in the session's run directory.
+class ServerAddress:
+    """Where a server listens: the content of its file in the session's run directory.
 
     Attributes:
         machine: `proc.boot_id()` and `proc.network_id()`: the socket works on this machine only.
@@ -77,12 +77,12 @@ class DoorPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorNode:
-    """What a door got from its node at the start of the session, for runs owned on another machine.
+class NodeEnvironment:
+    """What a server got from its node at the start of the session, for runs owned on another machine.
 
     Attributes:
         asked: The interpreter that the session's plan names, and its flags.
-        python: The one that the door has; setup lines, or what is installed, may decide.
+        python: The one that the server has; setup lines, or what is installed, may decide.
         environment: The variables, after the setup lines of the site.
         site_names: Variables that the site has set or removed; a run's owner can't change them.
     """
@@ -100,8 +100,8 @@ class DoorNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handed:
-    """What a door that becomes a new interpreter hands to itself, as well as its open descriptors.
+class Handover:
+    """What a server that becomes a new interpreter hands to itself, as well as its open descriptors.
 
     Attributes:
         listening: The descriptor of its socket.
@@ -112,7 +112,7 @@ class Handed:
         began_at: The session's start, in seconds since 1970; `used_at`: the end of the last run.
     """
 
-    node: DoorNode
+    node: NodeEnvironment
     python: tuple[str, ...]
     preload: tuple[str, ...]
     folder: str
@@ -129,11 +129,11 @@ class Handed:
     others: tuple[tuple[int, int], ...] = ()
 
 
-class DoorOrder(TypedMessage):
-    """A message from a caller to a door."""
+class SessionOrder(TypedMessage):
+    """A message from a caller to a server."""
 
 
-class ForkAgent(DoorOrder):
+class ForkAgent(SessionOrder):
     """Start the agent of a run.
 
     Attributes:
@@ -161,60 +161,60 @@ class ForkAgent(DoorOrder):
     is_fresh: bool
 
 
-class ForkRemote(DoorOrder):
+class ForkRemote(SessionOrder):
     """Become the remote end (`launcher/node/remote`) for a run's owner on another machine.
 
     Its three streams come with the order.
     """
 
 
-class AskDoor(DoorOrder):
-    """Report the door's state."""
+class AskServerState(SessionOrder):
+    """Report the server's state."""
 
 
-class EndSession(DoorOrder):
-    """End the session; the door of the first node tells the others."""
+class EndSession(SessionOrder):
+    """End the session; the server of the first node tells the others."""
 
     why: str
 
 
-class DoorAnswer(TypedMessage):
-    """A message from a door to its caller."""
+class SessionAnswer(TypedMessage):
+    """A message from a server to its caller."""
 
 
-class AgentForked(DoorAnswer):
+class AgentForked(SessionAnswer):
     """The agent runs; its pidfd comes with the message. `is_warm`: it has torch imported."""
 
     pid: int
     is_warm: bool
 
 
-class ForkedEnded(DoorAnswer):
+class ForkedEnded(SessionAnswer):
     """The forked process has ended, with everything it left; `status` is negative for a signal."""
 
     status: int
 
 
-class TemplateRenewed(DoorAnswer):
-    """The door imports its modules again first; `why` says what has changed."""
+class TemplateRenewed(SessionAnswer):
+    """The server imports its modules again first; `why` says what has changed."""
 
     why: str
 
 
-class DoorBusy(DoorAnswer):
+class SessionBusy(SessionAnswer):
     """Another run is in the session."""
 
     run_id: str
 
 
-class DoorRefused(DoorAnswer):
-    """The door can't start the agent."""
+class ForkRefused(SessionAnswer):
+    """The server can't start the agent."""
 
     why: str
 
 
-class DoorState(DoorAnswer):
-    """The state of a door.
+class SessionServerState(SessionAnswer):
+    """The state of a server.
 
     Attributes:
         run_id: The run in the session; empty for none.
@@ -233,7 +233,7 @@ class DoorState(DoorAnswer):
     problem: str
 
 
-def pack_order(order: DoorOrder) -> int:
+def pack_order(order: SessionOrder) -> int:
     """Return the descriptor of a memory file with an order."""
     fd = os.memfd_create("muster-order", os.MFD_CLOEXEC)
     data = memoryview(encode(order))
@@ -242,7 +242,7 @@ def pack_order(order: DoorOrder) -> int:
     return fd
 
 
-def read_order(fd: int) -> DoorOrder:
+def read_order(fd: int) -> SessionOrder:
     """Return the order in a memory file.
 
     Raises:
@@ -257,7 +257,7 @@ def read_order(fd: int) -> DoorOrder:
         if not piece:
             break
         data += piece
-    return decode(bytes(data), DoorOrder)
+    return decode(bytes(data), SessionOrder)
 
 
 # The order for a forked agent: what a process gets as command line and variables.
@@ -282,7 +282,7 @@ def fork_order(plan: RunPlan, order: AgentOrder, environment: Mapping[str, str])
     is_file = program.kind is ScriptKind.FILE
     return ForkAgent(
         run_id=plan.run_id,
-        arguments=tuple(to_words(replace(order, lifeline_fd=None, listen_fd=None))),
+        arguments=tuple(to_arguments(replace(order, lifeline_fd=None, listen_fd=None))),
         has_head=order.listen_fd is not None,
         environment=dict(environment),
         added=added,

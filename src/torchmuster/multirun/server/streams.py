@@ -1,4 +1,4 @@
-"""Remote ends for runs in a session, forked by the door; the session's channel has their streams.
+"""Remote ends for runs in a session, forked by the server; the session's channel has their streams.
 
 So every client that may follow the session may also start a run in it, and needs no other access
 to the node.
@@ -13,14 +13,14 @@ from torchmuster.core.node.agent import Agent, AgentPart
 from torchmuster.core.proc import HasStatus
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import Execs, ExecTarget
-from torchmuster.multirun.door.call import DoorAgent, call_door, send_order
-from torchmuster.multirun.door.messages import ForkRemote
+from torchmuster.multirun.server.call import SessionAgent, connect_to_server, send_order
+from torchmuster.multirun.server.messages import ForkRemote
 
 _LEAVE_S = 15.0  # a remote end takes up to 10 s to end its agents
 
 
-class _Door:
-    """A task for `Execs`, which starts commands inside of one; here the door forks them instead."""
+class _ForkTask:
+    """A task for `Execs`, which starts commands inside of one; here the server forks them instead."""
 
     pid = 0
     worker_ticks: int | None = None
@@ -31,12 +31,12 @@ class _Door:
         return True
 
     def poll(self) -> int | None:
-        """Return None: if the door had ended, the call to it would fail."""
+        """Return None: if the server had ended, the call to it would fail."""
         return None
 
 
 class RemoteEnds(AgentPart):
-    """The remote ends that the door of this node has forked."""
+    """The remote ends that the server of this node has forked."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -49,16 +49,20 @@ class RemoteEnds(AgentPart):
         channel = self.agent.link.channel
         if channel is not None and channel.is_open:
             return False
-        if isinstance(message, part_messages.ExecStart) and message.door and self._execs is None:
+        if (
+            isinstance(message, part_messages.ExecStart)
+            and message.forks_remote
+            and self._execs is None
+        ):
             options = self.agent.options
             run_dir = options.run_directory(options.plan.run_id)
             launch = partial(_launch, run_dir, options.place or 0)
             self._execs = Execs(options.host, self.agent.link.send, launch, _LEAVE_S)
         if self._execs is None or (
-            isinstance(message, part_messages.ExecStart) and not message.door
+            isinstance(message, part_messages.ExecStart) and not message.forks_remote
         ):
             return False
-        self._execs.take(message, _Door())  # ignores messages about commands it does not know
+        self._execs.take(message, _ForkTask())  # ignores messages about commands it does not know
         return True
 
     def end_attempt(self) -> None:
@@ -75,6 +79,6 @@ def _launch(
     streams: tuple[int, int, int],
 ) -> HasStatus:
     del order, target
-    line = call_door(run_dir, place)
+    line = connect_to_server(run_dir, place)
     send_order(line, ForkRemote(), streams)
-    return DoorAgent(line, run_dir.path)
+    return SessionAgent(line, run_dir.path)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.multirun.door import keeper as door_time
-from torchmuster.multirun.door.call import this_process
-from torchmuster.multirun.door.keeper import SessionTime
-from torchmuster.multirun.door.messages import SessionSetup
+from torchmuster.multirun.server import keeper as server_time
+from torchmuster.multirun.server.call import this_process
+from torchmuster.multirun.server.keeper import SessionTime
+from torchmuster.multirun.server.messages import SessionSetup
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(door_time, "time", clock)
+    monkeypatch.setattr(server_time, "time", clock)
     return clock
 
 

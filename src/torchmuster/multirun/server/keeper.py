@@ -1,4 +1,4 @@
-"""The door process: imports torch, listens, forks agents with spawners, ends with its session.
+"""The server process: imports torch, listens, forks agents with spawners, ends with its session.
 
 It has one thread and no event loop, so that every fork is safe. It serves its own user only: its
 socket is in a folder that nobody else can enter, and the kernel names the caller.
@@ -22,7 +22,7 @@ from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
-from torchmuster.core.model.codec import from_words, to_words
+from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.message import encode
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import in_minutes
@@ -32,21 +32,21 @@ from torchmuster.core.node.spawner.prepare import import_for_workers, reason_not
 from torchmuster.core.node.spawner.start import control_pair
 from torchmuster.core.proc import ForkedChild
 from torchmuster.core.programs.launch import read_plan_file
-from torchmuster.multirun.door import messages
-from torchmuster.multirun.door.call import client_lives, door_file, own_setup, peer_uid
-from torchmuster.multirun.door.messages import SessionSetup
-from torchmuster.multirun.door.modules import (
+from torchmuster.multirun.server import messages
+from torchmuster.multirun.server.call import client_lives, own_setup, peer_uid, server_file
+from torchmuster.multirun.server.messages import SessionSetup
+from torchmuster.multirun.server.modules import (
     Template,
     imported_files,
-    noting_reads,
     read_by_imports,
+    recording_reads,
     resident_bytes,
 )
 
-# What a fork of the door becomes: an agent, which forks its own spawner before anything else.
+# What a fork of the server becomes: an agent, which forks its own spawner before anything else.
 
 
-_OF_THE_LAUNCHER = (
+_LAUNCHER_PREFIXES = (
     "TORCHELASTIC_",
     "TORCHMUSTER_",
     "MUSTER_PLACE",
@@ -54,7 +54,7 @@ _OF_THE_LAUNCHER = (
     "MUSTER_SCRATCH",
 )
 # The modules that an agent, and the head in it, import when they run.
-_OF_AGENTS = (
+_AGENT_MODULES = (
     "asyncio",
     "torchmuster.core.programs.main",
     "torchmuster.core.node.agent",
@@ -74,7 +74,7 @@ _RANK_NAMES = (
     *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
 )
 # Muster sets these for every worker, unless the user has set them.
-_ADDED = (
+_MUSTER_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
     "RES_OPTIONS",
@@ -85,14 +85,14 @@ _ADDED = (
 def import_agents(root: str) -> None:
     """Import what an agent needs, from the folder that contains torchmuster."""
     sys.path.insert(0, root)
-    for name in _OF_AGENTS:
+    for name in _AGENT_MODULES:
         importlib.import_module(name)
     sys.path.remove(root)
 
 
 def forget_launcher(
     setup: messages.SessionSetup, plan: RunPlan, entry: str, root: str
-) -> messages.DoorNode:
+) -> messages.NodeEnvironment:
     """Remove the variables that the session's own run has set; return what the node has given.
 
     A run in the session gets its own variables.
@@ -104,9 +104,9 @@ def forget_launcher(
         root: The folder that contains torchmuster.
     """
     of_site = tuple(os.environ.get(contract.SITE_NAMES_VARIABLE, "").split())
-    names = [n for n in os.environ if n in _RANK_NAMES or n.startswith(_OF_THE_LAUNCHER)]
+    names = [n for n in os.environ if n in _RANK_NAMES or n.startswith(_LAUNCHER_PREFIXES)]
     given = {*setup.variables, *of_site}
-    for name in [*names, *(name for name in _ADDED if name not in given)]:
+    for name in [*names, *(name for name in _MUSTER_VARIABLES if name not in given)]:
         os.environ.pop(name, None)
     is_here = plan.engine == "local"
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
@@ -116,7 +116,7 @@ def forget_launcher(
         if others:
             os.environ["PYTHONPATH"] = others
     asked = plan.program.python
-    return messages.DoorNode(
+    return messages.NodeEnvironment(
         asked=asked,
         python=asked if is_here else _own_python(entry),
         environment=dict(os.environ),
@@ -132,20 +132,20 @@ def _own_python(entry: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOrigin:
-    """The door that a process was forked from.
+    """The server that a process was forked from.
 
     Attributes:
-        door: The door's process id.
+        server: The server's process id.
         mask: The signal mask to restore.
     """
 
-    door: int
+    server: int
     mask: set[int | signal.Signals]
 
     def leave(self) -> None:
-        """Detach this process from the door: own session, default signal handlers."""
-        proc.stand_apart()
-        proc.die_with_parent(self.door)
+        """Detach this process from the server: own session, default signal handlers."""
+        proc.detach_from_parent()
+        proc.die_with_parent(self.server)
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1):
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -153,9 +153,9 @@ class ForkOrigin:
 
 
 def become_remote(
-    fds: list[int], session: RunDir, place: int, node: messages.DoorNode, origin: ForkOrigin
+    fds: list[int], session: RunDir, place: int, node: messages.NodeEnvironment, origin: ForkOrigin
 ) -> int:
-    """Serve as a remote end whose agents the door forks; does not return.
+    """Serve as a remote end whose agents the server forks; does not return.
 
     `fds` are the order's memory file and the three streams.
     """
@@ -165,10 +165,10 @@ def become_remote(
         for target, fd in enumerate(fds[1:]):
             os.dup2(fd, target)
             os.close(fd)
-        from torchmuster.multirun.door.remote import serve_beside_door
+        from torchmuster.multirun.server.remote import serve_forked_remote
 
-        serve_beside_door(session, place, node)
-    except BaseException as error:  # noqa: BLE001 - this process must not continue as a door
+        serve_forked_remote(session, place, node)
+    except BaseException as error:  # noqa: BLE001 - this process must not continue as a server
         _report(error)
     os._exit(1)
 
@@ -181,8 +181,8 @@ def become_agent(
     Args:
         order: The order for the agent.
         fds: The order's memory file, stdout, stderr, the lifeline, and the head's socket if any.
-        origin: The door that we were forked from.
-        is_warm: Whether this run can use what the door has imported, so a spawner is forked.
+        origin: The server that we were forked from.
+        is_warm: Whether this run can use what the server has imported, so a spawner is forked.
     """
     origin.leave()
     code = 1
@@ -200,8 +200,10 @@ def become_agent(
         from torchmuster.core.programs.main import run_agent
 
         listen_fd = fds[4] if order.has_head else None
-        told = from_words(AgentOrder, list(order.arguments))
-        launch = read_launch(to_words(replace(told, lifeline_fd=fds[3], listen_fd=listen_fd)))
+        address = from_arguments(AgentOrder, list(order.arguments))
+        launch = read_launch(
+            to_arguments(replace(address, lifeline_fd=fds[3], listen_fd=listen_fd))
+        )
         launch = replace(launch, agent=_settled(launch.agent, order.python))
         forked = None
         if is_warm:
@@ -209,7 +211,7 @@ def become_agent(
             agent = os.getpid()
             pid = os.fork()
             if pid == 0:
-                proc.stand_apart()
+                proc.detach_from_parent()
                 proc.die_with_parent(agent)
                 ours.close()
                 if launch.listening is not None:
@@ -221,13 +223,13 @@ def become_agent(
             theirs.close()
             forked = (ForkedChild(pid), ours)
         code = run_agent(launch, forked)
-    except BaseException as error:  # noqa: BLE001 - an agent must not continue as a door
+    except BaseException as error:  # noqa: BLE001 - an agent must not continue as a server
         _report(error)
     os._exit(code)
 
 
 def _settled(agent: AgentOptions, python: tuple[str, ...]) -> AgentOptions:
-    """Return an agent's options with this interpreter and no setup lines: the door ran them."""
+    """Return an agent's options with this interpreter and no setup lines: the server ran them."""
     setup = replace(agent.plan.node_setup, lines=(), python_follows=False)
     program = replace(agent.plan.program, python=python)
     return replace(agent, plan=replace(agent.plan, program=program, node_setup=setup))
@@ -256,7 +258,7 @@ def _report(error: BaseException) -> None:
     traceback.print_exception(error)
 
 
-# When a session ends. The first node's door decides for all.
+# When a session ends. The first node's server decides for all.
 
 
 _WARN_S = 300.0
@@ -265,7 +267,7 @@ _END_FILE = "session-end.json"
 
 
 class SessionTime:
-    """The time limits of a session, as one of its doors keeps them.
+    """The time limits of a session, as one of its servers keeps them.
 
     Attributes:
         began_at: The start, in seconds since 1970; `used_at`: the end of the last run.
@@ -296,14 +298,14 @@ class SessionTime:
     def look(self, run_id: str) -> str | None:
         """Return why the session must end now, or None; warn the user some time before."""
         if self._place != 0:
-            told = atomic.read_json(self._end_file)
-            return str(told.get("why", "")) if isinstance(told, dict) else None
+            ends = atomic.read_json(self._end_file)
+            return str(ends.get("why", "")) if isinstance(ends, dict) else None
         if client_lives(self._setup) is False:
-            self.tell_others(_CLIENT_ENDED)
+            self.write_end_file(_CLIENT_ENDED)
             return _CLIENT_ENDED
         left_s, why = self.left(run_id)
         if left_s is not None and left_s <= 0:
-            self.tell_others(why)
+            self.write_end_file(why)
             return why
         if left_s is not None and left_s < self._warn_s() and not self.warned:
             self.warned = True
@@ -311,7 +313,7 @@ class SessionTime:
             print(f"muster: the session {name} ends in {in_minutes(left_s)}: {why}", flush=True)
         return None
 
-    def hear_warning(self, signum: int, frame: object) -> None:
+    def on_job_warning(self, signum: int, frame: object) -> None:
         """Tell the user that the job's time is nearly over (a signal handler)."""
         del signum, frame
         if self._place == 0:
@@ -321,8 +323,8 @@ class SessionTime:
         limits = [x for x in (self._setup.idle_s, self._setup.limit_s) if x is not None]
         return min(_WARN_S, min(limits, default=0.0) / 2)
 
-    def tell_others(self, why: str) -> None:
-        """On the first node, leave a file that tells the other doors to end."""
+    def write_end_file(self, why: str) -> None:
+        """On the first node, leave a file that tells the other servers to end."""
         if self._place == 0:
             atomic.write_json(self._end_file, {"why": why})
 
@@ -336,7 +338,7 @@ _REMOTE_FDS = 4  # the order's memory file and the three streams
 
 @dataclass(slots=True)
 class _Caller:
-    """A connection to the door, and the process that was forked for it."""
+    """A connection to the server, and the process that was forked for it."""
 
     line: socket.socket
     order: messages.ForkAgent | None = None
@@ -350,8 +352,8 @@ class _Caller:
         return self.order.run_id if self.order is not None else ""
 
 
-class Door:
-    """The door of one node: its imports, its socket, its callers and their processes."""
+class SessionServer:
+    """The server of one node: its imports, its socket, its callers and their processes."""
 
     def __init__(self, run_dir: RunDir, place: int, entry: str, root: str) -> None:
         self.run_dir, self.place, self.entry, self.root = run_dir, place, entry, root
@@ -360,7 +362,7 @@ class Door:
         self.num_runs = 0
         self.problem = ""
         self.template: Template
-        self.node: messages.DoorNode
+        self.node: messages.NodeEnvironment
         self.listening: socket.socket
         self.socket_path = ""
         self.callers: list[_Caller] = []
@@ -375,7 +377,7 @@ class Door:
     ) -> None:
         """Import what agents and workers need; record what the imports depended on."""
         environment = dict(os.environ)
-        with noting_reads() as read:
+        with recording_reads() as read:
             _, problem = import_for_workers(folder, preload, for_calls=True)
             import_agents(self.root)
         sys.dont_write_bytecode = True  # docs/sessions.md: code may change twice in a second
@@ -402,13 +404,13 @@ class Door:
         self.time.used_at = time.time()  # the import does not count as idle time
 
     def announce(self) -> None:
-        """Write the file that says where this door listens."""
-        place = messages.DoorPlace(
+        """Write the file that says where this server listens."""
+        place = messages.ServerAddress(
             socket=self.socket_path,
             pid=os.getpid(),
             machine=(proc.boot_id(), proc.network_id()),
         )
-        path = door_file(self.run_dir, self.place)
+        path = server_file(self.run_dir, self.place)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         atomic.write_json(path, codec.to_plain(place), mode=0o600)
 
@@ -418,7 +420,7 @@ class Door:
         """Serve until the session ends; in each forked spawner, return its descriptor instead."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(signum, self._hear_signal)
-        signal.signal(signal.SIGUSR1, self.time.hear_warning)  # the job's; runs get their own
+        signal.signal(signal.SIGUSR1, self.time.on_job_warning)  # the job's; runs get their own
         signal.set_wakeup_fd(self.wakeup_w, warn_on_full_buffer=False)
         while True:
             poll = select.poll()
@@ -482,12 +484,12 @@ class Door:
                     self._fork(caller, become)
                 else:
                     self._refuse(caller, f"the session ends: {self.time.ends}")
-            case messages.AskDoor():
+            case messages.AskServerState():
                 close_all(fds)
                 self._answer(caller, self._state())
             case messages.EndSession(why=why):
                 close_all(fds)
-                self.time.tell_others(why)
+                self.time.write_end_file(why)
                 self._begin_end(why)
                 self._answer(caller, self._state())
 
@@ -502,17 +504,17 @@ class Door:
             self.callers.remove(caller)
 
     def _refuse(self, caller: _Caller, why: str) -> None:
-        self._answer(caller, messages.DoorRefused(why=why))
+        self._answer(caller, messages.ForkRefused(why=why))
         self._lose(caller)
 
-    def _answer(self, caller: _Caller, answer: messages.DoorAnswer, *fds: int) -> None:
+    def _answer(self, caller: _Caller, answer: messages.SessionAnswer, *fds: int) -> None:
         with contextlib.suppress(OSError):
             socket.send_fds(caller.line, [encode(answer)], fds)
 
-    def _state(self) -> messages.DoorState:
+    def _state(self) -> messages.SessionServerState:
         left_s, why = self.time.left(self._run_id())
         living = (c.run_id for c in self.callers if c.pid and c.run_id and not c.gone_at)
-        return messages.DoorState(
+        return messages.SessionServerState(
             run_id=next(living, ""),
             num_runs=self.num_runs,
             idle_s=time.time() - self.time.used_at,
@@ -535,7 +537,7 @@ class Door:
             others = [c for c in self.callers if c.pid and c.run_id not in ("", order.run_id)]
             is_busy = any(c.gone_at is None for c in others)  # otherwise their owner was killed
             if is_busy and time.monotonic() - caller.came_at > _PATIENCE_S:
-                self._answer(caller, messages.DoorBusy(run_id=self._run_id()))
+                self._answer(caller, messages.SessionBusy(run_id=self._run_id()))
                 self._lose(caller)
             if others:
                 continue  # a client hears of its run's end a moment before the agents end
@@ -571,10 +573,10 @@ class Door:
         self, caller: _Caller, become: Callable[[ForkOrigin], int], *, is_warm: bool = True
     ) -> int | None:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        origin = ForkOrigin(door=os.getpid(), mask=mask)
+        origin = ForkOrigin(server=os.getpid(), mask=mask)
         pid = os.fork()
         if pid == 0:
-            self._let_go_but(caller)
+            self._close_inherited(caller)
             return become(origin)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         close_all(caller.fds)
@@ -584,8 +586,8 @@ class Door:
         os.close(pidfd)
         return None
 
-    def _let_go_but(self, caller: _Caller) -> None:
-        """Close the door's descriptors, in a fork that serves `caller`."""
+    def _close_inherited(self, caller: _Caller) -> None:
+        """Close the server's descriptors, in a fork that serves `caller`."""
         signal.set_wakeup_fd(-1)
         self.listening.close()
         os.close(self.wakeup_r)
@@ -627,7 +629,7 @@ class Door:
         fds = caller.fds
         waiting = [c for c in self.callers if c is not caller and not c.order and not c.gone_at]
         others = tuple((c.line.fileno(), c.pid) for c in waiting)
-        handed = messages.Handed(
+        handed = messages.Handover(
             node=self.node,
             python=order.python,
             preload=tuple(dict.fromkeys([*self.setup.preload, *order.preload])),
@@ -667,8 +669,8 @@ class Door:
         """Return the variables for the new interpreter, with the setup, which it reads again."""
         return {**job, contract.SESSION_VARIABLE: json.dumps(codec.to_plain(self.setup))}
 
-    def take_over(self, handed: messages.Handed) -> None:
-        """Continue as the door that this process was before `_renew`."""
+    def take_over(self, handed: messages.Handover) -> None:
+        """Continue as the server that this process was before `_renew`."""
         self.listening = socket.socket(fileno=handed.listening)
         self.socket_path = handed.socket_path
         self.time.began_at, self.time.used_at, self.num_runs = (
@@ -716,26 +718,26 @@ class Door:
 
 
 def keep(words: list[str], entry: str, begun_ns: int, root: str) -> int | None:
-    """Run a door until the session ends; in a forked spawner, return its agent's descriptor."""
+    """Run a server until the session ends; in a forked spawner, return its agent's descriptor."""
     place = int(os.environ.get(contract.PLACE_VARIABLE, "0"))
     proc.become_subreaper()
     handed = None
     if len(words) > 1:
         fd = int(words[2])
         data = os.pread(fd, messages.MAX_ORDER_BYTES, 0)
-        handed = codec.from_plain(messages.Handed, json.loads(data))
+        handed = codec.from_plain(messages.Handover, json.loads(data))
         os.close(fd)
         place = handed.place
-    door = Door(RunDir(words[0]), place, entry, root)
+    server = SessionServer(RunDir(words[0]), place, entry, root)
     os.environ.pop(contract.SESSION_VARIABLE, None)
     if handed is not None:
-        door.node = handed.node
-        door.import_all(begun_ns, handed.python, handed.preload, handed.folder)
-        door.take_over(handed)
+        server.node = handed.node
+        server.import_all(begun_ns, handed.python, handed.preload, handed.folder)
+        server.take_over(handed)
     else:
-        setup, plan = door.setup, read_plan_file(words[0])
-        door.node = forget_launcher(setup, plan, entry, root)
-        door.import_all(begun_ns, door.node.python, setup.preload, setup.folder)
-        door.listen()
-        print(f"muster: the door of node {place} is open", flush=True)
-    return door.serve()
+        setup, plan = server.setup, read_plan_file(words[0])
+        server.node = forget_launcher(setup, plan, entry, root)
+        server.import_all(begun_ns, server.node.python, setup.preload, setup.folder)
+        server.listen()
+        print(f"muster: the session's server on node {place} is open", flush=True)
+    return server.serve()

@@ -2,14 +2,14 @@
 
 import os
 
-from torchmuster.multirun.door.modules import noting_reads, read_by_imports
+from torchmuster.multirun.server.modules import read_by_imports, recording_reads
 
 
 def test_names_that_are_asked_for_are_noted_and_copies_are_no_question(monkeypatch):
     monkeypatch.setenv("MINE_A", "1")
     monkeypatch.setenv("MINE_B", "1")
     kind = type(os.environ)
-    with noting_reads() as read:
+    with recording_reads() as read:
         dict(os.environ)
         os.environ.copy()
         list({**os.environ}.items())

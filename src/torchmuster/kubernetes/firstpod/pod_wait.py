@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torchmuster.core.model.text import few_of
 from torchmuster.core.net.handshake import HandshakeError
 from torchmuster.errors import JoinTimeoutError
-from torchmuster.kubernetes.node.call import call_patiently, words_of
+from torchmuster.kubernetes.node.call import connect_with_retry, words_of
 from torchmuster.kubernetes.node.order import PodOrder
 
 _SAY_EVERY_S = 4.5
@@ -24,7 +24,7 @@ _SHOWN = 4
 
 
 @dataclass(slots=True)
-class Doors:
+class PodWait:
     """The pods of a run, and which of them accept sessions.
 
     Attributes:
@@ -104,7 +104,7 @@ class Doors:
         host = self.order.address(index) if index else "127.0.0.1"
         while index not in self._open:
             try:
-                channel = await call_patiently(host, self.order.port, self.secret, 0.0)
+                channel = await connect_with_retry(host, self.order.port, self.secret, 0.0)
             except (OSError, HandshakeError) as error:
                 self._why[index] = words_of(error)
                 num_missing = self.order.num_pods - len(self._open)

@@ -1,11 +1,11 @@
-"""The door of a node that a session holds: the job's interpreter with torch imported, one thread.
+"""The server of a node that a session holds: the job's interpreter with torch imported, one thread.
 
     python main.py SESSION_DIR [--handed FD]
 
 It is the only worker on its node in the run that is the session. A run's owner calls its Unix
-socket and asks for an agent. The door forks the agent, which forks its own spawner at once; both
-have their imports already. Otherwise the run is like any other, with the door as the parent that
-waits for it. If something imported has changed since, the door becomes a new interpreter in the
+socket and asks for an agent. The server forks the agent, which forks its own spawner at once; both
+have their imports already. Otherwise the run is like any other, with the server as the parent that
+waits for it. If something imported has changed since, the server becomes a new interpreter in the
 same process (`--handed`), keeps its socket and callers, and imports again.
 
 Old interpreters must be able to parse this file, so that it can refuse them in one sentence.
@@ -29,13 +29,13 @@ _root = os.path.dirname(_package)
 sys.path.insert(0, _root)
 
 from torchmuster.core.node.spawner import mainmodule, serve  # noqa: E402 - after the path
-from torchmuster.multirun.door import keeper as doorkeeper  # noqa: E402
+from torchmuster.multirun.server import keeper  # noqa: E402
 
 sys.path.remove(_root)
 
 if __name__ == "__main__":
-    # Returns in every forked spawner, and in the door at its end.
-    _control = doorkeeper.keep(sys.argv[1:], os.path.abspath(__file__), _begun_ns, _root)
+    # Returns in every forked spawner, and in the server at its end.
+    _control = keeper.keep(sys.argv[1:], os.path.abspath(__file__), _begun_ns, _root)
     if _control is not None:
         _entry = os.path.join(_package, "core", "node", "spawner", "entry.py")
         _task = serve.serve(_control, _entry, _at_start)

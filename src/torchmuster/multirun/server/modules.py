@@ -1,4 +1,4 @@
-"""Check that a door's imports are still valid: their files, variables, interpreter and folder."""
+"""Check that a server's imports are still valid: their files, variables, interpreter and folder."""
 
 import contextlib
 import importlib.machinery
@@ -32,7 +32,7 @@ _NATIVE_BEGINS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """What a door has imported, and what the imports depended on.
+    """What a server has imported, and what the imports depended on.
 
     Attributes:
         python: The interpreter and its flags.
@@ -83,7 +83,7 @@ def _few(words: list[str]) -> str:
     return ", ".join(words[:_SHOWN]) + more
 
 
-class _Watched(os._Environ):  # type: ignore[type-arg]  # its parameter is of the stubs only
+class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]  # its parameter is of the stubs only
     """`os.environ` that records the names that are read, except by a copy of all of it."""
 
     def __getitem__(self, key: str) -> str:
@@ -105,11 +105,11 @@ _copied: deque[str] = deque()  # the names that a copy in progress will read nex
 
 
 @contextlib.contextmanager
-def noting_reads() -> Iterator[set[str]]:
+def recording_reads() -> Iterator[set[str]]:
     """Yield the set of variable names that Python code reads inside this context."""
     kind = type(os.environ)
     _asked.clear()
-    os.environ.__class__ = _Watched  # modules have the object itself
+    os.environ.__class__ = _RecordingEnviron  # modules have the object itself
     try:
         yield _asked
     finally:

@@ -1,4 +1,4 @@
-"""Call the door of this node: find its socket, check that it is ours, ask for an agent."""
+"""Call the server of this node: find its socket, check that it is ours, ask for an agent."""
 
 import contextlib
 import json
@@ -17,17 +17,17 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
 from torchmuster.core.model.message import decode
 from torchmuster.errors import ChannelError, MusterError, SessionBusyError
-from torchmuster.multirun.door import messages
+from torchmuster.multirun.server import messages
 
 SESSION_FILE = "session.json"
 _CALL_S = 5.0
-_OPEN_S = 20.0  # torch is imported before a door opens again
+_OPEN_S = 20.0  # torch is imported before a server opens again
 _START_S = 120.0
 _LOOK_S = 0.05
 
 
-def door_file(run_dir: RunDir, place: int) -> str:
-    """Return the path of the file that says where a door listens."""
+def server_file(run_dir: RunDir, place: int) -> str:
+    """Return the path of the file that says where a server listens."""
     return os.path.join(run_dir.path, "doors", f"{place}.json")
 
 
@@ -48,7 +48,7 @@ def read_setup(run_dir: RunDir) -> messages.SessionSetup:
 
 
 def own_setup(run_dir: RunDir) -> messages.SessionSetup:
-    """Return the session's setup, for its door on this node.
+    """Return the session's setup, for its server on this node.
 
     It comes from the environment if it is there, because not every node sees the client's files.
 
@@ -75,7 +75,7 @@ def this_process() -> messages.ClientProcess:
 def client_lives(setup: messages.SessionSetup) -> bool | None:
     """Return whether the session's client still runs; None: it has none, or on another machine."""
     client = setup.client
-    state = proc.state_here(client.pid, client.machine) if client is not None else None
+    state = proc.process_state_here(client.pid, client.machine) if client is not None else None
     if client is None or state is None:
         return None
     facts = proc.read_process(client.pid)
@@ -88,42 +88,42 @@ def peer_uid(line: socket.socket) -> int:
     return int.from_bytes(data[4:8], "little")
 
 
-def call_door(run_dir: RunDir, place: int) -> socket.socket:
-    """Return a connection to the door of a node.
+def connect_to_server(run_dir: RunDir, place: int) -> socket.socket:
+    """Return a connection to the server of a node.
 
     Raises:
-        ChannelError: The door is not there, is on another machine, or is accessible to others.
+        ChannelError: The server is not there, is on another machine, or is accessible to others.
     """
-    path = door_file(run_dir, place)
+    path = server_file(run_dir, place)
     plain = atomic.read_json(path)
     if plain is None:
-        raise ChannelError(f"node {place} of the session has no door", where=path)
+        raise ChannelError(f"node {place} of the session has no server", where=path)
     try:
-        door = codec.from_plain(messages.DoorPlace, plain)
+        address = codec.from_plain(messages.ServerAddress, plain)
     except codec.CodecError as error:
-        raise ChannelError("what says where the door is can't be read", where=path) from error
-    if tuple(door.machine) != (proc.boot_id(), proc.network_id()):
+        raise ChannelError("what says where the server is can't be read", where=path) from error
+    if tuple(address.machine) != (proc.boot_id(), proc.network_id()):
         raise ChannelError(
             "the session is on another machine, or on this one before it was started again",
             where=path,
             fix="use it there, or start one here: muster session start",
         )
-    _check_owner(os.path.dirname(door.socket))
+    _check_owner(os.path.dirname(address.socket))
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.settimeout(_CALL_S)
     try:
-        line.connect(door.socket)
+        line.connect(address.socket)
     except OSError as error:
         line.close()
-        why = "the process of this door has gone" if not proc.is_running(door.pid) else None
+        why = "the process of this server has gone" if not proc.is_running(address.pid) else None
         raise ChannelError(
-            f"the door of node {place} does not answer",
-            where=door.socket,
+            f"the session's server on node {place} does not answer",
+            where=address.socket,
             why=why or error.strerror or str(error),
         ) from error
     if peer_uid(line) != os.getuid():
         line.close()
-        raise ChannelError("another user answers at the door's socket", where=door.socket)
+        raise ChannelError("another user answers at the server's socket", where=address.socket)
     return line
 
 
@@ -133,52 +133,52 @@ def _check_owner(folder: str) -> None:
         status = os.lstat(folder)
     except OSError as error:
         raise ChannelError(
-            "the door's socket has gone", where=folder, why=error.strerror
+            "the server's socket has gone", where=folder, why=error.strerror
         ) from error
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
         raise ChannelError(
-            "the door's folder is not only ours",
+            "the server's folder is not only ours",
             where=folder,
             why=f"it belongs to user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):o}",
             fix="muster session end, then start a new one",
         )
 
 
-def ask(run_dir: RunDir, place: int, order: messages.DoorOrder) -> messages.DoorAnswer:
-    """Send an order to a door and return its answer.
+def ask(run_dir: RunDir, place: int, order: messages.SessionOrder) -> messages.SessionAnswer:
+    """Send an order to a server and return its answer.
 
     Raises:
-        ChannelError: The door can't be reached, or does not answer.
+        ChannelError: The server can't be reached, or does not answer.
     """
-    with call_door(run_dir, place) as line:
+    with connect_to_server(run_dir, place) as line:
         send_order(line, order)
         try:
             packet = line.recv(messages.MAX_PACKET_BYTES)
         except OSError:
             packet = b""
         if not packet:
-            raise ChannelError(f"the door of node {place} does not answer")
-        return decode(packet, messages.DoorAnswer)
+            raise ChannelError(f"the session's server on node {place} does not answer")
+        return decode(packet, messages.SessionAnswer)
 
 
-def send_order(line: socket.socket, order: messages.DoorOrder, fds: Sequence[int] = ()) -> None:
+def send_order(line: socket.socket, order: messages.SessionOrder, fds: Sequence[int] = ()) -> None:
     """Send an order with descriptors, which stay open in this process.
 
     Raises:
-        ChannelError: The door has ended since the connection was made.
+        ChannelError: The server has ended since the connection was made.
     """
     memory = messages.pack_order(order)
     try:
         socket.send_fds(line, [b"order"], [memory, *fds])
     except OSError as error:
         why = error.strerror or str(error)
-        raise ChannelError("the door of the session does not answer", why=why) from error
+        raise ChannelError("the session's server does not answer", why=why) from error
     finally:
         os.close(memory)
 
 
-class DoorAgent:
-    """An agent that a door forks for us; the door reports its end, because it is the parent."""
+class SessionAgent:
+    """An agent that a server forks for us; the server reports its end, because it is the parent."""
 
     def __init__(self, line: socket.socket | None, session: str, why_dead: str = "") -> None:
         self.pid = 0
@@ -198,7 +198,7 @@ class DoorAgent:
 
         Raises:
             UsageError: Another run is in the session.
-            ChannelError: The door has gone, or can't start the agent.
+            ChannelError: The server has gone, or can't start the agent.
         """
         deadline = time.monotonic() + _START_S
         while not self.pid and self._status is None and time.monotonic() < deadline:
@@ -208,7 +208,7 @@ class DoorAgent:
         if not self.pid:
             raise ChannelError(
                 f"the session {self.session} has ended, or one of its nodes",
-                why=" ".join(self.said) or "its door has closed the connection",
+                why=" ".join(self.said) or "its server has closed the connection",
                 fix=f"muster session list; muster session start --name {self.session}",
             )
 
@@ -222,12 +222,12 @@ class DoorAgent:
             except OSError:
                 packet, fds = b"", []
             if not packet:
-                self._end(-int(signal.SIGKILL))  # it dies with its door
+                self._end(-int(signal.SIGKILL))  # it dies with its server
             else:
-                self._take(decode(packet, messages.DoorAnswer), fds)
+                self._take(decode(packet, messages.SessionAnswer), fds)
         return self._status
 
-    def _take(self, answer: messages.DoorAnswer, fds: list[int]) -> None:
+    def _take(self, answer: messages.SessionAnswer, fds: list[int]) -> None:
         match answer:
             case messages.AgentForked(pid=pid, is_warm=is_warm):
                 self.pid, self.is_warm = pid, is_warm
@@ -236,10 +236,10 @@ class DoorAgent:
                 self._end(status)
             case messages.TemplateRenewed(why=why):
                 self.on_renewal(why)
-            case messages.DoorBusy(run_id=run_id):
+            case messages.SessionBusy(run_id=run_id):
                 self._refusal = SessionBusyError(self.session, run_id)
                 self._end(1)
-            case messages.DoorRefused(why=why):
+            case messages.ForkRefused(why=why):
                 self._refusal = ChannelError(
                     f"the session {self.session} can't start the run", why=why
                 )
@@ -252,7 +252,7 @@ class DoorAgent:
             self._line = None
 
     def let_go(self) -> None:
-        """Stop waiting, because its owner has gone; the door ends the agent."""
+        """Stop waiting, because its owner has gone; the server ends the agent."""
         if self._line is not None:
             with contextlib.suppress(OSError):
                 self._line.shutdown(socket.SHUT_RDWR)  # wakes a waiting thread
@@ -270,16 +270,16 @@ class DoorAgent:
                 signal.pidfd_send_signal(self._pidfd, signum)
 
 
-def wait_for_door(run_dir: RunDir, place: int, lives: Callable[[], bool]) -> socket.socket:
-    """Return a connection to a door that is opening, or opening again after a failure.
+def wait_for_server(run_dir: RunDir, place: int, lives: Callable[[], bool]) -> socket.socket:
+    """Return a connection to a server that is opening, or opening again after a failure.
 
     Raises:
-        ChannelError: The session has ended, or the door has not opened in time.
+        ChannelError: The session has ended, or the server has not opened in time.
     """
     deadline = time.monotonic() + _OPEN_S
     while True:
         try:
-            return call_door(run_dir, place)
+            return connect_to_server(run_dir, place)
         except ChannelError:
             if time.monotonic() > deadline or not lives():
                 raise
