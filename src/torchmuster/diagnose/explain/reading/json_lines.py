@@ -5,6 +5,7 @@ each, so that each can be read separately; an object within an object is opened 
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -194,7 +195,12 @@ def _time_of(values: Mapping[str, Any]) -> str | float | None:
         return found
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         return None
-    seconds = float(found)
+    try:
+        seconds = float(found)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    if not math.isfinite(seconds):  # JSON of Python's may say Infinity
+        return None
     while seconds > _LAST_SECOND:
         seconds /= 1000
     return seconds if seconds > _FIRST_SECOND else None

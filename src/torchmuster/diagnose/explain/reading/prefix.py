@@ -351,17 +351,17 @@ def _take_time(text: str, year: int) -> tuple[str, float | None, str] | None:
     return None
 
 
-def _seconds_of_words(match: re.Match[str], year: int) -> float:
+def _seconds_of_words(match: re.Match[str], year: int) -> float | None:
     month = _MONTHS.index(match["month"]) // 3 + 1
     return _seconds(f"{year}-{month}-{match['day'].strip()}", match["time"], None, None)
 
 
-def _seconds(day: str, clock: str, part: str | None, zone: str | None) -> float:
-    """Return seconds since 1970; 0 for a day or time that does not exist."""
+def _seconds(day: str, clock: str, part: str | None, zone: str | None) -> float | None:
+    """Return seconds since 1970; None for a day or time that does not exist."""
     midnight = _midnight(day)
     hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:])
     if midnight is None or hour > 23 or minute > 59 or second > 59:
-        return 0.0
+        return None
     seconds = midnight + hour * 3600 + minute * 60 + second + (float(f"0.{part}") if part else 0.0)
     if zone and zone != "Z":
         sign = -1 if zone[0] == "+" else 1

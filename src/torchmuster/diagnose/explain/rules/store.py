@@ -38,7 +38,7 @@ class _Calls:
     Attributes:
         target: `host:port` of the first.
         refused: An answer came: nothing listens there, or a firewall rejects.
-        shook_hands: Something accepted the connection and did not speak the store's protocol.
+        is_other_service: Something accepted the connection and did not speak the store's protocol.
         second: The port is not that of the rendezvous.
         by_owner: The owner of the address called it too.
         head_had_ended: The head had given up before the first call; None when the times don't tell.
@@ -48,7 +48,7 @@ class _Calls:
     callers: tuple[str, ...]
     unreachable: bool
     refused: bool
-    shook_hands: bool
+    is_other_service: bool
     second: bool
     by_owner: bool
     head_waits: bool
@@ -114,7 +114,7 @@ def _known(case: Case, calls: list[LogEvent]) -> _Calls:
         callers=tuple(sorted(callers)),
         unreachable=bool(codes & set(_NO_WAY)),
         refused=str(errno.ECONNREFUSED) in codes or any("refused" in e.line.text for e in calls),
-        shook_hands=bool(handshake),
+        is_other_service=bool(handshake),
         second=bool(joined) or (bool(ports) and port not in ports),
         by_owner=short(event.get("host")) in callers,
         head_waits=bool(case.of("rdzv_timeout")),
@@ -174,7 +174,7 @@ def _row_of(known: _Calls) -> Row:
     """Return the first row that explains the calls."""
     if known.unreachable:
         return RULE_ROWS["store.no-route"]
-    if known.shook_hands:
+    if known.is_other_service:
         return RULE_ROWS["store.other-service"]
     if known.second:
         return RULE_ROWS["store.second-store"]

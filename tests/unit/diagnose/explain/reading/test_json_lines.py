@@ -97,6 +97,13 @@ def test_what_is_no_object_with_a_message_stays_as_it_is(tmp_path, line):
     assert record_of(tmp_path, line).logs[0].header[0].text == line
 
 
+@pytest.mark.parametrize("when", ["Infinity", "-Infinity", "NaN", "1e400", "9" * 400])
+def test_a_time_that_is_none_costs_only_the_time(tmp_path, when):
+    (line,) = record_of(tmp_path, f'{{"message": "error: x", "time": {when}}}').logs[0].header
+    assert line.text == "error: x"
+    assert line.when is None
+
+
 def test_deep_and_long_objects_do_no_harm(tmp_path):
     record_of(tmp_path, '{"message": ' + '{"a":' * 100_000 + "1", {"message": "error\n" * 100_000})
     assert len(lines_of(json.dumps({"message": "error\n" * 100_000}).encode())) <= 1000

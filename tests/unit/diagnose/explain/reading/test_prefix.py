@@ -77,3 +77,10 @@ def test_colours_are_taken_away_and_length_is_bounded():
 def test_logger_of_torch_is_no_host():
     text = "torch.distributed.distributed_c10d: [INFO] Added key"
     assert split(text, 2026)[1] == Who()
+
+
+@pytest.mark.parametrize(
+    "when", ["2026-02-30 09:26:53", "2026-03-14 24:26:53", "Feb 30 09:26:53", "Mar 14 09:26:99"]
+)
+def test_a_moment_that_does_not_exist_is_not_1970(when):
+    assert split(f"{when} n1 error: x", 2026).when is None
