@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from torchmuster.train.barrier import StoreBarrier
 from torchmuster.train.group import WorldError
+from torchmuster.train.world import StoreBarrier
 
 
 class GoneStore:

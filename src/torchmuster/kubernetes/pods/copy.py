@@ -21,11 +21,10 @@ from torchmuster.kubernetes.engine.dialect import DIALECT
 from torchmuster.kubernetes.pods.elsewhere import groups_copied, is_elsewhere
 from torchmuster.kubernetes.pods.end import explain_missing, remove, save_last_message
 from torchmuster.kubernetes.pods.losses import LossNotes
-from torchmuster.kubernetes.pods.members import members_copied
+from torchmuster.kubernetes.pods.members import ObjectRestorer, members_copied
 from torchmuster.kubernetes.pods.mirror import RecordMirror, holds_record
 from torchmuster.kubernetes.pods.reach import find_pod, is_submitted_here, job_of, pod_order
 from torchmuster.kubernetes.pods.release import LostPodRemover
-from torchmuster.kubernetes.pods.remake import ObjectRestorer
 from torchmuster.kubernetes.pods.starts import PodStarts
 from torchmuster.kubernetes.pods.watch import PodWatch, looking
 from torchmuster.launcher.engines.base import EngineError

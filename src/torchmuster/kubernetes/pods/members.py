@@ -8,10 +8,13 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
@@ -22,8 +25,8 @@ from torchmuster.core.owner.create import create_member_dir, failed_before_start
 from torchmuster.core.owner.record import next_attempt, read_result
 from torchmuster.errors import MissingRecordError, MusterError, UsageError
 from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of
-from torchmuster.kubernetes.engine.dialect import DIALECT, name_of
-from torchmuster.kubernetes.engine.manifest import views_of_elements
+from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl, name_of, place_of
+from torchmuster.kubernetes.engine.manifest import owned_by, secret_of, views_of_elements
 from torchmuster.kubernetes.engine.wishes import SESSION_PORT, home_of, keeps_runs
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
@@ -36,18 +39,85 @@ from torchmuster.kubernetes.pods.mirror import (
     result_of_pod,
     values_left_by,
 )
-from torchmuster.kubernetes.pods.reach import MEMBER_JOB, ask, log_of, pod_order
+from torchmuster.kubernetes.pods.reach import MEMBER_JOB, ask, log_of, pod_order, refused
 from torchmuster.kubernetes.pods.release import LostPodRemover, is_given_up
-from torchmuster.kubernetes.pods.remake import ObjectRestorer
 from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.jobs import submit_script, view_jobs
+from torchmuster.launcher.jobs.jobs import read_files, submit_script, view_jobs
 from torchmuster.launcher.jobs.never import WAITS, NeverStartsWatch
 from torchmuster.launcher.model.job import JobArray, JobRequest
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.views.sweep_view import read_sweep
+
+# Restores deleted Secrets and Services of a run: replacement pods can't start without them.
+
+
+_EVERY_S = 5.0
+_ASK_S = 25.0
+_KINDS = ("secret/", "service/")
+
+
+@dataclass(slots=True)
+class ObjectRestorer:
+    """Checks the objects of one Job whenever its pods have changed.
+
+    Attributes:
+        job: The request, with the files that its pods bring along.
+        say: Gets a message on each object that was restored.
+    """
+
+    job: JobRequest
+    job_id: str
+    watch: PodWatch
+    say: Callable[[str], None]
+    _seen: int = -1
+    _at: float = 0.0
+
+    def look(self) -> None:
+        """Create again what is missing, while the Job exists.
+
+        Raises:
+            EngineError: The cluster can't be queried, or refuses.
+            OSError: A file for the pods is no longer here.
+        """
+        if self.watch.number == self._seen or time.monotonic() < self._at:
+            return
+        self._seen, self._at = self.watch.number, time.monotonic() + _EVERY_S
+        context, namespace, name = place_of(self.job_id)
+        mine = [_name_of(one) for one in json.loads(DIALECT.script(self.job))["items"]]
+        named = [one for one in mine if one.startswith(_KINDS)]
+        words = ("get", f"jobs.batch/{name}", *named, "--ignore-not-found", "-o", "name")
+        there = set(ask(kubectl(context, namespace, *words)).split())
+        missing = [one for one in named if one not in there]
+        if f"job.batch/{name}" in there and missing:
+            self._make(missing, context, namespace, name)
+
+    def _make(self, missing: Sequence[str], context: str, namespace: str, name: str) -> None:
+        made = json.loads(
+            ask(kubectl(context, namespace, "get", f"jobs.batch/{name}", "-o", "json"))
+        )
+        wanted = [one.partition("/")[2] for one in missing if one.startswith("secret/")]
+        brings = tuple(pair for pair in self.job.brings if secret_of(name, pair[0]) in wanted)
+        files = {path: b"" for path, _ in self.job.brings}
+        files |= read_files(
+            replace(self.job, brings=brings)
+        )  # files of an existing Secret may be gone here
+        objects = json.loads(DIALECT.with_files(self.job, files))["items"]
+        for one in (one for one in objects if _name_of(one) in missing):
+            one["metadata"] |= owned_by(made)["metadata"]
+            argv = kubectl(context, namespace, "create", "-f", "-")
+            said = proc.ask(argv, json.dumps(one).encode(), _ASK_S)
+            if said.status != 0:
+                raise refused(argv, said.stderr.decode(errors="replace"))
+            what = f"{one['kind']} {one['metadata']['name']}"
+            self.say(f"the {what} was deleted by somebody: it was made again")
+
+
+def _name_of(one: Mapping[str, Any]) -> str:
+    return f"{one['kind'].lower()}/{one['metadata']['name']}"
+
 
 _MOST_AT_ONCE = 8  # kubectl commands
 _LOOK_S = 5.0  # without news about pods

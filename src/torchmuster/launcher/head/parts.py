@@ -1,19 +1,172 @@
 """The launcher's parts of a head: state of the ranks, hangs, `muster exec`, metrics."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from torchmuster.core.head.attempt import Attempt
 from torchmuster.core.head.head import HeadClient
 from torchmuster.core.head.membership import Member
 from torchmuster.core.head.training_head import HeadPart, TrainingHead
+from torchmuster.core.model.ranks import NodeRanks
+from torchmuster.core.model.text import name_alone, nearest
 from torchmuster.core.net import messages
 from torchmuster.launcher.head.board import Board
 from torchmuster.launcher.net import part_messages
 
 if TYPE_CHECKING:
-    from torchmuster.launcher.head.exec_relay import ExecRelay
     from torchmuster.launcher.head.hangs.monitor import HangMonitor
     from torchmuster.launcher.head.openmetrics import NewestTraining
+
+
+# The head's part in `muster exec`: route messages between clients and commands on agents.
+#
+# It stores routes only: the windows of both ends bound the data in flight (`net.messages`).
+
+
+LOST = 128 + 9
+Agent = TypeVar("Agent")
+
+
+class Client(Protocol):
+    """The connection of a client."""
+
+    def send_nowait(self, message: messages.Message) -> None:
+        """Queue a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Route(Generic[Agent]):
+    client: Client
+    agent: Agent
+
+
+class ExecRelay(Generic[Agent]):
+    """Passes messages between clients and agents: those of tasks, or of the nodes of a run.
+
+    Args:
+        find: Returns the agent for the target that a client has named; None if there is none now.
+        send: Sends a message to an agent, if it is connected.
+        why_not: Returns what to tell a client whose target can't be entered now.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Agent | None],
+        send: Callable[[Agent, messages.Message], None],
+        why_not: Callable[[str], tuple[str, str | None]],
+    ) -> None:
+        self._find = find
+        self._send = send
+        self._why_not = why_not
+        self._routes: dict[str, _Route[Agent]] = {}
+
+    @property
+    def num_routes(self) -> int:
+        """Return the number of running commands."""
+        return len(self._routes)
+
+    def from_client(self, client: Client, message: part_messages.FromExecClient) -> None:
+        """Start a client's command, or pass a message on to a command of its own."""
+        exec_id = message.exec_id
+        route = self._routes.get(exec_id)
+        if not isinstance(message, part_messages.ExecStart):
+            if route is not None and route.client is client:
+                self._send(route.agent, message)
+            return
+        if route is not None:
+            what = "this command has been started already"
+            client.send_nowait(part_messages.ExecRefused(exec_id=exec_id, what=what))
+        elif (agent := self._find(message.task)) is not None:
+            self._routes[exec_id] = _Route(client, agent)
+            self._send(agent, message)
+        else:
+            what, why = self._why_not(message.task)
+            client.send_nowait(part_messages.ExecRefused(exec_id=exec_id, what=what, why=why))
+
+    def client_gone(self, client: Client) -> None:
+        """End the commands of a client that has disconnected."""
+        for exec_id, route in list(self._routes.items()):
+            if route.client is client:
+                del self._routes[exec_id]
+                self._send(route.agent, part_messages.ExecLeave(exec_id=exec_id))
+
+    def from_agent(self, agent: Agent, message: part_messages.FromExecTask) -> None:
+        """Pass an agent's message on to the client of the command."""
+        route = self._routes.get(message.exec_id)
+        if route is None or route.agent != agent:
+            return
+        if isinstance(message, part_messages.ExecEnded | part_messages.ExecRefused):
+            del self._routes[message.exec_id]
+        route.client.send_nowait(message)
+
+    def agent_gone(self, agent: Agent, why: str) -> None:
+        """End the commands of a lost agent for their clients."""
+        for exec_id, route in list(self._routes.items()):
+            if route.agent == agent:
+                del self._routes[exec_id]
+                end = part_messages.ExecEnded(exec_id=exec_id, code=LOST, why=why)
+                route.client.send_nowait(end)
+
+
+# Find the agent of the rank or the node that `muster exec` names: `rank 3`, or `node n2`.
+
+
+class RunningAttempt(Protocol):
+    """The part of an attempt that is read here."""
+
+    members: dict[int, Member]
+    ranks: dict[int, NodeRanks]
+
+
+class NamedAgents:
+    """The agents of a run, by the names that clients use.
+
+    Args:
+        attempt: Returns the newest attempt; None before the first.
+        name: Returns the name of a member.
+    """
+
+    def __init__(
+        self, attempt: Callable[[], RunningAttempt | None], name: Callable[[Member], str]
+    ) -> None:
+        self._attempt = attempt
+        self._name = name
+
+    def find(self, word: str) -> Member | None:
+        """Return the connected agent of the rank or node; None if there is none."""
+        attempt = self._attempt()
+        kind, _, name = word.partition(" ")
+        if attempt is None:
+            return None
+        for place, member in attempt.members.items():
+            if not member.is_present:
+                continue
+            ranks = attempt.ranks[place]
+            if kind == "node" and name in (
+                self._name(member),
+                name_alone(self._name(member)),
+                member.hello.host,
+            ):
+                return member
+            index = int(name) - ranks.first_rank if kind == "rank" and name.isdecimal() else -1
+            if 0 <= index < ranks.num_workers:
+                return member
+        return None
+
+    def why_not(self, word: str) -> tuple[str, str | None]:
+        """Return why `find` returned None, and what the run has instead."""
+        attempt = self._attempt()
+        kind, _, name = word.partition(" ")
+        if attempt is None:
+            return "no worker of the run has started yet", None
+        if kind == "node":
+            names = [self._name(member) for member in attempt.members.values()]
+            near = nearest(name, names)
+            known = f"did you mean {near}?" if near else f"its nodes: {', '.join(names[:12])}"
+            return f"the run has no node `{name}` now", known
+        total = sum(ranks.num_workers for ranks in attempt.ranks.values())
+        return f"the run has no rank {name} now", f"it has ranks 0 to {total - 1}"
 
 
 class BoardPart(HeadPart):
@@ -142,9 +295,6 @@ class ExecPart(HeadPart):
         if not isinstance(message, part_messages.FromExecClient):
             return False
         if self._execs is None:
-            from torchmuster.launcher.head.exec_relay import ExecRelay
-            from torchmuster.launcher.head.rank_relay import NamedAgents
-
             policy = self.head.policy
             agents = NamedAgents(lambda: policy.attempt, policy.members.name)
             self._execs = ExecRelay(agents.find, policy.send, agents.why_not)

@@ -10,7 +10,7 @@ from torchmuster.core.cli import options
 from torchmuster.core.cli.spelling import NearMissGroup
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.cli.echo import echo
-from torchmuster.workflow.cli.transfers import Bar, describe, say
+from torchmuster.workflow.cli.data import Bar, describe, say
 
 if TYPE_CHECKING:
     from torchmuster.workflow.data.dataset import DatasetStore

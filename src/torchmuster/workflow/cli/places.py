@@ -246,7 +246,7 @@ class AsJobs(WorkflowCell):
     """A workflow as jobs of a scheduler, one per group."""
 
     def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
-        from torchmuster.workflow.cli.job_scripts import show_jobs
+        from torchmuster.workflow.cli.submit import show_jobs
 
         del machine
         show_jobs(plan, self.place.name, as_json=as_json)

@@ -43,7 +43,7 @@ from torchmuster.core.model.verdict import (
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel
 from torchmuster.core.net.handshake import HandshakeError
-from torchmuster.launcher.head.exec_relay import ExecRelay
+from torchmuster.launcher.head.parts import ExecRelay
 from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.launcher.net import part_messages
 from torchmuster.workflow.head import group_policy as gang

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.launcher.head.exec_relay import LOST, ExecRelay
+from torchmuster.launcher.head.parts import LOST, ExecRelay
 from torchmuster.launcher.net import part_messages
 
 

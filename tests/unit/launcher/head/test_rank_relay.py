@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from torchmuster.core.model.ranks import assign_ranks
-from torchmuster.launcher.head.exec_relay import ExecRelay
-from torchmuster.launcher.head.rank_relay import NamedAgents
+from torchmuster.launcher.head.parts import ExecRelay, NamedAgents
 from torchmuster.launcher.net import part_messages
 
 

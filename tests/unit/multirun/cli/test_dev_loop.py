@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.multirun.cli.dev_loop import Act, DevLoop, LastRun, name_for, status_of
+from torchmuster.multirun.cli.dev import Act, DevLoop, LastRun, name_for, status_of
 
 
 def test_a_save_during_a_run_cancels_it_and_the_new_code_starts():
