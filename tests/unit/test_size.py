@@ -13,13 +13,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_260,
-    "launcher": 27_010,
-    "diagnose": 12_690,
+    "core": 15_270,
+    "launcher": 27_050,
+    "diagnose": 12_700,
     "workflow": 11_480,
     "train": 7_830,
     "kubernetes": 8_230,
-    "multirun": 6_440,
+    "multirun": 6_470,
     "report": 4_410,
     "gpucheck": 1_410,
     "(top)": 200,
