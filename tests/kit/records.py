@@ -10,7 +10,6 @@ from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
-from torchmuster.launcher.model.progress import RankSample
 
 BEGAN = 1_800_000_000.0
 NODES = [
@@ -102,6 +101,8 @@ TRAINING = [
 
 
 def sample(after_s, attempt=0, steps=(100, 100), data=(0.1, 0.1), over_s=10.0, **columns):
+    from torchmuster.launcher.model.progress import RankSample  # not in the core's own tree
+
     size = len(steps)
     return codec.to_plain(
         RankSample(

@@ -30,7 +30,7 @@ from torchmuster.errors import (
 )
 from torchmuster.workflow import task_call
 from torchmuster.workflow.task_call import wait_at_barrier
-from unit.core.node.fake_head import FakeHead
+from unit.workflow.fake_head import FakeHead
 
 
 @contextlib.contextmanager

@@ -29,7 +29,6 @@ from torchmuster.core.net.messages import (
 )
 from torchmuster.core.programs.head_host import _end_with_head
 from torchmuster.errors import MusterError
-from torchmuster.launcher.net.part_messages import AskStacks
 from unit.core.head import test_membership as test_roll
 from unit.core.head.test_membership import make_roll
 
@@ -116,7 +115,7 @@ def test_an_agent_that_calls_after_the_failure_is_told_so(make_head):
 def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_head, is_open):
     async def go():
         head = make_head(1)
-        client = Line(AskStacks(ask_id="a"), None)
+        client = Line(JobEnds(ends_at=60.0), None)
         client.role, client.is_open = Role.CLIENT, is_open
         await asyncio.wait_for(head.serve(client), 30)
         return head.inbox.qsize()

@@ -18,7 +18,6 @@ from torchmuster.core.node import head_link
 from torchmuster.core.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.core.node.options import HeadPlace
 from torchmuster.errors import HeadLostError, JoinTimeoutError
-from torchmuster.workflow.head import task_messages
 from unit.core.net.loopback import SECRET
 
 HELLO = messages.Notice(text="hello")
@@ -64,7 +63,7 @@ def meet(conversation, **given):
 
 
 async def take_all(message):
-    return not isinstance(message, task_messages.TaskLeave)
+    return not isinstance(message, messages.Goodbye)
 
 
 def test_the_hello_comes_first_and_pings_follow(monkeypatch):
@@ -76,7 +75,7 @@ def test_the_hello_comes_first_and_pings_follow(monkeypatch):
         talking = asyncio.create_task(link.converse(channel, HELLO, take_all))
         head = await doorman.channels.get()
         await wait_until_async(lambda: len(doorman.heard) >= 3, "two pings")
-        head.send_nowait(task_messages.TaskLeave())
+        head.send_nowait(messages.Goodbye(exit_code=0))
         assert await talking is None
         await channel.close()
         return doorman.heard
@@ -154,8 +153,13 @@ def test_a_head_that_runs_on_this_machine_is_slow_not_gone():
         link.clock = lambda: now[0]
         assert link.silent_s() is not None
         link.welcome(
-            task_messages.TaskWelcome(
-                head_pid=os.getpid(), boot_id=proc.boot_id(), network_id=proc.network_id()
+            messages.Welcome(
+                run_id="r",
+                node="n1",
+                tee="0",
+                head_pid=os.getpid(),
+                boot_id=proc.boot_id(),
+                network_id=proc.network_id(),
             )
         )
         return link.silent_s()

@@ -17,11 +17,10 @@ from torchmuster.core.model.plan import (
     RunPlan,
     ScriptKind,
     ShippedEnvironment,
-    Stage,
 )
 from torchmuster.core.node.leftovers import remove_scratch
 from torchmuster.core.node.options import AgentOptions, HeadPlace
-from torchmuster.core.node.setup import other_interpreter, refusal_of
+from torchmuster.core.node.setup import other_interpreter
 from torchmuster.launcher.node.setup import ShellWork
 from torchmuster.launcher.node.shell import NodeShell, SetupError
 from torchmuster.launcher.node.shipping import shelf
@@ -191,17 +190,15 @@ def test_lines_that_touch_no_python_leave_the_planned_one(node):
 
 
 def test_commands_run_in_order_with_the_scratch_folder(node, tmp_path):
-    (tmp_path / "data").mkdir()
     _, work = node(
         environment=(("A", "1"),),
-        stages=(Stage(source=str(tmp_path / "data"), target="in/data"),),
         before=(
-            'ls "$MUSTER_SCRATCH"/in > seen; echo $A $MUSTER_PLACE $MUSTER_NODE >> seen',
+            'ls -d "$MUSTER_SCRATCH" > seen; echo $A $MUSTER_PLACE $MUSTER_NODE >> seen',
             "echo two >> seen",
         ),
     )
 
-    assert (tmp_path / "seen").read_text() == "data\n1 1 n2\ntwo\n"
+    assert (tmp_path / "seen").read_text() == f"{work.scratch}\n1 1 n2\ntwo\n"
     assert work.variables[contract.SCRATCH_VARIABLE] == work.scratch
 
 
@@ -213,14 +210,6 @@ def test_a_failing_command_is_named_with_node_code_and_output(node, tmp_path):
     assert caught.value.why == "no luck\nexit code 3"
     assert not (tmp_path / "never").exists()
     assert "no luck" in node.log()
-
-
-def test_a_missing_source_is_named_with_the_node(node, tmp_path):
-    with pytest.raises(SetupError, match="staging failed on n2") as caught:
-        node(stages=(Stage(source=str(tmp_path / "nope"), target="x"),))
-
-    assert str(tmp_path / "nope") in caught.value.where
-    assert refusal_of(caught.value)["hint"] == caught.value.fix
 
 
 def test_the_nodes_shell_fills_the_scratch_folder_in(node, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from kit.command import SOURCE
 from kit.waiting import wait_until
 from torchmuster.core.model.contract import TASK_SOCKET_VARIABLE
-from unit.core.node.fake_head import FakeHead
+from unit.workflow.fake_head import FakeHead
 
 DEADLINE_S = 60.0
 COMMAND = "from torchmuster.core.cli.main import main;main()"

@@ -8,8 +8,11 @@ import zipfile
 import pytest
 
 from torchmuster.core.model.plan import Stage
+from torchmuster.core.node.setup import refusal_of
+from torchmuster.launcher.node.shell import SetupError
 from torchmuster.workflow.task import staging
 from torchmuster.workflow.task.staging import StagingError, stage_all
+from unit.launcher.node.test_setup import node  # noqa: F401 - a fixture
 
 
 def quiet(source, done, total):
@@ -207,3 +210,19 @@ def test_without_tarfile_s_own_filter_members_are_ours_and_not_privileged(tmp_pa
     assert staging._checked(member("a", mode=0o666), str(tmp_path)).mode == 0o644
     link = staging._checked(member("d/link", tarfile.SYMTYPE, "../a"), str(tmp_path))
     assert link.linkname == "../a"
+
+
+def test_what_is_staged_is_there_before_the_commands(node, tmp_path):  # noqa: F811
+    (tmp_path / "data").mkdir()
+    stages = (Stage(source=str(tmp_path / "data"), target="in/data"),)
+    node(stages=stages, before=('ls "$MUSTER_SCRATCH"/in > seen',))
+
+    assert (tmp_path / "seen").read_text() == "data\n"
+
+
+def test_a_missing_source_is_named_with_the_node(node, tmp_path):  # noqa: F811
+    with pytest.raises(SetupError, match="staging failed on n2") as caught:
+        node(stages=(Stage(source=str(tmp_path / "nope"), target="x"),))
+
+    assert str(tmp_path / "nope") in caught.value.where
+    assert refusal_of(caught.value)["hint"] == caught.value.fix
