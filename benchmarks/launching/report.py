@@ -28,7 +28,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetSummary:
+class MetricSummary:
     """The rounds of one metric on one side; the figures are None when all rounds were lost."""
 
     metric: Metric
@@ -60,7 +60,7 @@ def beyond_floor(samples: Sequence[Sample]) -> list[Sample]:
     ]
 
 
-def summarize(samples: Sequence[Sample]) -> list[DatasetSummary]:
+def summarize(samples: Sequence[Sample]) -> list[MetricSummary]:
     """Return one summary for each metric and side, in the order in which they came."""
     groups: dict[tuple[Metric, str], list[Sample]] = {}
     for sample in samples:
@@ -70,7 +70,7 @@ def summarize(samples: Sequence[Sample]) -> list[DatasetSummary]:
 
 def tables(
     cases: Mapping[str, Case],
-    summaries: Sequence[DatasetSummary],
+    summaries: Sequence[MetricSummary],
     sides: Sequence[str],
     samples: Sequence[Sample],
 ) -> str:
@@ -93,7 +93,7 @@ def losses(samples: Sequence[Sample], case: str) -> str:
 def document(
     machine: Mapping[str, str | int | float],
     samples: Sequence[Sample],
-    summaries: Sequence[DatasetSummary],
+    summaries: Sequence[MetricSummary],
 ) -> dict[str, Any]:
     """Return machine, settings, medians and every sample."""
     return {
@@ -109,9 +109,9 @@ def document(
     }
 
 
-def _summary(metric: Metric, side: str, samples: Sequence[Sample]) -> DatasetSummary:
+def _summary(metric: Metric, side: str, samples: Sequence[Sample]) -> MetricSummary:
     values = [sample.value for sample in samples if sample.value is not None]
-    return DatasetSummary(
+    return MetricSummary(
         metric=metric,
         side=side,
         num_rounds=len(samples),
@@ -122,7 +122,7 @@ def _summary(metric: Metric, side: str, samples: Sequence[Sample]) -> DatasetSum
     )
 
 
-def _table(summaries: Sequence[DatasetSummary], sides: Sequence[str]) -> str:
+def _table(summaries: Sequence[MetricSummary], sides: Sequence[str]) -> str:
     """Return the table of one case: a row for each metric, sides and ratios as columns."""
     by_key = {(summary.metric, summary.side): summary for summary in summaries}
     columns = [side for side in (FLOOR, *sides) if any(s.side == side for s in summaries)]
@@ -136,7 +136,7 @@ def _table(summaries: Sequence[DatasetSummary], sides: Sequence[str]) -> str:
     return aligned(rows)
 
 
-def _cell(summary: DatasetSummary | None) -> str:
+def _cell(summary: MetricSummary | None) -> str:
     """Return `median (lowest..highest)`, and how many rounds were lost."""
     if summary is None:
         return "-"
@@ -148,7 +148,7 @@ def _cell(summary: DatasetSummary | None) -> str:
     return f"{summary.median:.{digits}f} {spread}{lost}"
 
 
-def _ratio(other: DatasetSummary | None, ours: DatasetSummary | None) -> str:
+def _ratio(other: MetricSummary | None, ours: MetricSummary | None) -> str:
     """Return how many times ours the other is, where both are quantities above zero."""
     if other is None or ours is None or not other.metric.unit:
         return "-"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launching.report import DatasetSummary, Sample, aligned, losses
+from launching.report import MetricSummary, Sample, aligned, losses
 from launching.sides import COMMON_ENVIRONMENT, TORCHRUN_ENVIRONMENT, TORCHRUN_OPTIONS
 from training.cases import OURS, Case, Goal
 
@@ -17,7 +17,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OddRank:
+class GoalVerdict:
     """Ours beside others, from figures that were taken next to each other in time."""
 
     case: str
@@ -28,14 +28,14 @@ class OddRank:
     num_pairs: int
 
 
-def judge(cases: Mapping[str, Case], samples: Sequence[Sample]) -> list[OddRank]:
+def judge(cases: Mapping[str, Case], samples: Sequence[Sample]) -> list[GoalVerdict]:
     """Return what became of each goal; one without any pair of figures is left out."""
     verdicts = []
     for name, case in cases.items():
         for goal in case.goals:
             of_row = [s for s in samples if s.metric.case == name and s.metric.name == goal.row]
             if values := pair_up(goal, of_row):
-                verdict = OddRank(
+                verdict = GoalVerdict(
                     case=name,
                     goal=goal,
                     median=statistics.median(values),
@@ -69,8 +69,8 @@ def _compare(kind: str, ours: float, other: float) -> float:
 
 def tables(
     cases: Mapping[str, Case],
-    summaries: Sequence[DatasetSummary],
-    verdicts: Sequence[OddRank],
+    summaries: Sequence[MetricSummary],
+    verdicts: Sequence[GoalVerdict],
     samples: Sequence[Sample],
 ) -> str:
     """Return for each case a Markdown table, a line for each comparison, and why something was lost."""
@@ -84,7 +84,7 @@ def tables(
     return "\n\n".join(texts)
 
 
-def _table(summaries: Sequence[DatasetSummary]) -> str:
+def _table(summaries: Sequence[MetricSummary]) -> str:
     by_key = {(summary.metric, summary.side): summary for summary in summaries}
     sides = list(dict.fromkeys(summary.side for summary in summaries))
     columns = [*[side for side in sides if side != OURS], OURS]
@@ -95,7 +95,7 @@ def _table(summaries: Sequence[DatasetSummary]) -> str:
     return aligned(rows)
 
 
-def _line(verdict: OddRank) -> str:
+def _line(verdict: GoalVerdict) -> str:
     goal = verdict.goal
     words, digits = WORDS[goal.kind]
     spread = f"({verdict.lowest:.{digits}f}..{verdict.highest:.{digits}f})"
@@ -106,7 +106,7 @@ def _line(verdict: OddRank) -> str:
     return f"- {goal.row}: {verdict.median:.{digits}f} {spread} {words} {others}{wanted}"
 
 
-def _cell(summary: DatasetSummary | None) -> str:
+def _cell(summary: MetricSummary | None) -> str:
     """Return `median (lowest..highest)`, and how many rounds were lost."""
     if summary is None:
         return "-"
@@ -124,8 +124,8 @@ def _digits(value: float) -> str:
 def document(
     machine: Mapping[str, str | int | float],
     samples: Sequence[Sample],
-    summaries: Sequence[DatasetSummary],
-    verdicts: Sequence[OddRank],
+    summaries: Sequence[MetricSummary],
+    verdicts: Sequence[GoalVerdict],
 ) -> dict[str, Any]:
     """Return machine, settings, medians, comparisons and every sample."""
     return {

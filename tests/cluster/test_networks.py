@@ -56,7 +56,7 @@ def nodes(request):
 
 
 @dataclass
-class FinishedCommand:
+class FinishedRun:
     """What a run on nodes has left."""
 
     folder: Path
@@ -110,7 +110,7 @@ def run_on(nodes, folder, *, env=None, heads=HEADS, limit_s=LIMIT_S):
     write_secret(run_dir.secret, new_secret())
     codes = start_and_wait(nodes, run_dir, folder, env or {}, heads, limit_s)
     lines = Path(run_dir.events).read_text().splitlines()
-    return FinishedCommand(folder, codes, [json.loads(line) for line in lines])
+    return FinishedRun(folder, codes, [json.loads(line) for line in lines])
 
 
 def torchrun_on(nodes, folder, limit_s=LIMIT_S):
@@ -139,7 +139,7 @@ def torchrun_on(nodes, folder, limit_s=LIMIT_S):
     (events,) = (folder / "home" / "runs").glob("*/events.jsonl")
     lines = events.read_text().splitlines()
     codes = [agent.returncode for agent in agents]
-    return FinishedCommand(folder, codes, [json.loads(line) for line in lines]), told
+    return FinishedRun(folder, codes, [json.loads(line) for line in lines]), told
 
 
 def start_and_wait(nodes, run_dir, folder, env, heads, limit_s):

@@ -48,7 +48,7 @@ FROM_SITE = "theirs"
 """
 
 
-class SessionPlace:
+class HeldJob:
     """A job of `salloc` whose shell, on the login node, waits until the test ends it."""
 
     def __init__(self, login, lab):
@@ -93,7 +93,7 @@ class SessionPlace:
 @pytest.fixture
 def held(login, slurm_lab):
     """A job with two nodes."""
-    made = SessionPlace(login, slurm_lab)
+    made = HeldJob(login, slurm_lab)
     yield made
     if made.shell.poll() is None:
         made.end()

@@ -98,7 +98,7 @@ class Stage:
         self.temporary.mkdir()
         own = {"MUSTER_ON": "local", "TMPDIR": str(self.temporary), "MUSTER_PROGRESS": "off"}
         if case["where"] in HOSTS:
-            self.hosts = ssh.HostsPlace(self.root / "lab")
+            self.hosts = ssh.SshHosts(self.root / "lab")
             self._stack.callback(self.hosts.close)
             self.code, self.home = self.hosts.code, self.hosts.home
             names = ["a", "b"] if case["spares"] == "0" else ["a", "b", "c"]

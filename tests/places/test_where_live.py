@@ -203,13 +203,13 @@ class InsideJobPlace(Place):
         return said["variables"].get("SLURM_JOB_ID") == "7"
 
 
-class HostsPlace(Place):
+class SshHosts(Place):
     on = ("--on", "lab")
 
     def __init__(self, folder):
         if (reason := ssh.why_not()) is not None:
             missing.stop(reason)
-        self.hosts = ssh.HostsPlace(folder)
+        self.hosts = ssh.SshHosts(folder)
         for name in ("a", "b"):
             self.hosts.add(name, shares=True)
         super().__init__(self.hosts.code, self.hosts.home, self.hosts.environment())
@@ -311,7 +311,7 @@ class Session(Here):
 PLACES = {
     "here": Here,
     "in a job": InsideJobPlace,
-    "hosts": HostsPlace,
+    "hosts": SshHosts,
     "scheduler": Scheduler,
     "cluster": Cluster,
     "session": Session,

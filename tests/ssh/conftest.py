@@ -3,7 +3,7 @@
 import pytest
 
 from kit import missing
-from ssh.hosts import HostsPlace, why_not
+from ssh.hosts import SshHosts, why_not
 
 
 @pytest.fixture
@@ -11,6 +11,6 @@ def hosts(tmp_path):
     """Return a place for hosts; they end with the test."""
     if (reason := why_not()) is not None:
         missing.stop(reason)
-    made = HostsPlace(tmp_path)
+    made = SshHosts(tmp_path)
     yield made
     made.close()

@@ -56,7 +56,7 @@ def processes_with(text):
     return found
 
 
-class HostsPlace:
+class SshHosts:
     """Some hosts and a client's folder; the client is this machine as it is."""
 
     def __init__(self, folder):

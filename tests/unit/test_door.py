@@ -73,6 +73,6 @@ def test_a_program_decodes_what_it_is_told(name):
         text = file.read()
     assert "argparse" not in text
     assert re.search(
-        r"from_arguments?|from_word\(|from_plain\(|messages\.decode\(|conduct\(arguments|launch\(",
+        r"from_arguments\(|from_word\(|from_plain\(|messages\.decode\(|conduct\(arguments|launch\(",
         text,
     )

@@ -144,7 +144,7 @@ def start(
     pass_fds: Sequence[int] = (),
     takes_terminal: bool = False,
 ) -> Child:
-    """Start a command, detached as by `stand_apart`; standard input defaults to /dev/null.
+    """Start a command, detached as by `detach_from_parent`; standard input defaults to /dev/null.
 
     Args:
         argv: The command.

@@ -15,17 +15,17 @@ def as_markdown(whole: Mapping[str, Any]) -> str:
     """Return the page: what ran where, and each check with its outcome and numbers."""
     lines = ["# What has run on GPUs", "", f"{summary(whole)}", ""]
     for number, call in enumerate(whole["calls"]):
-        line = "; ".join(f"{name} {_flat(value)}" for name, value in call.items())
-        lines.append(f"- call {number}: {line}")
+        measures = "; ".join(f"{name} {_flat(value)}" for name, value in call.items())
+        lines.append(f"- call {number}: {measures}")
     lines += ["", "| check | promise | outcome | s | numbers, evidence |", "|---|---|---|---|---|"]
     for check in CHECKS:
         found = whole["checks"].get(check.name)
         if found is None:
             lines.append(f"| {check.name} | {check.promise} | not run | | |")
             continue
-        line = "; ".join(f"{name}: {value}" for name, value in found["measures"].items())
+        measures = "; ".join(f"{name}: {value}" for name, value in found["measures"].items())
         more = _flat(found["evidence"])[:300]
-        text = "; ".join(part for part in (line, more) if part).replace("|", "\\|")
+        text = "; ".join(part for part in (measures, more) if part).replace("|", "\\|")
         row = [check.name, check.promise, found["outcome"], f"{found['seconds']:g}", text]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"

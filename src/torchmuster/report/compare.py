@@ -137,8 +137,8 @@ def _points(events: Iterable[Mapping[str, Any]]) -> Points:
         step = whole(event.get("step"))
         if event.get("event") == "metrics" and step is not None:
             values = mapped(event.get("values"))
-            values_of = {text(name, 80): _value(value) for name, value in values.items()}
-            found[step] = {name: value for name, value in values_of.items() if value is not None}
+            by_name = {text(name, 80): _value(value) for name, value in values.items()}
+            found[step] = {name: value for name, value in by_name.items() if value is not None}
     return found
 
 

@@ -431,9 +431,9 @@ class Run:
         clock.begin_boundaries()
         if world.rank == 0:
             order = self._data.order_settings() if self._data is not None else None
-            shown = {"world_size": world.world_size, "folder": url, "order": order}
-            shown |= {"source": "memory"} if loaded is not None and loaded.held else {}
-            self._metrics.record.event("resumed", step=clock.steps_done, **shown)
+            fields = {"world_size": world.world_size, "folder": url, "order": order}
+            fields |= {"source": "memory"} if loaded is not None and loaded.held else {}
+            self._metrics.record.event("resumed", step=clock.steps_done, **fields)
         self._watch.begin(clock.boundary)
         if loaded is not None:
             step, epoch = clock.steps_done, clock.epoch

@@ -36,7 +36,7 @@ exec "{kubectl}" "$@"
 """
 
 
-class HeirView:
+class ProcessSampler:
     """What a client has running, looked at ten times a second: programs by name, and memory in MB."""
 
     def __init__(self, pid):
@@ -132,7 +132,7 @@ def test_64_pods_start_from_one_client_with_a_few_processes(bench):
     path = f"{folder}:{bench.cluster.environment()['PATH']}"
     begun = time.monotonic()
     run = bench.start_words("r", *words, env={"PATH": path})
-    with HeirView(run.pid) as sight:
+    with ProcessSampler(run.pid) as sight:
 
         def at_work():
             assert run.poll() is None, bench.said

@@ -21,7 +21,7 @@ from matrix.worlds.slurm import SlurmWorld
 TIME_LIMIT_S = 60
 
 
-class HostsPlace(Nodes):
+class PbsHosts(Nodes):
     """Nodes with several networks and mounts of their own."""
 
     spaces = ("net", "uts", "mount")
@@ -89,7 +89,7 @@ class PretendedPbsWorld(World):
 
     def __enter__(self):
         self.scratch.mkdir(parents=True)
-        self._hosts = self._stack.enter_context(HostsPlace(len(NODES)))
+        self._hosts = self._stack.enter_context(PbsHosts(len(NODES)))
         self.group = self._stack.enter_context(MemoryGroup(MEMORY_BYTES))
         self._pbs = FakePbs(self.folder)
         self._stack.callback(self._pbs.close)

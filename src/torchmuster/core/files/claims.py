@@ -184,5 +184,5 @@ class Claims:
         numbers = [int(match[1]) for name in names if (match := _HEAD.fullmatch(name))]
         if not numbers:
             return None
-        address = atomic.read_json(os.path.join(self.folder, f"head-{max(numbers)}.json"))
-        return max(numbers), address
+        endpoints = atomic.read_json(os.path.join(self.folder, f"head-{max(numbers)}.json"))
+        return max(numbers), endpoints

@@ -308,7 +308,7 @@ def to_arguments(order: Any) -> list[str]:
 
 
 def from_arguments(cls: type[T], words: Sequence[str]) -> T:
-    """Return the value of `to_words`, or of an earlier version of it.
+    """Return the value of `to_arguments`, or of an earlier version of it.
 
     Earlier versions wrote the first field without its name, and others as `--name value`.
 

@@ -107,7 +107,7 @@ def _attempt_failed(event: events.AttemptFailedEvent, shown: "ShownOutput | None
     what = f"attempt {event.attempt} ended: {event.what}"
     if left is None:
         return what  # the verdict follows
-    earlier = ""
+    output = ""
     if cause is not None:
         traceback = cause.error.traceback if cause.error is not None else ""
         ranks = shown.ranks if shown is not None else {0}
@@ -115,8 +115,8 @@ def _attempt_failed(event: events.AttemptFailedEvent, shown: "ShownOutput | None
         lines = cause.tail if is_new else ()
         if shown is not None and 0 < len(traceback.splitlines()) <= len(lines):
             shown.note(traceback)
-        earlier = "".join(f"\n  [rank {cause.rank}] {line}" for line in lines)
-    return f"{what}; {left} restart{'s' if left != 1 else ''} left{earlier}"
+        output = "".join(f"\n  [rank {cause.rank}] {line}" for line in lines)
+    return f"{what}; {left} restart{'s' if left != 1 else ''} left{output}"
 
 
 def _early_end(event: events.EarlyEndEvent) -> str:

@@ -2,7 +2,7 @@
 
 An owner starts something (a head of a run or of a group, a member of a sweep, the agents in pods),
 follows it to its end and writes the one result. `StopRequests` counts requests to stop, `JobTime`
-follows the end of the job's time, and `Lives` decides what a loss costs. `OwnerPolicy` combines
+follows the end of the job's time, and `RestartBudget` decides what a loss costs. `OwnerPolicy` combines
 them for one owned thing.
 """
 

@@ -20,7 +20,7 @@ import struct
 from dataclasses import dataclass
 
 MAGIC = b"MUSTERCH"
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 32
 MAC_BYTES = 32
 _HELLO = struct.Struct(f"!{len(MAGIC)}sHBB{NONCE_BYTES}s")
@@ -39,7 +39,7 @@ class Reason(enum.IntEnum):
     """The reason byte: why a connection was closed, or that it was accepted."""
 
     ACCEPTED = 0
-    OTHER_VERSION = 1
+    OTHER_VERSION = 2
     WRONG_SECRET = 2
     NOT_MUSTER = 3
     CLOSED = 4

@@ -179,7 +179,7 @@ class HeadLink:
     ) -> None:
         """Drop any call or connection and call the head at these addresses.
 
-        `found_addresses` is where other agents find that head, from this term on.
+        `announced` is where other agents find that head, from this term on.
         """
         self._addresses, self._known, self._moved_to = addresses, None, announced
         self._term, self._gone_since = max(self._term, term), None

@@ -105,9 +105,9 @@ class NodeWork:
 
 
 def with_python(program: Program, python: str, *flags: str) -> Program:
-    """Return the program with another interpreter; a server is a command that begins with its own."""
-    server = plugs.entry("session_server")
-    target = python if server and server in program.args else program.target
+    """Return the program with another interpreter; a session server is a command that begins with its own."""
+    server_entry = plugs.entry("session_server")
+    target = python if server_entry and server_entry in program.args else program.target
     return replace(program, target=target, python=(python, *flags))
 
 

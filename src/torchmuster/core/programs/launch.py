@@ -70,9 +70,9 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             else frozenset(),
             began_at=began_at(run_dir) if order.first_attempt else 0.0,
         )
-    server = _session_program(plan.program, run_dir) if plan.is_session else None
+    server_program = _session_program(plan.program, run_dir) if plan.is_session else None
     agent = AgentOptions(
-        plan=plan if server is None else replace(plan, program=server),
+        plan=plan if server_program is None else replace(plan, program=server_program),
         num_workers=num_workers,
         host=name,
         head=HeadPlace(

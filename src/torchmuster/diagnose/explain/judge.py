@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_KIND, Weight
+from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_PREFIX, Weight
 from torchmuster.diagnose.explain.events import (
     JobOutcome,
     LineRole,
@@ -345,7 +345,7 @@ def _ends_with_an_echo(case: Case) -> bool:
     return any(
         event.line.order in last and event.line.order > good.get(event.line.path, 0)
         for event in case.events
-        if event.role is LineRole.ECHO and event.kind.startswith(MESSAGE_KIND)
+        if event.role is LineRole.ECHO and event.kind.startswith(MESSAGE_PREFIX)
     )
 
 

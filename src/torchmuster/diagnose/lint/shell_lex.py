@@ -45,7 +45,7 @@ class Slips:
 
     Attributes:
         glued: No blank before the backslash, and none at the start of the next line.
-        blanks_behind: Blanks after the backslash, so that the command ends there.
+        blanks_after: Blanks after the backslash, so that the command ends there.
         comments_inside: A comment inside a continued command, which ends it.
     """
 

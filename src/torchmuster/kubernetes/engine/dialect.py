@@ -290,7 +290,7 @@ class KubernetesDialect:
         return None
 
     def node_argv(self, start: NodeStart) -> list[str]:
-        """Raise: agents are started through the pods' session servers (`kubernetes/node`)."""
+        """Raise: agents are started through the pods' pod servers (`kubernetes/node`)."""
         raise EngineError("a pod is not a node of an allocation")
 
     def allocation(

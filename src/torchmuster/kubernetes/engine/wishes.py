@@ -23,7 +23,7 @@ from torchmuster.kubernetes.node.order import DISK_BYTES_VARIABLE, MEMORY_BYTES_
 from torchmuster.launcher.model.job import JobRequest
 
 START = f"{PACKAGE_FOLDER}/start.py"
-SESSION_PORT = 29417  # fixed for all pods of a run: a pod's name is known before the pod exists
+POD_PORT = 29417  # fixed for all pods of a run: a pod's name is known before the pod exists
 TAKE_WITHIN_S = 900.0
 _DEADLINE_NET_S = 900  # the run watches its own time; the Job's limit catches a run that fails to
 _GRACE_S = 120

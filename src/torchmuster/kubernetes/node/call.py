@@ -2,7 +2,7 @@
 
 It ends with its input, and so with the process that started it. (PR_SET_PDEATHSIG would end it with
 the starting thread.) The exit code is the command's; it is 255 without a session, with one line on
-standard error. A pod that is being created has no name and no session server yet, so callers inside
+standard error. A pod that is being created has no name and no pod server yet, so callers inside
 a process may retry. Each try resolves the name again: a replacement pod has another address.
 """
 
@@ -32,7 +32,7 @@ _TRY_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallArguments:
-    """The command line of `call`: the key's file, the session server's port, and ssh's arguments.
+    """The command line of `call`: the key's file, the pod server's port, and ssh's arguments.
 
     `command` follows `--`. Only its last two words count, the host and the command; the others are
     options of ssh.
@@ -89,7 +89,7 @@ async def connect_with_retry(host: str, port: int, secret: bytes, wait_s: float)
     """Return a session with a pod; retry for `wait_s`.
 
     Raises:
-        OSError: The pod has no name or no session server, or does not answer.
+        OSError: The pod has no name or no pod server, or does not answer.
         HandshakeError: Something else answers.
     """
     loop = asyncio.get_running_loop()

@@ -49,7 +49,7 @@ class PodOrder:
 
     Attributes:
         job: The name of its Job and Service; a pod's host name is JOB-INDEX.
-        port: The session server's port in every pod; the head uses the next one, on the first pod's
+        port: The pod server's port in every pod; the head uses the next one, on the first pod's
             loopback.
         home: $MUSTER_HOME in the pods.
         code_root: The path of the code folder on the client.

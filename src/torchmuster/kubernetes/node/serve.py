@@ -1,4 +1,4 @@
-"""The first process of a pod: its session server.
+"""The first process of a pod: its pod server.
 
     pod --key FILE --order FILE
 
@@ -104,12 +104,12 @@ _END_SIGNAL = signal.SIGUSR1  # from the owner of a group
 _MOST_OWNERS = 20
 _PAUSE_S = 1.0
 _LOOK_S = 0.1
-_EVICTION_GRACE_S = 0.3  # a kubelet gives an evicted pod one second
+_EXIT_DELAY_S = 0.3  # a kubelet gives an evicted pod one second
 _TAKE_RECORD_S = 60.0  # after the run's end, while clients read its record
 _CALL_AGAIN_S = 5.0  # for a client whose connection has just broken
 
 
-class PodSessionServer:
+class PodServer:
     """Serves sessions until it is asked to stop, or until the owner of its run has ended.
 
     Attributes:
@@ -181,7 +181,7 @@ class PodSessionServer:
             print(f"muster: {OVERUSED}: it is taken away", flush=True)
             self._stop_accepting()
             self._sessions.signal(OVERUSED_SIGNAL)
-            asyncio.get_running_loop().call_later(_EVICTION_GRACE_S, os._exit, AGAIN_CODE)
+            asyncio.get_running_loop().call_later(_EXIT_DELAY_S, os._exit, AGAIN_CODE)
             return
         if self._owner is not None and self._owner.returncode is None:
             self._owner.send_signal(signal.SIGTERM)
@@ -294,4 +294,4 @@ def _place_credentials(key: str, order: str) -> None:
 
 
 async def _serve(secret: bytes, order: PodOrder, owner: list[str] | None) -> int:
-    return await PodSessionServer(secret, order.port, owner, order).serve()
+    return await PodServer(secret, order.port, owner, order).serve()

@@ -100,7 +100,7 @@ def warm(program: "list[str]", order: str) -> None:
 
 
 def main() -> None:
-    """Become the session server."""
+    """Become the pod server."""
     if sys.version_info < (3, 11):  # noqa: UP036  # it is the image that decides
         give_up(
             "the image's Python is too old for muster",

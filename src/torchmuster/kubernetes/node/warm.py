@@ -1,4 +1,4 @@
-"""Imports torch in a pod as soon as it starts, next to its session server.
+"""Imports torch in a pod as soon as it starts, next to its pod server.
 
 This process becomes a warm server as in sessions (`multirun/server/main.py`), in the job's
 interpreter. It imports torch while the pods find each other and receive the run; then agent and
@@ -83,7 +83,7 @@ def variables_of_workers(
 
     Args:
         plan: The plan of the run.
-        environment: The environment of the pod's session server.
+        environment: The environment of the pod's pod server.
         root: The folder that holds torchmuster.
     """
     found = {**environment, "PYTHONPATH": proc.importable(environment.get("PYTHONPATH"), root)}

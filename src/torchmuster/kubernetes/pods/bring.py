@@ -22,7 +22,7 @@ from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import JOBSETS, kubectl, name_of
 from torchmuster.kubernetes.engine.manifest import MOST_PARCELS, SECRET_BYTES
 from torchmuster.kubernetes.engine.wishes import (
-    SESSION_PORT,
+    POD_PORT,
     home_of,
     keep_s_of,
     keeps_runs,
@@ -193,7 +193,7 @@ def bring_run(
         run_id=plan.run_id,
         job=job.name,
         num_pods=job.num_nodes,
-        port=int(dict(job.own_keys).get("door_port", SESSION_PORT)),
+        port=int(dict(job.own_keys).get("door_port", POD_PORT)),
         home=home_of(job),
         code_root=code.root,
         code_sha="",

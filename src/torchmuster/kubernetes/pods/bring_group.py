@@ -15,7 +15,7 @@ from torchmuster.core.model.plan import Limits, Program, ScriptKind
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import name_of
 from torchmuster.kubernetes.engine.wishes import (
-    SESSION_PORT,
+    POD_PORT,
     home_of,
     keep_s_of,
     keeps_runs,
@@ -128,7 +128,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         run_id=plan.run_id,
         job=of_kinds[0].name,
         num_pods=num_pods,
-        port=int(dict(base.own_keys).get("door_port", SESSION_PORT)),
+        port=int(dict(base.own_keys).get("door_port", POD_PORT)),
         home=home_of(base),
         code_root="",
         code_sha="",

@@ -173,7 +173,7 @@ class RunCopy:
             self.losses.look(view)
 
     def look_after(self, view: JobView | None) -> None:
-        """Do the same as `look_on`, replace deleted objects, and end a run whose start fails."""
+        """Do the same as `remove_lost_pods`, replace deleted objects, and end a run whose start fails."""
         self._over_since = None
         self.remove_lost_pods(view)
         self._keep_objects()

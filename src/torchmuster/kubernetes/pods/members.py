@@ -27,7 +27,7 @@ from torchmuster.errors import MissingRecordError, MusterError, UsageError
 from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of
 from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl, name_of, place_of
 from torchmuster.kubernetes.engine.manifest import owned_by, secret_of, views_of_elements
-from torchmuster.kubernetes.engine.wishes import SESSION_PORT, home_of, keeps_runs
+from torchmuster.kubernetes.engine.wishes import POD_PORT, home_of, keeps_runs
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.bring import check_transport, pack_code, pack_order
@@ -186,7 +186,7 @@ def bring_members(
         run_id=plan.run_id,
         job=job.name,
         num_pods=len(members),
-        port=int(dict(job.own_keys).get("door_port", SESSION_PORT)),
+        port=int(dict(job.own_keys).get("door_port", POD_PORT)),
         home=home_of(job),
         code_root=code.root,
         code_sha="",

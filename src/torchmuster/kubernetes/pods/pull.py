@@ -29,7 +29,7 @@ def program(words: str) -> str:
 
 
 def start_process(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> HasStatus:
-    """Open a session as a separate process; `PodLines.start` runs it in this one."""
+    """Open a session as a separate process; `PodConnections.start` runs it in this one."""
     return proc.start_spared(list(argv), stdin=stdin, stdout=stdout, stderr=stderr)
 
 

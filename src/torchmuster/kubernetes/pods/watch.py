@@ -123,8 +123,8 @@ class _Request:
         """Poll: report a change now and then, whether or not there is one."""
         with _LOCK:
             self.refusal = refusal
-            everybody = list(self.watches)
-        for watch in everybody:
+            watches = list(self.watches)
+        for watch in watches:
             watch.say(refusal)
         pause_s = _FIRST_POLL_S
         while not self._stopping.wait(pause_s):
@@ -140,8 +140,8 @@ class _Request:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         read_error, write_error = os.pipe2(os.O_CLOEXEC)
         try:
-            ended_with_parent = proc.node_program("dies_with_parent", *argv)
-            self._child = proc.start(ended_with_parent, stdout=writing, stderr=write_error)
+            bound_argv = proc.node_program("dies_with_parent", *argv)
+            self._child = proc.start(bound_argv, stdout=writing, stderr=write_error)
             if self._stopping.is_set():
                 self._child.send_signal(15)
         except MusterError:

@@ -81,8 +81,8 @@ def job_rows(check: "JobCheck", here: str, timeout_s: float) -> list[dict[str, A
     """Return the findings of a test job as rows."""
     if not check.in_time:
         where = "was running" if check.waited_s is not None else "had not started"
-        state = f" ({check.view.reason})" if check.view is not None and check.view.reason else ""
-        what = f"it {where} after {timeout_s:g} s{state}: cancelled"
+        reason = f" ({check.view.reason})" if check.view is not None and check.view.reason else ""
+        what = f"it {where} after {timeout_s:g} s{reason}: cancelled"
         return [row("test job", ok=False, found=what)]
     found = check.found
     if check.result is None or check.result.exit_code or found is None:
@@ -121,9 +121,11 @@ def _why_not(check: "JobCheck") -> str:
         report = check.result.report
         return ". ".join([report.error, *report.because[:3]])
     last = check.log.splitlines()[-1] if check.log else ""
-    final = f"the job is {check.view.state.value}" if check.view is not None else "the job is gone"
+    state_words = (
+        f"the job is {check.view.state.value}" if check.view is not None else "the job is gone"
+    )
     reason = f" ({check.view.reason})" if check.view is not None and check.view.reason else ""
-    return f"{final}{reason}, without a result" + (f": {last}" if last else "")
+    return f"{state_words}{reason}, without a result" + (f": {last}" if last else "")
 
 
 def _say(text: str) -> None:

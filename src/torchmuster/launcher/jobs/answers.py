@@ -52,7 +52,7 @@ def find_node_loss(question: NodeQuestion, job_id: str, node: str, ask: Ask) -> 
 
 
 def ask_scheduler(argv: Sequence[str]) -> proc.CommandOutput:
-    """Run a scheduler's command for at most 30 s; see `only_look` for a shorter limit.
+    """Run a scheduler's command for at most 30 s; see `limit_questions` for a shorter limit.
 
     Raises:
         MusterError: The command can't be executed.
@@ -247,8 +247,8 @@ def _answer(
         )
     last = (stderr or f"exit code {said.status}").splitlines()[-1][:_MOST_REASON]
     objects = object_dialect(dialect)
-    is_known = objects is None or "Forbidden" in stderr  # the message names the missing right
-    hint = None if is_known or objects is None else objects.explain_refusal(stderr).hint
+    names_right = objects is None or "Forbidden" in stderr  # the message names the missing right
+    hint = None if names_right or objects is None else objects.explain_refusal(stderr).hint
     return views, None if views else f"`{argv[0]}`: {last}" + (f"; {hint}" if hint else "")
 
 

@@ -184,7 +184,7 @@ class Exec:
         send: Sends a message to its client.
         launch: Starts it with the descriptors of its standard streams.
         grace_s: How long it may take to end after its client has disconnected.
-        is_told: Whether it then gets SIGHUP; otherwise only its streams are closed.
+        gets_hangup: Whether it then gets SIGHUP; otherwise only its streams are closed.
         most_bytes: Largest window; small where many commands share a connection.
         patience_s: How long its last output waits for a client that reads nothing.
     """

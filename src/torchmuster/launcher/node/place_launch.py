@@ -3,7 +3,7 @@
     view SPEC.json -- COMMAND ARGUMENTS...
     view --probe                            exit 0 when views can be made
 
-`place.prepare_place` writes SPEC.json (0600). The process keeps its pid, uid, gid, session,
+`place.write_view` writes SPEC.json (0600). The process keeps its pid, uid, gid, session,
 standard streams and environment: it only enters its own namespaces, mounts and calls `exec`. On
 failure it exits with 125, or with 126 or 127 as a shell does when the command is at fault. It
 prints one sentence to standard error and writes the same as a line of JSON to the spec's

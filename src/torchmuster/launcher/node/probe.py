@@ -58,9 +58,9 @@ class NetworkProbe:
                 listening = bind(host, 0)
             except OSError:
                 continue
-            calls = listener.Listener(listening, self._secrets, self._answer, _ignore)
-            ports.append(calls.port)
-            serving = self._start(calls.serve())
+            server = listener.Listener(listening, self._secrets, self._answer, _ignore)
+            ports.append(server.port)
+            serving = self._start(server.serve())
             # A task that is cancelled before its first step does not close the socket.
             serving.add_done_callback(partial(_close, listening))
         asyncio.get_running_loop().call_later(OPEN_FOR_S, self.close)

@@ -226,9 +226,9 @@ def find_spy(pid: int, which: Callable[..., str | None] = shutil.which) -> str |
     """Return the py-spy on our PATH, next to the process's interpreter, or on its PATH."""
     path = _first_entry(f"/proc/{pid}/environ", b"PATH=")
     program = _first_entry(f"/proc/{pid}/cmdline", b"")
-    own_folder = os.path.dirname(program) if os.path.isabs(program) else ""
+    its_folder = os.path.dirname(program) if os.path.isabs(program) else ""
     return which("py-spy") or next(
-        (found for where in (own_folder, path) if where and (found := which("py-spy", path=where))),
+        (found for where in (its_folder, path) if where and (found := which("py-spy", path=where))),
         None,
     )
 

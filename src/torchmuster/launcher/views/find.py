@@ -216,7 +216,7 @@ def _whole_named(word: str) -> RunView | None:
     """Return the run whose part is named; None if there is none.
 
     Raises:
-        AmbiguousWordError: Several runs match.
+        SeveralRunsError: Several runs match.
     """
     try:
         return find_run(word)

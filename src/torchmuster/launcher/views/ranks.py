@@ -75,8 +75,8 @@ def _own_process(view: RunView) -> WorkerProcessEvent | None:
     """Return the local process of a sweep's member without a head; None for all others."""
     if os.path.exists(view.run_dir.head):
         return None
-    owner = view.record.process
-    return owner if owner is not None and proc.read_process(owner.pid) is not None else None
+    found = view.record.process
+    return found if found is not None and proc.read_process(found.pid) is not None else None
 
 
 def _stacks_of(member: WorkerProcessEvent) -> StacksFound:

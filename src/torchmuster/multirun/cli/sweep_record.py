@@ -103,8 +103,8 @@ def describe_missing_metric(sweep: "SweepView", run_dir: RunDir) -> str | None:
     training = training_of(member_dir(run_dir, sweep.plan, done[0].number))
     names = ", ".join(f"`{name}`" for name in training.values) if training is not None else ""
     ways = f"a line `{metric.name}=0.5`, run.log, or what a function returns"
-    metrics = f"it has told {names}" if names else f"{ways} tells it"
-    return f"no member has told `{metric.name}`: {metrics}"
+    instead = f"it has told {names}" if names else f"{ways} tells it"
+    return f"no member has told `{metric.name}`: {instead}"
 
 
 def members_table(sweep: "SweepView") -> str:

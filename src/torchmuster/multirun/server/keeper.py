@@ -200,9 +200,9 @@ def become_agent(
         from torchmuster.core.programs.main import run_agent
 
         listen_fd = fds[4] if order.has_head else None
-        address = from_arguments(AgentOrder, list(order.arguments))
+        agent_order = from_arguments(AgentOrder, list(order.arguments))
         launch = read_launch(
-            to_arguments(replace(address, lifeline_fd=fds[3], listen_fd=listen_fd))
+            to_arguments(replace(agent_order, lifeline_fd=fds[3], listen_fd=listen_fd))
         )
         launch = replace(launch, agent=_settled(launch.agent, order.python))
         forked = None
@@ -298,8 +298,8 @@ class SessionTime:
     def look(self, run_id: str) -> str | None:
         """Return why the session must end now, or None; warn the user some time before."""
         if self._place != 0:
-            ends = atomic.read_json(self._end_file)
-            return str(ends.get("why", "")) if isinstance(ends, dict) else None
+            end = atomic.read_json(self._end_file)
+            return str(end.get("why", "")) if isinstance(end, dict) else None
         if client_lives(self._setup) is False:
             self.write_end_file(_CLIENT_ENDED)
             return _CLIENT_ENDED

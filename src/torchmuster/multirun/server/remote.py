@@ -1,6 +1,6 @@
 """Lets a remote end have its agents forked by the server of its node: a session's, or a pod's.
 
-A pod's server opens when torch is imported there (`kubernetes/node/warm.py`). It only saves time:
+A pod's fork server opens when torch is imported there (`kubernetes/node/warm.py`). It only saves time:
 without it, agents are started as processes.
 """
 
@@ -103,13 +103,13 @@ def _of_the_client(run_dir: RunDir) -> dict[str, str]:
 
 
 class PodForkServer(RemoteForkServer):
-    """The server of a run's pod, which may still be importing, or may have gone."""
+    """The fork server of a run's pod, which may still be importing, or may have gone."""
 
     renewal = "torch is imported again in this pod"
 
-    def __init__(self, address: str) -> None:
-        pid, _, folder = address.partition(" ")
-        # A site's setup lines and interpreter are for sessions: a pod that needs them has no server.
+    def __init__(self, where: str) -> None:
+        pid, _, folder = where.partition(" ")
+        # A site's setup lines and interpreter are for sessions: a pod that needs them has no fork server.
         pod = NodeEnvironment(asked=(), python=(), environment=dict(os.environ), site_names=())
         super().__init__(RunDir(folder), WARM_PLACE, pod)
         self._pid = int(pid)
@@ -132,9 +132,9 @@ class PodForkServer(RemoteForkServer):
 
 
 def pod_fork_server() -> PodForkServer | None:
-    """Return the server of this pod; None if the pod imports nothing in advance."""
-    address = os.environ.get(WARM_VARIABLE)
-    return PodForkServer(address) if address is not None else None
+    """Return the fork server of this pod; None if the pod imports nothing in advance."""
+    where = os.environ.get(WARM_VARIABLE)
+    return PodForkServer(where) if where is not None else None
 
 
 def serve_forked_remote(session: RunDir, place: int, node: NodeEnvironment) -> None:

@@ -265,7 +265,7 @@ class MemorySaves:
     """Makes snapshots in memory, one at a time in the background.
 
     Attributes:
-        crew: The writers, like those on disk.
+        writers: The writers, like those on disk.
         staging: Copies the state into the agent's memory.
         stepped: The paths that only optimizers change, so they may be copied until the next step.
         step: The step of the newest snapshot that was started or loaded; -1 for none.

@@ -507,17 +507,17 @@ class ReplayRun(Run):
             self._first_bad = self._first_bad or step
             return
         self._close_watches()
-        shown = "the run has not noted these gradients, so they can't be compared with its own"
+        comparison = "the run has not noted these gradients, so they can't be compared with its own"
         if order.gradients:
             same = tuple(bad.checksums) == order.gradients
-            shown = (
+            comparison = (
                 "the gradients of all ranks are those of the run, bit for bit"
                 if same
                 else "the gradients are not finite either, but not bit for bit those of the run"
             )
         raise NotFiniteError(
             f"the gradients of step {step} are not finite, made again as in the run",
-            why=f"{bad.why}; {shown}",
+            why=f"{bad.why}; {comparison}",
             fix=f"what was printed of rank {order.rank} above names the operation; --rank looks into another one",
         )
 

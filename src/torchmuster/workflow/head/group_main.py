@@ -162,7 +162,7 @@ async def _run_head(order: GroupOrder) -> int:
 
 
 def read_start(run_dir: RunDir, group: str) -> GroupInput:
-    """Read the owner's `GroupStart`; return an empty one when a job conducts the group."""
+    """Read the owner's `GroupInput`; return an empty one when a job conducts the group."""
     return codec.from_plain(GroupInput, atomic.read_json(run_dir.group(group).start) or {})
 
 

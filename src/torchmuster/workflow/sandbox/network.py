@@ -39,7 +39,7 @@ class NetworkNamespace:
     Attributes:
         name: The name of the task.
         address: The task's IPv4 address.
-        join: The namespaces to enter, `user` and `net`, for `prepare_place`.
+        join: The namespaces to enter, `user` and `net`, for `write_view`.
         environment: The variables for Gloo and NCCL, which would otherwise use the address of the
             machine's own name, outside of this network.
     """

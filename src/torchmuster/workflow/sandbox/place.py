@@ -1,6 +1,6 @@
 """A task's private view of this machine's files: write it to disk, and start commands in it.
 
-`plan_place` (in `place_plan`) decides what to mount, `prepare_place` writes the folder, and the
+`plan_view` (in `place_plan`) decides what to mount, `write_view` writes the folder, and the
 program `view` mounts it in the task's own process. Where the kernel gives no namespaces
 (`namespaces_available`), `place_real` puts the files at their real paths.
 """
@@ -53,10 +53,10 @@ def write_view(
     environment: Mapping[str, str] | None = None,
     report_fd: int | None = None,
 ) -> str:
-    """Write the folder of a view; return the path of its spec, for `place_argv`.
+    """Write the folder of a view; return the path of its spec, for `view_argv`.
 
     Args:
-        plan: The result of `plan_place`.
+        plan: The result of `plan_view`.
         join: Namespaces to enter first, `user` and `net` (`NetworkNamespace.join`).
         environment: Variables to add to those that the process is started with.
         report_fd: A pipe of the started process (`pass_fds`). If it closes without a message, the
@@ -103,7 +103,7 @@ def clear_view(folder: str) -> None:
 
 
 def clear_views(task_folder: str) -> None:
-    """Clear, as `clear_place` does, the views that killed agents of a task have left."""
+    """Clear, as `clear_view` does, the views that killed agents of a task have left."""
     for folder in glob.glob(os.path.join(glob.escape(task_folder), "place-*", "view-*", "view")):
         clear_view(folder)
 

@@ -9,7 +9,7 @@ see the files:
                               bound into it, next to the new file
     not even the directory    the nearest directory that exists is mirrored; that may be `/`
 
-What a task writes into a mirrored directory lands in our folder (`PlacePlan.host_path`). This
+What a task writes into a mirrored directory lands in our folder (`ViewPlan.host_path`). This
 module decides and checks paths; `place` writes the view to disk.
 """
 
@@ -61,7 +61,7 @@ class ViewPlan:
     """The files that one task will see.
 
     Attributes:
-        folder: The view's folder on disk; `prepare_place` makes it.
+        folder: The view's folder on disk; `write_view` makes it.
         working_dir: The directory in which the task starts.
         mirrors: Directories to mirror, those nearer to `/` first.
         covers: Paths of the machine, each with the file on disk that the task sees there.

@@ -13,7 +13,7 @@ def hung(message="rank 1 stood still for 90 s", bases=("Hang",), **more):
     return replace(end, kind=EndKind.HANG)
 
 
-SETTLED_STATES = [
+PERMANENT_ENDS = [
     raised(0, "SyntaxError", "invalid syntax"),
     raised(0, "IndentationError", "unexpected indent", bases=("IndentationError", "SyntaxError")),
     raised(0, "ModuleNotFoundError", "No module named 'numpyy'"),
@@ -76,7 +76,7 @@ def told(end):
     return f"{end.error.type_name} {end.error.message}" if end.error else end.kind.value
 
 
-@pytest.mark.parametrize("end", SETTLED_STATES, ids=told)
+@pytest.mark.parametrize("end", PERMANENT_ENDS, ids=told)
 def test_what_another_attempt_can_t_mend_is_not_tried_again(end):
     assert prospect(end) is Prospect.NONE
 

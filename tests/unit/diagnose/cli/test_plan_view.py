@@ -34,11 +34,11 @@ def test_the_table_has_a_row_for_each_number_of_nodes():
 
 
 def test_bars_are_as_long_as_the_steps():
-    *bar_plot, legend = view.prediction_bars(FOUND).splitlines()
-    shaded = [line.count("░") for line in bar_plot]
+    *bars, legend = view.prediction_bars(FOUND).splitlines()
+    shaded = [line.count("░") for line in bars]
     assert shaded[0] == 0
     assert shaded == sorted(shaded)
-    assert all(len(line) <= 3 + view.BAR + 6 for line in bar_plot)
+    assert all(len(line) <= 3 + view.BAR + 6 for line in bars)
     assert "4.78 s" in legend
 
 
@@ -72,8 +72,8 @@ def test_changes_are_listed_with_their_gain_and_their_price():
 
 def test_the_svg_is_whole_and_holds_every_bar():
     root = ET.fromstring(view.render_svg(FOUND, "a < b & c"))
-    bar_plot = [one for one in root.iter() if one.tag.endswith("rect")]
-    assert len(bar_plot) == 1 + 2 * len(FOUND)
+    bars = [one for one in root.iter() if one.tag.endswith("rect")]
+    assert len(bars) == 1 + 2 * len(FOUND)
     assert "a < b & c" in "".join(root.itertext())
 
 

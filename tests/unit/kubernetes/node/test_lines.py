@@ -18,7 +18,7 @@ def lines(key, door):  # noqa: F811
     return PodConnections(secret=read_secret(key), port=door[1], domain="", wait_s=0.0)
 
 
-def run(lines, command, given=b"", *, host="127.0.0.1", close_channel=False):
+def run(lines, command, given=b"", *, host="127.0.0.1", ends=False):
     """Run a command in a pod; return its exit code, output and errors."""
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()
@@ -32,14 +32,14 @@ def run(lines, command, given=b"", *, host="127.0.0.1", close_channel=False):
             file.write(given)
 
     giving = threading.Thread(target=give)
-    if close_channel:
+    if ends:
         line.send_signal(15)
         os.close(ours_in)
     else:
         giving.start()
     with open(ours_out, "rb") as out, open(ours_errors, "rb") as errors:
         said = out.read(), errors.read()
-    if not close_channel:
+    if not ends:
         giving.join(LIMIT_S)
     return line.wait(LIMIT_S), *said
 
@@ -132,7 +132,7 @@ def test_who_reads_no_more_ends_the_command(lines):
 
 
 def test_a_line_that_is_ended_ends_its_session(lines):
-    assert run(lines, "sleep 100", close_channel=True)[0] == 255
+    assert run(lines, "sleep 100", ends=True)[0] == 255
 
 
 def test_a_pod_without_a_name_is_told_as_ssh_tells_it(lines):

@@ -38,7 +38,7 @@ RESULT = Result(
 )
 
 
-class FirstPodClaim:
+class FakeFirstPod:
     """The door of a first pod whose owner the test plays, and the run directory on its disk."""
 
     def __init__(self, run_dir, folder, port):
@@ -83,7 +83,7 @@ def pod(run_dir, cluster, tmp_path):
     """Return the first pod; the cluster knows it."""
     port = reserve_port()
     cluster.say(pods="job-pods-running", forward=port)
-    found = FirstPodClaim(run_dir, tmp_path / "pod", port)
+    found = FakeFirstPod(run_dir, tmp_path / "pod", port)
     found.mark("disk-1")
     yield found
     found.process.terminate()

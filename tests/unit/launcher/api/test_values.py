@@ -26,7 +26,7 @@ class Trap:
         return (open, (self.path, "w"))
 
 
-def outside_note(data, **more):
+def value_note(data, **more):
     told = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     return ValueNote(**{**told, "python": own_python(), **more})
 
@@ -44,7 +44,7 @@ def began(attempt, world_size):
 
 
 def ended(attempt, rank, data=None):
-    value = {} if data is None else {"value": vars_of(outside_note(data))}
+    value = {} if data is None else {"value": vars_of(value_note(data))}
     return {"event": "worker_ended", "attempt": attempt, "rank": rank, **value}
 
 
@@ -59,7 +59,7 @@ def test_only_the_last_attempt_counts(tmp_path):
     attempt, notes = noted_values(record(tmp_path, *events))
 
     assert attempt == 1
-    assert notes == {0: outside_note(b"a"), 1: outside_note(b"b")}
+    assert notes == {0: value_note(b"a"), 1: value_note(b"b")}
 
 
 def test_ranks_without_a_value_are_named(tmp_path):
@@ -81,14 +81,14 @@ def test_ranks_without_a_value_are_named(tmp_path):
 def test_a_damaged_record_is_left_out(tmp_path, line):
     run_dir = record(tmp_path, began(0, 1), line, ended(0, 0, b"x"))
 
-    assert noted_values(run_dir)[1] == {0: outside_note(b"x")}
+    assert noted_values(run_dir)[1] == {0: value_note(b"x")}
 
 
 def test_a_value_is_read_back(tmp_path):
     data = pickle.dumps({"loss": 0.5})
     (tmp_path / "v").write_bytes(data)
 
-    assert read_value(str(tmp_path / "v"), outside_note(data), 0) == {"loss": 0.5}
+    assert read_value(str(tmp_path / "v"), value_note(data), 0) == {"loss": 0.5}
 
 
 @given(st.data())
@@ -111,7 +111,7 @@ def test_no_flipped_bit_and_no_cut_is_unpickled(tmp_path_factory, data):
     path.write_bytes(bad)
 
     with pytest.raises(ResultError, match="not what the rank has sent"):
-        read_value(str(path), outside_note(good), 3)
+        read_value(str(path), value_note(good), 3)
     assert not (folder / "mark").exists()
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_file_of_this_user_is_not_read(tmp_path, kind):
         os.mkfifo(path)
 
     with pytest.raises(ResultError, match="can't be read"):
-        read_value(str(path), outside_note(data), 0)
+        read_value(str(path), value_note(data), 0)
     assert not (tmp_path / "mark").exists()
 
 
@@ -139,19 +139,19 @@ def test_a_file_of_another_user_is_not_read(tmp_path):
     os.chown(tmp_path / "v", 65534, 65534)
 
     with pytest.raises(ResultError, match="can't be read") as told:
-        read_value(str(tmp_path / "v"), outside_note(data), 0)
+        read_value(str(tmp_path / "v"), value_note(data), 0)
     assert "another user's" in told.value.why
     assert not (tmp_path / "mark").exists()
 
 
 def test_another_python_is_refused_before_the_file_is_read(tmp_path):
     with pytest.raises(ResultError, match=r"pickled by Python 3\.2"):
-        read_value(str(tmp_path / "absent"), outside_note(b"", python="3.2"), 0)
+        read_value(str(tmp_path / "absent"), value_note(b"", python="3.2"), 0)
 
 
 def test_files_of_other_hosts_may_come_later(tmp_path):
     run_dir = RunDir(str(tmp_path))
-    notes = {0: outside_note(b"x"), 1: outside_note(b"yy")}
+    notes = {0: value_note(b"x"), 1: value_note(b"yy")}
 
     assert not have_arrived(run_dir, 0, notes)
     os.makedirs(run_dir.attempt_logs(0))

@@ -246,7 +246,7 @@ def test_a_failure_that_does_not_count_is_kept_beside_the_one_that_does():
     assert [failure.task for failure in machine.ignored] == ["w"]
 
 
-# RetryInPlace.
+# Again.
 
 
 def test_a_rescheduled_lead_gets_a_new_agent_and_restarts_the_others_in_place():

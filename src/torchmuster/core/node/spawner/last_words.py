@@ -226,7 +226,7 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     explain, own = getattr(error, "explain_to_user", None), None
     if callable(explain):  # our library's errors explain more than their traceback
         full_name, text, own = name, str(explain()), _own_words(error)
-    last_report = WorkerFailed(
+    worker_failed = WorkerFailed(
         type_name=full_name,
         message=message[:8192],
         where=user_line(named, trace),
@@ -239,10 +239,10 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
         blames_node=getattr(error, "muster_blames_node", False) is True,
     )
     try:
-        ipc.tell(socket_path, last_report)
+        ipc.tell(socket_path, worker_failed)
     except UsageError:  # non-ASCII characters may make it too long
-        short = last_report.traceback[-12_000:]
-        ipc.tell(socket_path, replace(last_report, traceback=short, code=None))
+        short = worker_failed.traceback[-12_000:]
+        ipc.tell(socket_path, replace(worker_failed, traceback=short, code=None))
 
 
 def _own_words(error: BaseException) -> dict[str, str]:

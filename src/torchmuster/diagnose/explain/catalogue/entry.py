@@ -16,7 +16,7 @@ from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 
-MESSAGE_KIND = "told:"  # before a message's name: the kind of its event
+MESSAGE_PREFIX = "told:"  # before a message's name: the kind of its event
 
 
 class Telling(enum.IntEnum):
@@ -179,7 +179,7 @@ def row_of(paragraph: Paragraph) -> Row:
                 fields[key] = _READ[key](value) if key in _READ else value
         tells = fields.get("tells")
         if tells is not None:
-            fields = {"kind": f"{MESSAGE_KIND}{paragraph.name}", "role": _ROLES[tells], **fields}
+            fields = {"kind": f"{MESSAGE_PREFIX}{paragraph.name}", "role": _ROLES[tells], **fields}
             if fields.get("cause"):
                 sure, weight = _DEFAULTS_BY_TELLS[tells]
                 fields = {"confidence": sure, "weight": weight, **fields}

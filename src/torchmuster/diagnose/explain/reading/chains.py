@@ -9,7 +9,7 @@ handler or in the clean-up after a real failure is not the failure.
 import re
 from collections.abc import Sequence
 
-from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_KIND
+from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_PREFIX
 from torchmuster.diagnose.explain.events import LineRole, LogEvent
 
 # Libraries that fetch: their own message says more than the socket's error beneath it.
@@ -83,7 +83,7 @@ def _broke_in_the_handler(event: LogEvent, beneath: LogEvent) -> bool:
         return False
     if _name(event) in _ACCIDENTS:
         return True
-    is_known = beneath.get("told").startswith(MESSAGE_KIND) and _name(beneath) not in _IMPORTS
+    is_known = beneath.get("told").startswith(MESSAGE_PREFIX) and _name(beneath) not in _IMPORTS
     return is_known and not event.get("told")
 
 

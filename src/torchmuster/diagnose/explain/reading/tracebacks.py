@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from torchmuster.core.model.failure import ECHOES
-from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_KIND
+from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_PREFIX
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading.chains import (
     BETWEEN,
@@ -66,7 +66,7 @@ def meaning_of(type_name: str, message: str) -> tuple[str, LineRole, Mapping[str
             found = None
     if found is not None and FETCHES.match(type_name) and _is_of_network(found):
         found = None  # the library that fetches says more than the socket
-    if found is not None and found.kind.startswith(MESSAGE_KIND):
+    if found is not None and found.kind.startswith(MESSAGE_PREFIX):
         return "exception", found.role, {**found.fields, "told": found.kind}
     if found is not None and found.kind not in _NO_MEANING_IN_A_MESSAGE:
         return found.kind, found.role, found.fields

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torchmuster.diagnose.explain.advice.said import remedy_of
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_KIND, Row, Weight
+from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_PREFIX, Row, Weight
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS, rule_rows
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.chains import BETWEEN, STANDARD_LIBRARY
@@ -23,7 +23,7 @@ from torchmuster.diagnose.finding import Confidence
 
 # Messages that name a cause, by the kind of their events.
 ROWS: dict[str, Row] = {
-    f"{MESSAGE_KIND}{row.name}": row for row in CATALOGUE.by_name.values() if row.cause
+    f"{MESSAGE_PREFIX}{row.name}": row for row in CATALOGUE.by_name.values() if row.cause
 }
 
 

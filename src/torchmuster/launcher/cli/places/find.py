@@ -28,7 +28,7 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
     """Return the hosts, scheduler, cluster or surrounding job that is meant; None for this machine.
 
     Raises:
-        UsageError: HostsPlace are named for another kind of engine, or are missing; or this is a login
+        UsageError: Hosts are named for another kind of engine, or are missing; or this is a login
             node.
     """
     if not where.here and not where.is_one_of_many:

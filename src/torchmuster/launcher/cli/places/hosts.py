@@ -40,7 +40,7 @@ _SENT_LINES = (
 
 
 class HostsPlace(Place):
-    """HostsPlace of ssh; a run on them ends with this process."""
+    """Hosts of ssh; a run on them ends with this process."""
 
     kind = "hosts"
     takes_no_job_options = "plain hosts have no scheduler"

@@ -4,7 +4,7 @@ import pytest
 
 from unit.diagnose.explain.logs import cause_of, explain, traceback_of
 
-MESSAGE_KIND = (
+LAUNCH_LOG = (
     "I0314 09:00:00.000000 9 torch/distributed/launcher/api.py:254]   min_nodes                : 2\n"
     "I0314 09:00:00.000000 9 torch/distributed/launcher/api.py:254]   rdzv_backend             : static\n"
     "I0314 09:00:00.000000 9 torch/distributed/launcher/api.py:254]   rdzv_configs             :"
@@ -14,7 +14,7 @@ WAITED = "torch.distributed.DistStoreError: wait timeout after 5000ms, keys: /no
 
 
 def told(rank):
-    return MESSAGE_KIND.replace("RANK", str(rank)) + WAITED
+    return LAUNCH_LOG.replace("RANK", str(rank)) + WAITED
 
 
 def test_two_static_launchers_with_one_rank_are_named_with_it(tmp_path):
