@@ -92,7 +92,7 @@ def test_a_server_that_can_t_prove_the_secret_is_not_believed():
 def test_a_caller_of_another_version_is_told_so():
     async def check():
         async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
-            w.write(hello(version=2))
+            w.write(hello(version=handshake.VERSION + 1))
             answer = await r.readexactly(HELLO_BYTES + 32)
 
             assert answer[10] == Reason.OTHER_VERSION
