@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping
 
+from torchmuster.core.model.text import place_of
 from torchmuster.launcher.model.run import (
     MOST_POINTS,
     MOST_REDONE,
     Series,
     number,
-    place_of,
     text,
     thinned,
 )

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchmuster.core.model.text import few_of
+from torchmuster.core.model.text import few_of, loss_of
 from torchmuster.errors import UsageError
-from torchmuster.launcher.model.run import loss_of
 from torchmuster.train.exchange import gather_json, sum_float64
 from torchmuster.train.finite import replay_command
 from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone

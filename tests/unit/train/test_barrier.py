@@ -1,13 +1,15 @@
 """The barrier over the store: it lets all go together, and names who did not come."""
 
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
 
+from torchmuster.launcher.facts.stacks import RankActivity, judge
+from torchmuster.train.barrier import StoreBarrier
 from torchmuster.train.group import WorldError
-from torchmuster.train.world import StoreBarrier
 
 
 class GoneStore:
@@ -99,3 +101,12 @@ def test_a_store_that_has_gone_is_told_from_a_missing_rank():
         StoreBarrier(GoneStore(), rank=2, world_size=4).wait("step", timeout_s=5)
     assert raised.value.what == "the store of the process group is gone"
     assert raised.value.why == "Connection reset by peer"
+
+
+def test_who_waits_at_a_barrier_is_seen_to_wait():
+    """The hang watch knows the file in which it stands: ranks that wait are not to blame."""
+    frames = [(inspect.getfile(StoreBarrier), "wait"), ("/home/u/train.py", "main")]
+    lines = [f'  File "{file}", line 7 in {name}' for file, name in frames]
+    text = "\n".join(["Current thread 0x00007f1c (most recent call first):", *lines]) + "\n"
+    reading = judge(text)
+    assert (reading.doing, reading.what) == (RankActivity.WAITS, "torchmuster's barrier")

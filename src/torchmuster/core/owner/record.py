@@ -206,10 +206,11 @@ def read_result(run_dir: RunDir) -> Result | None:
     """Return the result of a run, if any; if the file is damaged, the result in the record."""
     result = _as_result(atomic.read_json(run_dir.result))
     if result is None and os.path.lexists(run_dir.result):
-        for one in read_events(run_dir.events):
-            if isinstance(one.event, RunEndedEvent):
+        for line in RecordTail(run_dir.events).read()[0]:  # bounds a line
+            one = parse(line)
+            if one is not None and isinstance(one.event, RunEndedEvent):
                 result = one.event.result
-            elif isinstance(one.event, AttemptStartedEvent):  # the run was started again
+            elif one is not None and isinstance(one.event, AttemptStartedEvent):  # started again
                 result = None
     return result
 

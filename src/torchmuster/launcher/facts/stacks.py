@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _SECTION = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 _FAULT_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _SPY_FRAME = re.compile(r"^\s+(?P<name>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
-_OURS = "/torchmuster/core/node/spawner/"
+_OURS = re.compile(r"/torchmuster/(core|launcher)/node/spawner/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def main_first(text: str) -> str:
 def _main_index(parts: Sequence[str]) -> int:
     """Return the index of the main thread's section: the one that our own frames have started."""
     for index, part in enumerate(parts):
-        if _OURS in part or "MainThread" in part.partition("\n")[0]:
+        if _OURS.search(part) or "MainThread" in part.partition("\n")[0]:
             return index
     for index, part in enumerate(parts):
         if part.startswith("Current thread"):
@@ -116,7 +116,7 @@ def main_frames(text: str) -> list[Frame]:
     """Return the frames of the main thread from the innermost, without our own at the bottom."""
     found = sections(main_first(text))
     frames = found[0][1] if found else []
-    return [frame for frame in frames if _OURS not in frame.file]
+    return [frame for frame in frames if not _OURS.search(frame.file)]
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:

@@ -15,7 +15,7 @@ from torchmuster.core.model import events
 from torchmuster.core.model.events import RecordEvent, Stamped, parse
 from torchmuster.core.model.failure import RanCode, ValueNote, WorkerEnd
 from torchmuster.core.model.narration import narrate, wait_in
-from torchmuster.core.model.text import printable
+from torchmuster.core.model.text import loss_of, place_of, printable
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import RecordTail
 
@@ -133,17 +133,6 @@ MOST_REDONE = 500
 MOST_NOT_FINITE = 5
 _MOST_SERIES, _LONGEST_NAME = 100, 200
 T = TypeVar("T")
-
-
-def place_of(name: str) -> int:
-    """Return a metric's sort key in views: `loss`, then other losses, then the rest."""
-    return 0 if name == "loss" else 1 if "loss" in name.lower() else 2
-
-
-def loss_of(names: Iterable[str]) -> str | None:
-    """Return the name of a training's loss: a run with a loss that is not finite learns nothing."""
-    first = min(names, key=place_of, default="")
-    return first if place_of(first) < 2 else None
 
 
 def bad_loss(values: Mapping[str, float], not_finite: Mapping[str, int]) -> str:

@@ -1,6 +1,6 @@
 """The local end of a command that runs elsewhere.
 
-Its streams are descriptors here, and its messages (`core/net/messages.py`) go over any channel. The
+Its streams are descriptors here, and its messages (`launcher/net/part_messages.py`) go over any channel. The
 other end is `launcher/node/exec.py`: in a task, next to a rank, on a session's node or in a pod.
 """
 

@@ -65,7 +65,10 @@ _AGENT_MODULES = (
     "torchmuster.core.net.listener",
     *(
         f"torchmuster.{what.partition(':')[0]}"
-        for point in ("head_parts", "agent_parts", "node_work", "start_checks", "worker_variables")
+        for point in (
+            *("head_parts", "agent_parts", "node_work", "script_readers", "start_checks"),
+            "worker_variables",
+        )
         for what in plugs.table(point).values()
     ),
 )

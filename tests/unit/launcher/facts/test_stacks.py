@@ -178,6 +178,12 @@ def test_the_main_thread_is_the_one_that_we_have_started_wherever_it_stands():
     assert user_frame(main_frames(other + "\n" + main)).name == "read"
 
 
+def test_what_calls_a_function_is_ours_too():
+    call = ("/opt/torchmuster/launcher/node/spawner/function.py", 51, "call")
+    frames = main_frames(stack(("/home/u/train.py", 3, "train"), call, OURS))
+    assert [frame.name for frame in frames] == ["train"]
+
+
 def test_py_spy_is_read_as_well():
     text = (
         "Process 12: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\n"

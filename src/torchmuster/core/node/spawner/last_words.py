@@ -117,12 +117,12 @@ class CodeNote:
 _FOLDER = os.path.dirname(__file__)
 # Also the folder of the program that imports us before it becomes the script, such as a session's
 # server.
-_OWN_FOLDERS = (
+OWN_FOLDERS = {
     _FOLDER,
     os.path.dirname(
         os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or __file__)
     ),
-)
+}
 _kept: list[object] = []
 
 
@@ -203,7 +203,7 @@ def strip_own_frames(error: BaseException) -> types.TracebackType | None:
 
 
 def _is_ours(frame: types.FrameType) -> bool:
-    return os.path.dirname(frame.f_code.co_filename) in _OWN_FOLDERS
+    return os.path.dirname(frame.f_code.co_filename) in OWN_FOLDERS
 
 
 def report(socket_path: str, error: BaseException, note: CodeNote) -> None:

@@ -73,6 +73,8 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         at_start: The modules that the interpreter had before it imported our code.
     """
     other = plugs.find("script_kinds", task.kind)  # while our own modules are here
+    if other is not None:
+        last_words.OWN_FOLDERS.add(os.path.dirname(other.__file__))
     _forget_ourselves()
     _uncover(first_path(task.kind, task.target), at_start)
     if task.forked:

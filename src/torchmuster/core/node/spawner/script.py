@@ -40,12 +40,12 @@ class ScriptReader:
     """
 
     def __init__(self, config: BeginSpawner, at_start: Collection[str]) -> None:
-        self.imports_torch = config.has_torch
-        self.imports_library = False
+        self._config, self._at_start = config, at_start
+        self.imports_torch = self.imports_library = False
 
     def reason_for_fresh(self) -> str | None:
         """Return why workers must be fresh interpreters rather than forks; None if forks do."""
-        return None
+        return "nothing here reads the script before torch is imported"
 
     def early_imports(self, folder: str | None) -> EarlyImports | None:
         """Return the imports to make before the fork, with `folder` first in `sys.path`; None for none."""

@@ -19,7 +19,6 @@ class SourceReader(ScriptReader):
 
     def __init__(self, config: BeginSpawner, at_start: Collection[str]) -> None:
         super().__init__(config, at_start)
-        self._config, self._at_start = config, at_start
         self._text = _read_source(config)
         self._imported = source.imported_names(self._text)
         self.imports_torch = any(name.partition(".")[0] == "torch" for name in self._imported)
