@@ -46,7 +46,7 @@ def test_signals_never_count_as_the_same_bug_and_all_restarts_are_spent(job):
     assert len(run.events("attempt_failed")) == 3
     assert "error: rank 2 was ended by SIGKILL" in run.stderr
     assert "rank 2 of 4 on n2, attempt 2" in run.stderr
-    assert "all 2 restarts are spent" in run.stderr
+    assert "retries: all 2 spent" in run.stderr
     assert run.result()["report"]["error"] == "rank 2 was ended by SIGKILL"
 
 

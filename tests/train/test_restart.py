@@ -63,7 +63,7 @@ def test_when_no_snapshot_is_good_the_run_ends_at_once_and_only_the_user_begins_
 
     assert failed.returncode == 1
     assert "there is no good snapshot to resume from" in failed.stderr
-    assert "another attempt would end in the same way, so there was none" in failed.stderr
+    assert "none, because another attempt would end in the same way" in failed.stderr
     assert f"`mv {snapshots} {snapshots}-damaged`, then start the run again" in failed.stderr
     assert "nothing was saved" not in failed.stderr
     assert "muster restart" not in failed.stderr, "it would end in the same way"

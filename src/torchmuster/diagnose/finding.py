@@ -52,6 +52,7 @@ class Finding:
     at: str | None = None
     because: tuple[str, ...] = ()
     hint: str | None = None
+    more: tuple[str, ...] = ()
     is_certain: bool = False
     weight: int = 0
 
@@ -59,7 +60,7 @@ class Finding:
     def report(self) -> Report:
         """The finding in the form of every message."""
         because = tuple(text for text in self.because if text)
-        return Report(error=self.error, at=self.at, because=because, hint=self.hint)
+        return Report(error=self.error, at=self.at, because=because, hint=self.hint, more=self.more)
 
 
 def worst_first(findings: Sequence[Finding]) -> list[Finding]:

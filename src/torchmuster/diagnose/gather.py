@@ -227,6 +227,7 @@ def _from_report(report: Report, cause: str) -> Finding:
         at=report.at,
         because=report.because[:begins][-8:],
         hint=report.hint,
+        more=report.more,
         weight=98,
     )
 

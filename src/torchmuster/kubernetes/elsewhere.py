@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torchmuster.core.files.layout import RunDir
+from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
 from torchmuster.errors import ChannelError
 from torchmuster.launcher.views.elsewhere import (
@@ -123,7 +123,7 @@ async def _call_in_pod(view: "RunView", order: "PodOrder", job_id: str) -> "Chan
         raise ChannelError(
             f"the first pod of {view.run_id} does not run",
             where=f"job {job_id}",
-            fix=f"muster status {view.run_id} tells what it waits for",
+            fix=f"muster status {short_id(view.run_id)} tells what it waits for",
         )
     way = await asyncio.to_thread(forward, job_id, pod.name, port)
     atexit.register(way.close)

@@ -64,6 +64,7 @@ PLUGS = {
     "ends": {
         "whole": "launcher.views.account:whole",
         "go_on": "launcher.views.account:how_to_go_on",
+        "next": "launcher.views.account:next_command",
         "left": "launcher.views.account:describe_results",
     },
     "script_readers": {"source": "launcher.node.spawner.script:SourceReader"},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from torchmuster.core.model.text import span
 from torchmuster.launcher.model.run import several
 from torchmuster.report import plots
 from torchmuster.report.plots import Area, Dot, PlotBar, PlotLabels, PlotLine, PlotPiece
@@ -18,7 +19,7 @@ from torchmuster.report.story import (
     Story,
     SweepStory,
 )
-from torchmuster.report.words import figure, node_time, percent, span
+from torchmuster.report.words import figure, node_time, percent
 
 _BARS_UP_TO = 24  # ranks; more are drawn as columns
 _SLOWEST = 8

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.text import span
 from torchmuster.launcher.model.run import mapped, number, text, whole
 from torchmuster.report.loose import TolerantRecord
 from torchmuster.report.story import FORM, RankTotals, SeriesStory, Story
-from torchmuster.report.words import figure, node_time, percent, span
+from torchmuster.report.words import figure, node_time, percent
 
 _MAX_LINES = 2000  # of the difference between two differences
 

@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from torchmuster.core.model.text import span
 from torchmuster.report import words
 from torchmuster.report.charts import PHASES
 from torchmuster.report.sheet import sheet_of
@@ -48,8 +49,9 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("span", "clock", "figure", "percent", "node_time"):
+    for name in ("clock", "figure", "percent", "node_time"):
         found.filters[name] = getattr(words, name)
+    found.filters["span"] = span
     return found
 
 

@@ -1,5 +1,6 @@
 """Render the page that compares two runs."""
 
+from torchmuster.core.model.text import span
 from torchmuster.report import plots
 from torchmuster.report.charts import PlotSheet
 from torchmuster.report.compare import Compared, Comparison, value_text
@@ -7,7 +8,6 @@ from torchmuster.report.page import render
 from torchmuster.report.plots import PlotLabels, PlotLine
 from torchmuster.report.sheet import MAX_METRICS, Answer
 from torchmuster.report.story import SeriesStory, Story
-from torchmuster.report.words import span
 
 
 def render_comparison(both: Comparison, one: Story, other: Story) -> str:

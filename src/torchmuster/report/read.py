@@ -699,11 +699,12 @@ class _Reading:
             text(report.get("at")),
             text(report.get("hint")),
         )
+        more = listed(report.get("more"))[:4]
         if self.view.result is not None and self.view.result.state is RunState.FAILED:
             better = self._explained()
             if better is not None:
                 sentence, because = text(better.error), lines(list(better.because))
-                at, hint = text(better.at or ""), text(better.hint or "")
+                at, hint, more = text(better.at or ""), text(better.hint or ""), list(better.more)
         is_final = known[state].is_final if state in known else True
         if not sentence and is_final and state != RunState.SUCCEEDED.value:
             sentence = text(self._account_end())
@@ -720,7 +721,7 @@ class _Reading:
             at=at,
             because=because,
             hint=hint,
-            notes=tuple(text(note) for note in listed(self.result.get("notes"))[:20]),
+            notes=tuple(text(note) for note in (*listed(self.result.get("notes"))[:20], *more)),
             go_on=self._go_on(is_final=is_final, state=state),
             restarts_spent=whole(self.result.get("restarts_spent")) or 0,
         )

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchmuster.launcher.model.run import RankEnd, loss_of, several, since_suffix
+from torchmuster.core.model.text import loss_of, span
+from torchmuster.launcher.model.run import RankEnd, several, since_suffix
 from torchmuster.report import plots
 from torchmuster.report.charts import (
     PHASES,
@@ -28,7 +29,7 @@ from torchmuster.report.story import (
     SweepStory,
     TrainingStory,
 )
-from torchmuster.report.words import figure, node_time, percent, span
+from torchmuster.report.words import figure, node_time, percent
 
 # Bars over time: attempts, ranks or nodes, tasks.
 

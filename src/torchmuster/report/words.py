@@ -1,24 +1,6 @@
 """Format numbers and times for the page and the comparison."""
 
-import math
 from datetime import UTC, datetime
-
-
-def span(seconds: float | None) -> str:
-    """Return a duration as `85 ms`, `4.2 s`, `3 min 20 s`, `1 h 02 min`, `2 d 3 h`; or `-`."""
-    if seconds is None or not math.isfinite(seconds):
-        return "-"
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 99.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02} min"
-    return f"{hours // 24} d {hours % 24} h"
 
 
 def node_time(seconds: float, what: str = "node") -> str:

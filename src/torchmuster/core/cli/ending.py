@@ -106,6 +106,8 @@ def follow_run(
                 if say is None
                 else say(voice, result, run_dir)
             )
+            if not is_read and not is_brief:
+                say_next(voice, run_dir, plan)
     finally:
         for screen in screens:
             screen.close()
@@ -200,6 +202,15 @@ def say_end(
     if not is_read and result.state in failed:
         say_report(voice, run_dir, result.run_id)
     return int(result.exit_code)
+
+
+def say_next(voice: "TerminalVoice", run_dir: "RunDir", plan: Any) -> None:
+    """Print last what to type next; a replay, and a record that is gone, have nothing."""
+    following = plugs.find("ends", "next")
+    if following is None or getattr(plan, "is_replay", False) or not os.path.isdir(run_dir.path):
+        return
+    if (command := following(run_dir, plan.run_id)) is not None:
+        voice.print(f"next: {command}\n")
 
 
 def say_report(voice: "TerminalVoice", run_dir: "RunDir", run_id: str) -> None:

@@ -8,7 +8,7 @@ from torchmuster.core import plugs
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.repeats import ShownOutput, shortened
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import printable, render_report, report_of_error
+from torchmuster.core.model.text import printable, render_report, report_of_error, span
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.errors import MusterError
 
@@ -67,13 +67,13 @@ def summary(result: Result, how_to_go_on: str | None = None) -> str:
         how_to_go_on: What an unsuccessful run has saved, and how to continue it.
     """
     if result.attempts == 0 and result.state is not RunState.SUCCEEDED:
-        waited = f" after {result.elapsed_s:.1f} s" if result.elapsed_s else ""
+        waited = f" after {span(result.elapsed_s)}" if result.elapsed_s else ""
         never = f"{result.state.value}{waited}: it never started"
         return f"{never}; {how_to_go_on}" if how_to_go_on else never
     attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
-    lost = f", {result.lost_s:.1f} s lost" if result.lost_s else ""
+    lost = f", {span(result.lost_s)} lost" if result.lost_s else ""
     logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""
-    after = f"{result.state.value} after {result.elapsed_s:.1f} s ({attempts}{lost}{logs})"
+    after = f"{result.state.value} after {span(result.elapsed_s)} ({attempts}{lost}{logs})"
     if result.state is RunState.SUCCEEDED:
         return f"{after}{_unsaved_end(result)}"
     return f"{after}; {how_to_go_on}" if how_to_go_on else after

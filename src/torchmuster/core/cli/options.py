@@ -44,6 +44,7 @@ def complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[
     return names
 
 
+last_run = click.argument("run", default="last", shell_complete=complete_runs)
 detach = click.option(
     "--detach", is_flag=True, help="Return at once; the run continues in the background."
 )

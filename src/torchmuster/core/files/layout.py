@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.plan import short_id as short_id  # noqa: PLC0414 - of run ids, too
 from torchmuster.core.plainfile import open_plain
 
 GROUP = "main"
 TASK = "train"
-_STAMP = re.compile(r"\d{8}-\d{6}-(?=[A-Za-z0-9])")
 
 
 class PathBelow:
@@ -37,11 +37,6 @@ class PathBelow:
     def __get__(self, owner: Any, kind: type) -> str:
         """Return the path; on the class itself, the bare name."""
         return self._name if owner is None else os.path.join(owner.path, self._name)
-
-
-def short_id(run_id: str) -> str:
-    """Return a run id without its time stamp, e.g. `train-3f2a`; every command accepts it too."""
-    return _STAMP.sub("", run_id, count=1) if _STAMP.match(run_id) else run_id
 
 
 def muster_home() -> str:

@@ -77,6 +77,14 @@ def _read(path: str) -> str:
         return ""
 
 
+_STAMP = re.compile(r"\d{8}-\d{6}-(?=[A-Za-z0-9])")
+
+
+def short_id(run_id: str) -> str:
+    """Return a run id without its time stamp, e.g. `train-3f2a`; every command accepts it too."""
+    return _STAMP.sub("", run_id, count=1) if _STAMP.match(run_id) else run_id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentNeeds:
     """What a node must have for a shipped environment.
@@ -369,7 +377,7 @@ class RunPlan:
         """How to start the run again, for hints."""
         if self.is_of_many_commands:
             return "the same command on each machine"
-        return f"muster restart {self.run_id}"
+        return f"muster restart {short_id(self.run_id)}"
 
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""

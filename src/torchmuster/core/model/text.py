@@ -187,7 +187,32 @@ def render_report(report: Report) -> str:
         lines += [f"    {line}".rstrip() for line in rest]
     if report.hint:
         lines.append(f"hint: {report.hint}")
+    lines += [f"  {line}" for line in report.more]
     return printable("\n".join(lines) + "\n")
+
+
+def span(seconds: float | None, *, whole: bool = False) -> str:
+    """Return a duration as `85 ms`, `4.2 s`, `3 min 20 s`, `1 h 2 min`, `2 d 3 h`; `-` if unknown.
+
+    Args:
+        seconds: None, or not finite: unknown.
+        whole: Whole seconds only: `4 s`, for what changes while it is shown.
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if whole:
+        seconds = float(int(max(seconds, 0.0)))
+    if seconds < 1 and not whole:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.0f} s" if whole else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min" + (f" {rest} s" if rest else "")
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h" + (f" {minutes} min" if minutes else "")
+    return f"{hours // 24} d {hours % 24} h"
 
 
 def in_minutes(seconds: float) -> str:
@@ -246,3 +271,14 @@ def show_size(size_bytes: float) -> str:
             return f"{size_bytes:.4g} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.4g} TiB"
+
+
+def place_of(name: str) -> int:
+    """Return a metric's sort key in views: `loss`, then other losses, then the rest."""
+    return 0 if name == "loss" else 1 if "loss" in name.lower() else 2
+
+
+def loss_of(names: Iterable[str]) -> str | None:
+    """Return the name of a training's loss: a run with a loss that is not finite learns nothing."""
+    first = min(names, key=place_of, default="")
+    return first if place_of(first) < 2 else None

@@ -6,7 +6,7 @@ Pure text and values: `result.json` stores the verdict, `core.cli.messages` prin
 import enum
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.core.model import contract
@@ -152,12 +152,18 @@ _IS_ERROR = re.compile(r"\berror\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A message in the four parts that all messages of muster have."""
+    """A message in the parts that all messages of muster have.
+
+    Attributes:
+        hint: The cure, and nothing else.
+        more: Lines below it, each with its word: `retries: ...`, `log: PATH`.
+    """
 
     error: str
     at: str | None = None
     because: tuple[str, ...] = ()
     hint: str | None = None
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +259,7 @@ def explain_failure(
         at=_location(cause, circumstances),
         because=tuple(_evidence(cause, circumstances) + _consequences(cause, ends)),
         hint=_hint(cause, circumstances),
+        more=(*_retries(circumstances), *_log(cause, circumstances)),
     )
 
 
@@ -334,47 +341,49 @@ def _consequences(cause: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[str]:
 
 
 def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
-    hints: list[str] = []
     own = cause.error.own if cause.error is not None else None
     if own is not None and own.hint:
-        hints.append(own.hint)
-    elif circumstances.early_ranks and cause.looks_like_echo:
-        hints.append(
-            "let every rank make the same number of steps, or train inside `with model.join():`"
-        )
-    elif cause.memory_evidence:
-        hints.append(f"lower the batch size or the number of loader workers, or {MORE_MEMORY}")
-    elif cause.kind is EndKind.HANG:
-        hints.append(
+        return own.hint
+    if circumstances.early_ranks and cause.looks_like_echo:
+        return "let every rank make the same number of steps, or train inside `with model.join():`"
+    if cause.memory_evidence:
+        return f"lower the batch size or the number of loader workers, or {MORE_MEMORY}"
+    if cause.kind is EndKind.HANG:
+        return (
             f"the stacks show where rank {cause.rank} stands and what the others wait for; if that"
             " is right for this script: `--hang-timeout 30m`, or `off`"
         )
-    elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
-        hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
-    elif cause.kind is EndKind.SIGNAL and cause.signum in (4, 6, 7, 8, 11) and not cause.tail:
-        hints.append("`--env PYTHONFAULTHANDLER=1` prints where it stood")
+    if cause.kind is EndKind.SIGNAL and cause.signum == 9:
+        return "ask the scheduler or the machine's owner who sends SIGKILL"
+    if cause.kind is EndKind.SIGNAL and cause.signum in (4, 6, 7, 8, 11) and not cause.tail:
+        return "`--env PYTHONFAULTHANDLER=1` prints where it stood"
+    return None
+
+
+def _retries(circumstances: Circumstances) -> Iterator[str]:
+    """Yield why no other attempt followed."""
     if circumstances.dead_end:
-        hints.append(circumstances.dead_end)
+        yield f"retries: {circumstances.dead_end}"
     elif circumstances.is_final:
-        hints.append("another attempt would end in the same way, so there was none")
+        yield "retries: none, because another attempt would end in the same way"
     elif circumstances.same_as is not None:
-        hints.append(
-            f"{both_attempts(circumstances.same_as, circumstances.attempt)} failed in the same place without"
-            " progress between, so it was not retried; `--restart-policy count` retries it anyway"
+        both = both_attempts(circumstances.same_as, circumstances.attempt)
+        yield (
+            f"retries: no more, because {both} failed in the same place without progress between;"
+            " `--restart-policy count` retries anyway"
         )
     elif circumstances.restart_hint and circumstances.max_restarts == 0:
-        hints.append("`--max-restarts 3` would have started all workers again")
+        yield "retries: none; `--max-restarts 3` starts all workers again"
     elif circumstances.restarts_spent >= circumstances.max_restarts > 0:
         number = circumstances.max_restarts
-        hints.append(
-            "the one restart is spent" if number == 1 else f"all {number} restarts are spent"
-        )
-    if circumstances.log_path:
-        # A log is created with the first byte: a silent rank has none to name.
-        silent = cause.kind in (EndKind.EXIT_CODE, EndKind.SIGNAL) and not cause.tail
-        if not silent:
-            hints.append(f"the whole output is in {circumstances.log_path}")
-    return "; ".join(hints) or None
+        yield f"retries: {'the one' if number == 1 else f'all {number}'} spent"
+
+
+def _log(cause: WorkerEnd, circumstances: Circumstances) -> Iterator[str]:
+    # A log is created with the first byte: a silent rank has none to name.
+    silent = cause.kind in (EndKind.EXIT_CODE, EndKind.SIGNAL) and not cause.tail
+    if circumstances.log_path and not silent:
+        yield f"log: {circumstances.log_path}"
 
 
 def explain_preemption(end: WorkerEnd, same_as: int, world_size: int) -> Report:
@@ -495,7 +504,8 @@ def explain_task_failure(facts: FailureFacts) -> Report:
         error=f"task {facts.task} failed: {facts.why}",
         at=f"group {facts.group}, task {facts.task}, attempt {facts.attempt}",
         because=tuple(because),
-        hint=hint or f"its whole output is in {facts.log}",
+        hint=hint,
+        more=(f"log: {facts.log}",),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,9 +29,7 @@ _LOG_ENDINGS = (
 
 
 @click.command()
-@click.argument(
-    "what", shell_complete=complete_files, nargs=-1, required=True, metavar="RUN|LOG...|-"
-)
+@click.argument("what", shell_complete=complete_files, nargs=-1, metavar="[RUN|LOG...|-]")
 @click.option(
     "--script",
     metavar="JOBSCRIPT",
@@ -39,21 +38,22 @@ _LOG_ENDINGS = (
 )
 @options.json()
 def explain(what: tuple[str, ...], script: str | None, as_json: bool) -> int:
-    """Explain why a run of muster, or any other job, failed, from its logs.
+    """Explain why a run of muster, by default the last one, or any other job failed, from its logs.
 
-    LOG is a file, a folder, a gzip, xz, bz2, zstd or tar archive: the output of torchrun, srun,
+    Without RUN and LOG it reads what is piped into it, if there is any. LOG is a file, a folder, a gzip, xz, bz2, zstd or tar archive: the output of torchrun, srun,
     PBS or Kubernetes, one file or one for each node; - is standard input. The exit code is 0 if
     the cause was found (confidence medium or high), 3 if it is unknown or a guess, 4 if nothing
     failed.
 
     \b
+    muster explain
     muster explain RUN
     muster explain slurm-4711.out
     muster explain job.o123 job.e123
     muster explain --script job.sh slurm-4711.out
-    kubectl logs -l job=train --prefix | muster explain -
+    kubectl logs -l job=train --prefix | muster explain
     """  # noqa: D301 - \b is click's mark
-    verdict, own = _verdict(what)
+    verdict, own = _verdict(what or ((_DASH,) if _is_piped() else ("last",)))
     if script is not None:
         verdict = _with_script(verdict, script)
     if as_json:
@@ -65,6 +65,15 @@ def explain(what: tuple[str, ...], script: str | None, as_json: bool) -> int:
 
         click.echo(render_verdict(verdict, own), nl=False)
     return _exit_code(verdict)
+
+
+def _is_piped() -> bool:
+    """Return whether standard input is a pipe or a file; a terminal and /dev/null are neither."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:  # it is closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _with_script(verdict: "LogVerdict", script: str) -> "LogVerdict":

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from torchmuster.core.files.layout import short_id
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
 from torchmuster.diagnose.plan.scaling import Arrival, Cluster, NetworkLink, Work
 from torchmuster.errors import MusterError, NotFoundError
@@ -46,11 +47,11 @@ def measure_script(engine: str | None, command: tuple[str, ...]) -> Measured:
     lines = [line for line in log.splitlines() if line.startswith(step_probe.MARK)]
     if not lines and code:
         what = f"`{command[0]}` failed before its steps were measured"
-        raise MusterError(what, where=f"muster logs {run_id}", why=_last_words(log))
+        raise MusterError(what, where=f"muster logs {short_id(run_id)}", why=_last_words(log))
     if not lines:
         raise MusterError(
             f"`{command[0]}` made too few steps of an optimizer to be measured",
-            where=f"muster logs {run_id}",
+            where=f"muster logs {short_id(run_id)}",
             why=_last_words(log),
             fix=f"let it make {step_probe.WARM_STEPS + _NUM_STEPS} steps, or give --step-time",
         )
@@ -85,12 +86,14 @@ def measure_network(engine: str, num_nodes: int, per_node: int) -> tuple[Cluster
     lines = [line for line in log.splitlines() if line.startswith('{"backend"')]
     if not lines:
         why = _last_words(log)
-        raise MusterError("the test job failed", where=f"muster logs {run_id}", why=why)
+        raise MusterError("the test job failed", where=f"muster logs {short_id(run_id)}", why=why)
     found = json.loads(lines[-1])
     if code or not found["right"]:
         wrong = [str(one["bytes"]) for one in found["between"] if not one["right"]]
         why = f"wrong sums of {', '.join(wrong) or '?'} bytes by {found['backend']}"
-        raise MusterError("the nodes do not sum right", where=f"muster logs {run_id}", why=why)
+        raise MusterError(
+            "the nodes do not sum right", where=f"muster logs {short_id(run_id)}", why=why
+        )
     return read_cluster(found)
 
 

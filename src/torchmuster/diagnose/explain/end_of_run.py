@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from torchmuster.core.files.layout import RunDir, last_lines
+from torchmuster.core.files.layout import RunDir, last_lines, short_id
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
@@ -286,7 +286,7 @@ def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str)
     because += report.because
     if reading.num_read < reading.num_all:
         because.append(
-            f"{reading.num_read} of {reading.num_all} logs were looked at; `muster explain {run_id}` reads all"
+            f"{reading.num_read} of {reading.num_all} logs were looked at; `muster explain {short_id(run_id)}` reads all"
         )
     hint = "; ".join(text for text in (finding.hint, report.hint) if text) or None
     return replace(report, because=tuple(because), hint=hint)

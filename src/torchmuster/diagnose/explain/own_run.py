@@ -91,6 +91,7 @@ def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
             because=report.because,
             ruled_out=("the other ranks' errors: the head saw this end first",),
             hint=report.hint,
+            more=report.more,
         )
     if state not in _BY_STATE and report is None:
         return None
@@ -106,6 +107,7 @@ def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
         at=report.at if report is not None else None,
         because=report.because if report is not None else (),
         hint=report.hint if report is not None else None,
+        more=report.more if report is not None else (),
     )
 
 

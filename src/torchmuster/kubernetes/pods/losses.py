@@ -160,6 +160,7 @@ def _out_of_memory(
         at=f"{_ranks_on(cause, start)}{node}, attempt {cause.attempt}",
         because=(evidence, *report.because),
         hint=report.hint,
+        more=report.more,
     )
     return replace(result, cause=cause, report=_with_hint(with_reason, _MORE))
 

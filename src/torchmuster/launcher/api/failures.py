@@ -1,5 +1,6 @@
 """Errors of the Python API, with the four parts that all of torchmuster's errors have."""
 
+from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.failure import WorkerEnd
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Result
@@ -59,7 +60,7 @@ class RunFailed(MusterError):  # noqa: N818 - the name of the public API
             what,
             where=report.at if report is not None else None,
             why="\n".join(report.because) if report is not None else None,
-            fix=report.hint if report is not None else f"muster status {run_id}",
+            fix=report.hint if report is not None else f"muster status {short_id(run_id)}",
         )
         end: WorkerEnd | None = result.cause if result is not None else None
         error = end.error if end is not None else None
@@ -70,10 +71,11 @@ class RunFailed(MusterError):  # noqa: N818 - the name of the public API
         self.traceback = error.traceback if error is not None else ""
         self.cause = what
         self.hint = self.fix
+        self._more = report.more if report is not None else ()
 
     def __str__(self) -> str:
         """Return all parts, one per line."""
-        return _text(self)
+        return "\n".join([_text(self), *(f"  {line}" for line in self._more)])
 
 
 def _text(error: MusterError) -> str:

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from torchmuster.core.model.text import in_one_line
+from torchmuster.core.model.text import in_one_line, span
 from torchmuster.launcher.cli.echo import echo
 
 if TYPE_CHECKING:
@@ -13,17 +13,6 @@ if TYPE_CHECKING:
 def clock(seconds: float) -> str:
     """Format a time, in seconds since 1970, in this machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def span(seconds: float | None) -> str:
-    """Format a duration: `4.2 s`, `1:02:03`, or `-` if unknown."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def print_account(account: "Account", *, has_job_line: bool = False) -> None:

@@ -38,7 +38,7 @@ def restart(run: str, *, detach: bool) -> int:
     if not view.state.is_final and not is_forgotten:
         raise UsageError(
             f"the run {view.run_id} has not ended: it is {view.state.value}",
-            fix=f"muster cancel {view.run_id}, then restart it",
+            fix=f"muster cancel {short_id(view.run_id)}, then restart it",
         )
     return restart_of(view)(view, detach=detach)
 

@@ -9,16 +9,16 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.core.cli import options
 from torchmuster.core.cli.options import complete_runs
 from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.text import in_one_line
+from torchmuster.core.model.text import in_one_line, span
 from torchmuster.errors import MusterError, NotFoundError, UsageError
-from torchmuster.launcher.cli.account import clock, span
+from torchmuster.launcher.cli.account import clock
 from torchmuster.launcher.cli.echo import echo, echo_json
 
 if TYPE_CHECKING:
@@ -117,11 +117,11 @@ def _row(view: "RunView", account: "Account") -> list[str]:
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
+@options.last_run
 @click.option("--watch", is_flag=True, help="Again every two seconds, until RUN has ended.")
 @options.json()
 def status(run: str, *, watch: bool, as_json: bool) -> int:
-    """Show the state of RUN: its nodes, attempts, training and verdict."""
+    """Show the state of RUN, by default the last one: its nodes, attempts, training and verdict."""
     if watch:
         return watch_status(run, lambda: print_status(run, as_json=as_json))
     return print_status(run, as_json=as_json)
@@ -136,14 +136,30 @@ def print_status(run: str, *, as_json: bool) -> int:
     return commands_of(view).print_status(view, as_json=as_json)
 
 
+class _Rank(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases only
+    """A rank, or all: -1."""
+
+    name = "rank"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if value == "all":
+            return _ALL_RANKS
+        if not isinstance(value, int) and not (value.isascii() and value.isdigit()):
+            self.fail(f"{value!r} is neither a rank nor `all`", param, ctx)
+        return int(value)
+
+
+_ALL_RANKS = -1
+
+
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
+@options.last_run
 @click.argument("task", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Follow until the run ends.")
 @click.option(
     "-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each."
 )
-@click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
+@click.option("--rank", type=_Rank(), metavar="N|all", help="This rank, or all; default rank 0.")
 @click.option("--attempt", type=click.IntRange(min=0), help="This attempt; default the last.")
 def logs(
     run: str,
@@ -154,7 +170,7 @@ def logs(
     rank: int | None,
     attempt: int | None,
 ) -> int:
-    """Print the output of RUN's ranks; for a workflow, of its tasks or of one TASK."""
+    """Print the output of rank 0 of RUN, by default the last run; for a workflow, of its tasks or of one TASK."""
     import asyncio
 
     from torchmuster.core.model.lines import LineJoiner
@@ -168,8 +184,14 @@ def logs(
     view = find_run(run) if follow else look_at(run)
     report_reach(view)
     commands_of(view).check_logs(view, task)
-    choice, names = LogChoice(task=task, attempt=attempt, rank=rank), view.task_names
-    several = max(len(names), view.record.num_workers or 1) > 1
+    names, num_workers = view.task_names, view.record.num_workers or 1
+    if rank is None and num_workers > 1 and not names:
+        echo(f"muster: of rank 0; of all {num_workers} ranks: --rank all", err=True)
+    by_default = 0 if rank is None and not names else None
+    rank = None if rank == _ALL_RANKS else rank
+    choice = LogChoice(task=task, attempt=attempt, rank=rank, rather=by_default)
+    rank = rank if by_default is None else by_default
+    several = max(len(names), num_workers) > 1
     joiner = LineJoiner(prefix_always=several and task is None and rank is None)
     joiner.names.update(enumerate(names))
     is_terminal = sys.stdout.isatty()

@@ -20,7 +20,7 @@ from functools import partial
 
 from torchmuster.core import plugs
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir, size_of
+from torchmuster.core.files.layout import RunDir, short_id, size_of
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec, contract
 from torchmuster.core.model.plan import RunPlan
@@ -147,8 +147,9 @@ def _joined(result: Result, word: EndReason, line: str) -> Result:
     if word.kind == "node" and result.node_was_lost and result.report is not None:
         because = (*result.report.because, line)  # the head has reported the node, too
         return replace(result, report=replace(result.report, because=because))
-    hint = word.hint or known or f"muster restart {result.run_id}"
-    report = Report(error=word.sentence, because=(line,), hint=hint)
+    hint = word.hint or known or f"muster restart {short_id(result.run_id)}"
+    more = result.report.more if result.report is not None else ()
+    report = Report(error=word.sentence, because=(line,), hint=hint, more=more)
     if word.kind == "limit":
         return replace(result, state=RunState.FAILED, exit_code=word.exit_code, report=report)
     if word.kind == "cancelled":

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import short_id
 from torchmuster.core.model import codec, contract
 from torchmuster.core.model.owner_policy import JobTime
 from torchmuster.core.model.states import RunState
@@ -70,7 +71,7 @@ def _outlast_preemption(
     report = Report(
         error=f"{name} preempts the job for another one",
         because=result.report.because if result.report is not None else (),
-        hint=f"muster restart {result.run_id}, unless {name} starts the job again",
+        hint=f"muster restart {short_id(result.run_id)}, unless {name} starts the job again",
     )
     code = contract.EX_TEMPFAIL
     result = replace(result, state=RunState.PREEMPTED, exit_code=code, report=report)

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchmuster.core.model.text import span
 from torchmuster.launcher.head.hangs.stragglers import median_without
 from torchmuster.launcher.model.progress import RankSample
-from torchmuster.launcher.ui.words import DASH, show_mib, show_number, show_share, show_time
+from torchmuster.launcher.ui.words import DASH, show_mib, show_number, show_share
 
 SLOW_SHARE = 0.1  # of the other ranks' own work
 _LEAST_COST_S = 0.002  # per step: less is noise
@@ -144,7 +145,7 @@ def cells(row: RankRow) -> tuple[str, ...]:
         row.does + (f" +{row.cost_s * 1000:.0f}ms" if row.cost_s else ""),
         str(row.step) if row.step is not None else DASH,
         show_number(row.steps_per_s),
-        show_time(row.age_s).replace(" ", ""),
+        span(row.age_s, whole=True).replace(" ", ""),
         f"{row.cpus:.1f}" if row.cpus is not None else DASH,
         show_mib(row.rss_mib),
         f"{row.gpu_percent}%" if row.gpu_percent is not None else DASH,

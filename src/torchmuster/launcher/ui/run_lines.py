@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.text import in_one_line
+from torchmuster.core.model.text import in_one_line, span
 from torchmuster.launcher.model.live import STALE_S, LiveAttempt, LiveRun, LiveTraining, left_s
 from torchmuster.launcher.model.progress import quiet_s
 from torchmuster.launcher.model.run import since_suffix
@@ -21,7 +21,6 @@ from torchmuster.launcher.ui.words import (
     show_bytes,
     show_number,
     show_share,
-    show_time,
 )
 
 _LABEL = 12
@@ -43,7 +42,9 @@ def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: 
     for wait in (run.job, run.waits):
         add_line("waits", wait, "warn")
     if run.sample is not None and not run.is_final and (still_s := quiet_s(run.sample)):
-        add_line("quiet", f"for {show_time(still_s)}: no output, no rank uses a processor", "warn")
+        add_line(
+            "quiet", f"for {span(still_s, whole=True)}: no output, no rank uses a processor", "warn"
+        )
     lines += _progress(run, rows)
     lines += _metrics(run, columns, unicode=unicode)
     lines += _saves(run)
@@ -132,7 +133,7 @@ def _title(run: LiveRun, columns: int) -> Line:
         run.state, "bad" if run.is_final else "warn"
     )
     clock = time.strftime("%H:%M:%S", time.localtime(run.now))
-    about = f"  {in_one_line(run.place)}  {show_time(run.elapsed_s)}  "
+    about = f"  {in_one_line(run.place)}  {span(run.elapsed_s, whole=True)}  "
     name = in_one_line(short_id(run.run_id))
     room = columns - len(name) - len(run.state) - len(about) - len(clock) - 4
     command = in_one_line(run.command)
@@ -174,7 +175,7 @@ def _progress(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
             parts.append(f"{show_number(median(rates))} steps/s")
         left = time_left_s(run)
         if left is not None:
-            parts.append(f"{show_time(left)} left")
+            parts.append(f"{span(left, whole=True)} left")
         found.append(line(Span("step".ljust(_LABEL), "dim"), Span("  ".join(parts), "bold")))
     if run.bar is not None:
         bar = run.bar
@@ -186,7 +187,7 @@ def _progress(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
         text = "  ".join(part for part in bar_words if part)
         found.append(_labelled("bar", f"{text}  (rank 0's own words)", "bold"))
     if run.ends_at is not None and not run.is_final:
-        found.append(_labelled("job ends", f"in {show_time(run.ends_at - run.now)}"))
+        found.append(_labelled("job ends", f"in {span(run.ends_at - run.now, whole=True)}"))
     return found
 
 
@@ -221,7 +222,7 @@ def _saves(run: LiveRun) -> list[Line]:
     if training.saved_step is None:
         text = "nothing yet"
     else:
-        age = f" {show_time(run.now - training.saved_at)} ago" if training.saved_at else ""
+        age = f" {span(run.now - training.saved_at, whole=True)} ago" if training.saved_at else ""
         size = f", {show_bytes(training.saved_bytes)}" if training.saved_bytes is not None else ""
         text = f"step {training.saved_step}{age if not run.is_final else ''}{size}"
     if training.saving_since is not None:
@@ -234,11 +235,11 @@ def _writing(for_s: float, training: LiveTraining) -> str:
     step = training.saving_step if training.saving_step is not None else "the next"
     done, whole = training.saving_bytes, training.saved_bytes
     if not done or for_s <= 0:
-        return f"writing {step} since {show_time(for_s)}"
+        return f"writing {step} since {span(for_s, whole=True)}"
     speed = done / for_s
     if whole is None or whole < done:
         return f"writing {step}: {show_bytes(done)} at {show_bytes(speed)}/s"
-    left = show_time((whole - done) / speed)
+    left = span((whole - done) / speed, whole=True)
     return f"writing {step}: {show_share(done / whole)} at {show_bytes(speed)}/s, {left} left"
 
 
@@ -280,7 +281,7 @@ def attempt_line(one: LiveAttempt, now: float) -> Line:
     workers = f"{one.num_workers} worker{'s' if one.num_workers != 1 else ''}"
     nodes = f"{one.num_nodes} node{'s' if one.num_nodes != 1 else ''}"
     end = one.ended_at if one.ended_at is not None else now
-    took = show_time(end - one.began_at) if one.began_at is not None else DASH
+    took = span(end - one.began_at, whole=True) if one.began_at is not None else DASH
     label = f"attempt {one.number}"[: _LABEL - 1].ljust(_LABEL)
     if one.ended_at is None:
         why = f", {in_one_line(one.why)}" if one.why != "start" else ""
@@ -293,7 +294,7 @@ def stale_note(run: LiveRun) -> str:
     """Return a note on the age of old numbers; empty where they are current."""
     if run.sample_at is None or run.is_final or run.now - run.sample_at < STALE_S:
         return ""
-    return f"as of {show_time(run.now - run.sample_at)} ago, from the record"
+    return f"as of {span(run.now - run.sample_at, whole=True)} ago, from the record"
 
 
 def _cell(name: str, text: str, width: int) -> str:

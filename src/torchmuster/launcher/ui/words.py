@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_DAY_S = 86400
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-~=+*#"
 DASH = "-"
@@ -36,22 +35,6 @@ class Line:
 def line(*parts: "str | Span") -> Line:
     """Join pieces into a line."""
     return Line(tuple(Span(part) if isinstance(part, str) else part for part in parts))
-
-
-def show_time(seconds: float | None) -> str:
-    """Format a time: `45 s`, `12:41`, `1:12:41` or `3 d 04:00`."""
-    if seconds is None or not math.isfinite(seconds):
-        return DASH
-    whole = int(max(seconds, 0.0))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if whole < 3600:
-        return f"{minutes}:{rest:02}"
-    hours, minutes = divmod(minutes, 60)
-    if whole < _DAY_S:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{whole // _DAY_S} d {hours % 24:02}:{minutes:02}"
 
 
 def show_number(value: float | None, digits: int = 3) -> str:

@@ -199,6 +199,17 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
     return _sentence(saved, stopped_at, None if is_given_up else _restart_command(run_dir))
 
 
+def next_command(run_dir: RunDir, run_id: str) -> str | None:
+    """Return what to type after the end of a run; None if it never started: its hint says that."""
+    result = read_result(run_dir)
+    if result is not None and result.attempts == 0:
+        return None
+    goes_on = result is not None and result.state in (RunState.PREEMPTED, RunState.CANCELLED)
+    if goes_on and "muster restart" in (how_to_go_on(run_dir, result) or ""):
+        return f"muster restart {short_id(run_id)}"
+    return f"muster report {short_id(run_id)}"
+
+
 def _found_none_good(result: Result) -> bool:
     """Return whether damaged snapshots ended the run: they would end a restart, too."""
     error = result.cause.error if result.cause is not None else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir, offset_of_last_lines
+from torchmuster.core.files.layout import RunDir, offset_of_last_lines, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.model.states import RunState
@@ -113,18 +113,23 @@ def _signal_owner(view: RunView, signum: int, *, at_once: bool) -> None:
         host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
         raise ChannelError(
             f"the owner of the run {view.run_id} is on {host}",
-            fix=f"ssh {host} muster cancel {view.run_id}",
+            fix=f"ssh {host} muster cancel {short_id(view.run_id)}",
         )
     proc.kill_quietly(int(owner["pid"]), AT_ONCE if at_once else signum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogChoice:
-    """Selection of logs; None means all tasks, the last attempt, all ranks."""
+    """Selection of logs; None means all tasks, the last attempt, all ranks.
+
+    Attributes:
+        rather: Without `rank`, only this rank if it has a log.
+    """
 
     task: str | None = None
     attempt: int | None = None
     rank: int | None = None
+    rather: int | None = None
 
 
 def log_files(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
@@ -179,6 +184,8 @@ def _rank_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
     if rank is not None and rank not in ranks:
         known = f"it has logs of {name_ranks(ranks)}" if ranks else "nobody wrote anything"
         raise NotFoundError(f"attempt {chosen} has no log of rank {rank}", where=folder, why=known)
+    if rank is None and choice.rather in ranks:
+        rank = choice.rather
     wanted = ranks if rank is None else [rank]
     return [(number, view.run_dir.rank_log(chosen, number)) for number in wanted]
 

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.states import State
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.net import messages
@@ -291,7 +292,7 @@ def _check_running(view: RunView, task: Any) -> None:
         raise UsageError(
             f"the run {view.run_id} has ended: it is {view.state.value}",
             where=f"task {task.name}: {task.state.value}",
-            fix=f"muster logs {view.run_id} {task.name}",
+            fix=f"muster logs {short_id(view.run_id)} {task.name}",
         )
     in_pods = os.path.isdir(os.path.join(view.run_dir.group(task.group).path, "pods"))
     if not in_pods and not owner_is_here(view.run_dir):
@@ -299,7 +300,7 @@ def _check_running(view: RunView, task: Any) -> None:
         host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
         raise ChannelError(
             f"the owner of the run {view.run_id} is on {host}",
-            fix=f"ssh -t {host} muster exec {view.run_id} {task.name}",
+            fix=f"ssh -t {host} muster exec {short_id(view.run_id)} {task.name}",
         )
     if task.state is not State.RUNNING:
         word = "does not run any more" if task.state.is_final else "does not run yet"

@@ -3,6 +3,7 @@
 import asyncio
 
 from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.states import JobState
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.channel import Channel, RaceError, connect, race, worst_failure
@@ -29,7 +30,9 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
         what = (
             f"{view.run_id} is a single process of a sweep, which has no head that could be asked"
         )
-        raise ChannelError(what, fix=f"muster stacks {view.run_id}; muster logs {view.run_id}")
+        raise ChannelError(
+            what, fix=f"muster stacks {short_id(view.run_id)}; muster logs {short_id(view.run_id)}"
+        )
     if not isinstance(where, dict):
         raise ChannelError(f"{whose} has no head yet", where=path, fix="try again in a second")
     port = int(where["port"])
@@ -54,6 +57,8 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
             f"the head of {whose} can't be reached from here",
             where=f"{host}:{port}",
             why=why,
-            fix=f"on {node}: the same command" if node else f"muster status {view.run_id}",
+            fix=f"on {node}: the same command"
+            if node
+            else f"muster status {short_id(view.run_id)}",
         ) from error
     return channel

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 
 from torchmuster.core import proc
-from torchmuster.core.files.layout import Kind
+from torchmuster.core.files.layout import Kind, short_id
 from torchmuster.core.model.events import WorkerProcessEvent
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import ChannelError, HeadLostError, UsageError
@@ -126,10 +126,10 @@ def check_running(view: RunView) -> None:
     if view.kind is Kind.WORKFLOW:
         raise UsageError(
             f"the run {view.run_id} is a workflow: its tasks have no ranks of their own",
-            fix=f"muster exec {view.run_id} TASK -- COMMAND; a training task's own run by its folder",
+            fix=f"muster exec {short_id(view.run_id)} TASK -- COMMAND; a training task's own run by its folder",
         )
     if any_result(view.run_dir) is not None or not owner_lives(view.run_dir):
         raise UsageError(
             f"the run {view.run_id} has ended: it is {view.state.value}",
-            fix=f"muster explain {view.run_id}",
+            fix=f"muster explain {short_id(view.run_id)}",
         )

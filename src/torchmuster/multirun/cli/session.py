@@ -303,6 +303,7 @@ def _row(view: "SessionView") -> tuple[str, ...]:
 @click.option("--name", "same", metavar="WORD", help="The same, as `session start` takes it.")
 def end(name: str | None, same: str | None) -> int:
     """End the session NAME, default `main`."""
+    from torchmuster.core.files.layout import short_id
     from torchmuster.multirun.views.sessions import find_session
 
     if name is not None and same is not None:
@@ -313,7 +314,7 @@ def end(name: str | None, same: str | None) -> int:
     if view is not None and view.state is not None and _still_runs(view.state.run_id):
         raise UsageError(
             f"the run {view.state.run_id} is in the session {name}",
-            fix=f"muster cancel {view.state.run_id}",
+            fix=f"muster cancel {short_id(view.state.run_id)}",
         )
     end_session(held.run_dir, name)
     return 0

@@ -109,7 +109,7 @@ def describe_missing_metric(sweep: "SweepView", run_dir: RunDir) -> str | None:
 
 def members_table(sweep: "SweepView") -> str:
     """Return the table of the members; if there are many, of the most relevant ones."""
-    from torchmuster.launcher.cli.account import span
+    from torchmuster.core.model.text import span
     from torchmuster.launcher.ui.table import render_table
 
     shown = _chosen(sweep)

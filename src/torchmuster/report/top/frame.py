@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.text import in_one_line
+from torchmuster.core.model.text import in_one_line, span
 from torchmuster.launcher.model.live import LiveRow, LiveRun
 from torchmuster.launcher.ui.ranks import choose, rank_rows
 from torchmuster.launcher.ui.run_lines import (
@@ -14,7 +14,7 @@ from torchmuster.launcher.ui.run_lines import (
     table_lines,
     task_lines,
 )
-from torchmuster.launcher.ui.words import DASH, Line, Span, line, show_time
+from torchmuster.launcher.ui.words import DASH, Line, Span, line
 from torchmuster.report.top.state import OnScreen, Page, ViewState
 
 # The overview: a line for each live or queued run.
@@ -59,8 +59,8 @@ def _cells(row: LiveRow) -> tuple[str, ...]:
         in_one_line(row.place),
         str(row.num_workers) if row.num_workers is not None else DASH,
         str(row.step) if row.step is not None else DASH,
-        show_time(row.left_s),
-        show_time(row.elapsed_s),
+        span(row.left_s, whole=True),
+        span(row.elapsed_s, whole=True),
         in_one_line(row.why),
     )
 

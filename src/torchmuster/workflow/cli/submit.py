@@ -10,6 +10,7 @@ import click
 
 from torchmuster.core.cli import ending, options
 from torchmuster.core.cli.options import complete_files, complete_runs
+from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.plan import GRACE_S
 from torchmuster.core.model.text import few_of
 from torchmuster.errors import NotFoundError, UsageError
@@ -270,7 +271,7 @@ def spec(run: str, *, rendered: bool) -> int:
             click.echo(file.read(), nl=False)
     except OSError as error:
         what = f"the run {view.run_id} is not one of a workflow"
-        fix = f"muster status {view.run_id}"
+        fix = f"muster status {short_id(view.run_id)}"
         raise NotFoundError(what, where=path, why=error.strerror, fix=fix) from error
     return 0
 

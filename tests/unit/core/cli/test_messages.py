@@ -30,7 +30,7 @@ def test_colour_changes_no_letter():
     ("given", "text"),
     [
         ({}, "succeeded after 12.3 s (1 attempt)"),
-        ({"attempts": 3, "lost_s": 0.51}, "succeeded after 12.3 s (3 attempts, 0.5 s lost)"),
+        ({"attempts": 3, "lost_s": 0.51}, "succeeded after 12.3 s (3 attempts, 510 ms lost)"),
         (
             {"state": RunState.FAILED, "logs_lost_lines": 7},
             "failed after 12.3 s (1 attempt, 7 log lines lost)",
@@ -50,7 +50,7 @@ def test_the_last_line_of_a_run_says_how_it_went(given, text):
     ("given", "text"),
     [
         ({"elapsed_s": 0.0}, "failed: it never started"),
-        ({"elapsed_s": 600.04}, "failed after 600.0 s: it never started"),
+        ({"elapsed_s": 600.04}, "failed after 10 min: it never started"),
         ({"elapsed_s": 0.0, "state": RunState.CANCELLED}, "cancelled: it never started"),
         # e.g. checks alone, as asked for
         ({"state": RunState.SUCCEEDED}, "succeeded after 12.3 s (0 attempts)"),

@@ -219,9 +219,8 @@ def test_a_node_that_computes_wrongly_gets_no_rank_again(world):
     compute_wrongly(world, 1)
     result = world.policy.result
     assert (result.state, result.exit_code) == (RunState.FAILED, 1)
-    assert (
-        "rank 2 did so on n2 as well: look at what the script does on this rank"
-        in result.report.hint
+    assert "rank 2 did so on n2 as well: look at what the script does on this rank" in str(
+        result.report.more
     )
     assert [note.partition(" was")[0] for note in result.notes] == ["n2"], "n3 is not blamed"
 
@@ -242,7 +241,7 @@ def test_a_run_with_a_range_goes_on_without_a_node_that_computes_wrongly():
 def test_the_run_ends_where_its_head_is_on_the_node_that_computes_wrongly(world):
     compute_wrongly(world, 0)
     assert world.policy.result.state is RunState.FAILED
-    assert "n1 gets no ranks again" in world.policy.result.report.hint
+    assert "n1 gets no ranks again" in str(world.policy.result.report.more)
 
 
 def test_all_nodes_hear_of_the_end(world):

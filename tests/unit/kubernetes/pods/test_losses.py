@@ -106,9 +106,9 @@ def test_a_container_that_was_killed_as_a_whole_is_the_first_cause_with_pod_node
     assert found.report.at == "ranks 4-7 of 8 on run-7f3a-1 (n2), attempt 0"
     assert found.report.because == (evidence,)
     assert found.report.hint == (
-        "ask for more memory (`--mem`, or `memory` of the site; what is in /dev/shm counts);"
-        " the one restart is spent"
+        "ask for more memory (`--mem`, or `memory` of the site; what is in /dev/shm counts)"
     )
+    assert found.report.more == ("retries: the one spent",)
     assert found.cause.memory_evidence == evidence
 
 

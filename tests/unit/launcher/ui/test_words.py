@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.core.model.text import span
 from torchmuster.launcher.ui.words import (
     curve,
     show_bytes,
     show_mib,
     show_number,
     show_share,
-    show_time,
 )
 
 
@@ -23,13 +23,13 @@ from torchmuster.launcher.ui.words import (
         (math.nan, "-"),
         (-3.0, "0 s"),
         (59.9, "59 s"),
-        (61.0, "1:01"),
-        (3661.0, "1:01:01"),
-        (90_061.0, "1 d 01:01"),
+        (61.0, "1 min 1 s"),
+        (3661.0, "1 h 1 min"),
+        (190_061.0, "2 d 4 h"),
     ],
 )
 def test_times(seconds, text):
-    assert show_time(seconds) == text
+    assert span(seconds, whole=True) == text
 
 
 def test_numbers_and_sizes():

@@ -94,7 +94,7 @@ def test_the_last_line_counts_the_time_of_all_links_and_heads(run_dir):
         '{"time":"2026-01-01T00:00:00Z","event":"run_started"}',
         '{"time":"2026-01-01T00:01:30Z","event":"run_ended"}',
     )
-    assert last_line(ENDED_WELL, run_dir).startswith("succeeded after 90.0 s")
+    assert last_line(ENDED_WELL, run_dir).startswith("succeeded after 1 min 30 s")
 
 
 def test_a_run_that_went_well_was_ended_by_nothing(run_dir):

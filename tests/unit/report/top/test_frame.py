@@ -107,7 +107,7 @@ def test_ten_thousand_attempts_are_counted_and_the_last_are_listed():
 def test_old_numbers_are_called_old():
     run = run_of(sample_of(2), sample_at=NOW - 90, unheard="the head can't be reached from here")
     text = "\n".join(shown(run))
-    assert "as of 1:30 ago, from the record" in text
+    assert "as of 1 min 30 s ago, from the record" in text
     assert "head        the head can't be reached from here" in text
 
 

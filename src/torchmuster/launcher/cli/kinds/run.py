@@ -40,8 +40,8 @@ def plain_of(view: "RunView", account: "Account") -> dict[str, Any]:
 
 def _quiet_words(view: "RunView") -> str:
     """Return e.g. `, quiet for 1:20` if the last recorded sample shows idle ranks."""
+    from torchmuster.core.model.text import span
     from torchmuster.launcher.model.progress import quiet_s
-    from torchmuster.launcher.ui.words import show_time
     from torchmuster.launcher.views.live import last_sample
 
     sample = last_sample(view.run_dir) if not view.state.is_final else None
@@ -49,7 +49,7 @@ def _quiet_words(view: "RunView") -> str:
     if sample is None or not attempts or sample.attempt != attempts[-1].number:
         return ""
     still_s = quiet_s(sample)
-    return f", quiet for {show_time(still_s)}" if still_s else ""
+    return f", quiet for {span(still_s, whole=True)}" if still_s else ""
 
 
 def print_status(view: "RunView", *, as_json: bool) -> int:
