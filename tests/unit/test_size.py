@@ -13,9 +13,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_270,
-    "launcher": 27_050,
-    "diagnose": 12_700,
+    "core": 15_300,
+    "launcher": 27_100,
+    "diagnose": 12_710,
     "workflow": 11_480,
     "train": 7_830,
     "kubernetes": 8_230,

@@ -33,14 +33,12 @@ def say(**facts: Any) -> None:
         "rank": int(os.environ.get("RANK", "0")),
         "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     }
-    line = json.dumps(
-        {**own, **{name: _reported_value(name, value) for name, value in facts.items()}}
-    )
+    line = json.dumps({**own, **{name: _fact(name, value) for name, value in facts.items()}})
     with open(os.path.join(FACTS, f"{os.getpid()}.jsonl"), "a") as file:
         file.write(line + "\n")
 
 
-def _reported_value(name: str, value: Any) -> Any:
+def _fact(name: str, value: Any) -> Any:
     """Return a fact, changed if a test wants it to be wrong."""
     if not is_broken(name):
         return value
