@@ -9,6 +9,7 @@ Then it takes the resulting actions and carries them out. Ends count in order of
                              +--all ended well--> OVER <--no more-----+
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -199,7 +200,14 @@ class TrainingPolicy(NodePolicy):
             lost_s, self._failed_at = self.now - self._failed_at, None
             self._heard_last = math.inf
             self.lost_s += lost_s
-        self.tell(events.WorkersStartedEvent(attempt=attempt.number, restart_s=round(lost_s, 3)))
+        pids = (pid for place in attempt.ranks for pid in attempt.members[place].worker_pids)
+        self.tell(
+            events.WorkersStartedEvent(
+                attempt=attempt.number,
+                restart_s=round(lost_s, 3),
+                pids=tuple(itertools.islice(pids, 64)),
+            )
+        )
 
     def _take_end(self, attempt: Attempt, end: WorkerEnd) -> None:
         end = self.book.take(end, wants_to_resume=bool(self._known.last_stop))

@@ -153,10 +153,12 @@ class WorkersStartedEvent(RecordEvent):
 
     Attributes:
         restart_s: Seconds since the preceding failure.
+        pids: Process ids of the first ranks, each on its node, in the order of the ranks.
     """
 
     attempt: int
     restart_s: float = 0.0
+    pids: tuple[int, ...] = ()
 
 
 class WorkerEndedEvent(RecordEvent):

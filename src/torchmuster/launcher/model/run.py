@@ -321,6 +321,7 @@ class AttemptRecord:
         start: Its start event.
         ended: None while it runs and, after a lost head, until the next attempt begins.
         workers_at: When all workers had started.
+        pids: Process ids of the first ranks.
         failure: Its failure event.
         stop: The sentence about the stop that ended it.
         state: State of the run that ended in it; empty if the run continued.
@@ -335,6 +336,7 @@ class AttemptRecord:
     start: events.AttemptStartedEvent
     ended: float | None = None
     workers_at: float | None = None
+    pids: tuple[int, ...] = ()
     failure: events.AttemptFailedEvent | None = None
     stop: str = ""
     state: str = ""
@@ -437,9 +439,9 @@ class RunRecord:
         match event:
             case events.AttemptStartedEvent():
                 self._start(stamped, event)
-            case events.WorkersStartedEvent(attempt=number):
+            case events.WorkersStartedEvent(attempt=number, pids=pids):
                 if (attempt := self._of(number)) is not None:
-                    attempt.workers_at = at
+                    attempt.workers_at, attempt.pids = at, pids
             case events.WorkerEndedEvent() | events.WorkersEndedEvent():
                 self._end(at, event)
             case events.AttemptFailedEvent(attempt=number):

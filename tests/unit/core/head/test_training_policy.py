@@ -14,9 +14,17 @@ from kit.work import num_calls
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.head.attempt import AttemptPhase
 from torchmuster.core.head.membership import Membership
-from torchmuster.core.head.node_policy import AskForNodes, CutOff, OpenStore, Send, StartChecks
+from torchmuster.core.head.node_policy import (
+    AskForNodes,
+    CutOff,
+    OpenStore,
+    Record,
+    Send,
+    StartChecks,
+)
 from torchmuster.core.head.options import TrainingHeadOptions
 from torchmuster.core.head.training_policy import TrainingPolicy
+from torchmuster.core.model.events import WorkersStartedEvent
 from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd, first_cause
 from torchmuster.core.model.lease import LEASE_S
 from torchmuster.core.model.plan import Limits, Program, RunPlan, ScriptKind
@@ -95,6 +103,7 @@ class World:
     """The nodes of a run; they do what the head orders, and whatever else may happen."""
 
     def __init__(self, draw, plan, *, local):
+        self.started = []  # of each node and attempt: the ranks and their pids
         self.draw, self.plan = draw, plan
         self.now = 1000.0
         self.nodes = [Node(place, local or place == 0) for place in range(plan.num_places)]
@@ -145,6 +154,9 @@ class World:
                 for node in self.nodes:
                     if node.line is line:
                         node.line = None
+            case Record(event=WorkersStartedEvent(attempt=attempt, pids=pids)):
+                started = [(min(r), p) for number, r, p in self.started if number == attempt]
+                assert pids == sum((p for _, p in sorted(started)), ())[:64], "pids in rank order"
             case AskForNodes(places=places):
                 assert all(0 <= place < self.plan.num_places for place in places)
                 gathering = self.policy.phase is AttemptPhase.GATHERING
@@ -158,6 +170,7 @@ class World:
                 node.workers = set(range(ranks.first_rank, ranks.first_rank + ranks.num_workers))
                 node.pids = tuple(next(self.pids) for _ in node.workers)
                 self.alive_pids.update(node.pids)
+                self.started.append((attempt, frozenset(node.workers), node.pids))
                 node.owes.append(
                     messages.WorkersStarted(
                         attempt=attempt, pids=node.pids, spawner_pid=node.spawner

@@ -101,6 +101,8 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
         echo(f"problem  {forgotten}, and the run has left no result")
     print_account(account, has_job_line=job is not None)
     _print_attempts(view)
+    if view.attempts and not view.state.is_final and (pids := view.attempts[-1].pids):
+        echo(f"pids     {' '.join(map(str, pids))}  (ranks from 0 on, each on its node)")
     if view.record.imports_why:
         echo(f"imports  each worker makes its own: {in_one_line(view.record.imports_why)}")
     if not view.state.is_final and view.plan is not None and view.plan.spares:
