@@ -13,7 +13,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_300,
+    "core": 15_310,
     "launcher": 27_100,
     "diagnose": 12_710,
     "workflow": 11_480,
