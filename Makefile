@@ -85,7 +85,7 @@ gpu: ## every promise on this machine's GPUs: PART=bench, ONLY="train hang", OUT
 	  $(PART:%=--part %) $(if $(ONLY),--only "$(ONLY)") --out $(or $(OUT),benchmarks/results/gpu)
 
 docs: $(STAMP) ## the documentation as a site in build/site, with search and the error book
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "open build/site/index.html"
 
 picture: $(STAMP) ## the picture of the README, from a real run

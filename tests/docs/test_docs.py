@@ -68,6 +68,18 @@ def test_the_readme_says_how_to_install_from_a_clone():
     assert "pip install '.[train]'" in page
 
 
+def test_a_page_has_one_title_in_index_menu_and_heading():
+    index = (ROOT / "docs" / "index.md").read_text()
+    rows = dict(re.findall(r"^\| \[([^\]]+)\]\(([\w-]+\.md)\)", index, re.MULTILINE))
+    headings = {
+        (ROOT / "docs" / page).read_text().partition("\n")[0].removeprefix("# "): page
+        for page in rows.values()
+    }
+    assert rows == headings
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    assert re.findall(r"- [^\n:]+: [\w-]+\.md", menu) == [], "a page's title is its heading"
+
+
 def test_the_index_names_every_page():
     index = (ROOT / "docs" / "index.md").read_text()
     pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"}

@@ -37,7 +37,7 @@ def pages(book):
 def site(tmp_path_factory):
     """Build the site as `make docs` does; a link that leads nowhere fails it."""
     folder = tmp_path_factory.mktemp("site")
-    words = ["-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
+    words = ["-m", "mkdocs", "build", "--config-file", str(ROOT / "mkdocs.yml")]
     done = subprocess.run(
         [sys.executable, *words, "--site-dir", str(folder)],
         capture_output=True,

@@ -212,7 +212,7 @@ def test_a_terminal_gets_a_bar_with_the_time_left():
     progress.end()
     bar = "[" + "#" * 5 + "." * 15 + "]"
     assert terminal.getvalue() == (
-        f"\r\x1b[K{bar}  step 50/200  5.0 steps/s  0:30 left  loss 0.1235\n"
+        f"\r\x1b[K{bar}  step 50/200  5.0 steps/s  30 s left  loss 0.1235\n"
     )
 
 

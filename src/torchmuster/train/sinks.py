@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model import contract
+from torchmuster.core.model.text import span
 from torchmuster.errors import UsageError
 
 
@@ -227,7 +228,7 @@ class StepsDone:
         if step > self._began_step:
             parts.append(f"{speed:.1f} steps/s")
             if total and total > step:
-                parts.append(f"{_clock((total - step) / speed)} left")
+                parts.append(f"{span((total - step) / speed, whole=True)} left")
         parts += [f"{name} {value:.4g}" for name, value in values.items()]
         return "  ".join(parts)
 
@@ -241,9 +242,3 @@ class StepsDone:
         with contextlib.suppress(OSError):  # a closed terminal is no reason to end
             self._stream.write(text)
             self._stream.flush()
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

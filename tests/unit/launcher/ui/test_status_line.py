@@ -18,7 +18,7 @@ def test_two_rows_say_how_long_still_and_who_is_slow():
         ),
         (
             "4 ranks on 2 nodes | slowest rank 3 on n2 +20 ms in data | waits 40% | CPU 2.0 | MEM 1.0G"
-            " | GPU 75%"
+            " | GPU 75% | attempt 1: after SIGKILL"
         ),
     ]
 
