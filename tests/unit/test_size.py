@@ -13,13 +13,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_310,
-    "launcher": 27_100,
+    "core": 15_410,
+    "launcher": 27_130,
     "diagnose": 12_710,
     "workflow": 11_480,
     "train": 7_830,
     "kubernetes": 8_230,
-    "multirun": 6_470,
+    "multirun": 6_480,
     "report": 4_410,
     "gpucheck": 1_410,
     "(top)": 200,

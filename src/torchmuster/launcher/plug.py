@@ -30,6 +30,11 @@ PLUGS = {
             "Make a step of a run again, and look into it.",
             "launcher.cli.replay:replay",
         ),
+        "skill": (
+            "Diagnose",
+            "Print what an agent needs to know to use muster.",
+            "launcher.cli.skill:skill",
+        ),
         "engines": (
             "Clusters",
             "List the engines, and what was found on this machine.",
@@ -64,6 +69,7 @@ PLUGS = {
     "ends": {
         "whole": "launcher.views.account:whole",
         "go_on": "launcher.views.account:how_to_go_on",
+        "answer": "launcher.views.account:answer_of",
         "next": "launcher.views.account:next_command",
         "left": "launcher.views.account:describe_results",
     },

@@ -48,6 +48,8 @@ def wanted() -> str:
 CONTINUES_CODE = 130
 # This process owns the run in the background; its caller waits for the run's id.
 is_launched = False
+# The run that this command has begun or follows, for `--json`.
+followed: "RunDir | None" = None
 # `muster dev` shows only what the ranks print and why they failed, and prints its own last line.
 is_brief = False
 
@@ -85,6 +87,8 @@ def follow_run(
     """
     from torchmuster.core.model import codec
 
+    global followed
+    followed = run_dir
     go_to_the_background(plan.run_id, run_dir)
     voice = _voice_for(plan, run_dir)
     voice.start()
@@ -156,6 +160,8 @@ def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False
     """Let a detached process follow the run; print the run's id."""
     from torchmuster.core.owner.detach import start_background_owner
 
+    global followed
+    followed = run_dir
     start_background_owner(run_dir)
     return print_id(run_id, as_json=as_json)
 

@@ -181,9 +181,11 @@ def begin(place: Place, plan: "RunPlan", *, detach: bool, snapshots: str | None 
 
 def start_and_follow(place: Place, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> int:
     """Start a run that has its directory, and follow it to its end."""
+    from torchmuster.core.cli import ending
     from torchmuster.core.cli.ending import follow_run, print_id
     from torchmuster.core.owner.create import note_failed_start
 
+    ending.followed = run_dir
     with note_failed_start(run_dir):
         follow = place.start(plan, run_dir, detach=detach)
     return print_id(plan.run_id) if follow is None else follow_run(plan, run_dir, follow)

@@ -9,6 +9,7 @@ import click
 
 from torchmuster.core import plugs
 from torchmuster.core.cli import ending, options
+from torchmuster.core.cli.answer import answers, whole_word
 from torchmuster.core.cli.options import complete, complete_files
 from torchmuster.core.model.plan import GRACE_S, MAX_RESTARTS
 
@@ -74,7 +75,9 @@ _SECTIONS = {
         *("max_restarts", "restart_policy", "grace", "join_timeout", "last_call", "grow"),
         *("hang_timeout", "verify_every"),
     ),
-    "Name and output": ("name", "run_id", "tee", "progress", "stdin_rank", "metrics_port"),
+    "Name and output": (
+        *("name", "run_id", "tee", "progress", "answer", "stdin_rank", "metrics_port"),
+    ),
     "Debugging": ("debugpy", "pdb", "debug", "no_preflight"),
 }
 
@@ -91,6 +94,8 @@ class RunCommand(click.Command):
             is_last = here + 1 == len(args)
             if args[here] == "--debugpy" and (is_last or not args[here + 1].isdecimal()):
                 args = [*args[:here], "--debugpy=0", *args[here + 1 :]]
+            if args[here] == "--json":
+                args = [*args[:here], *whole_word(["--json"]), *args[here + 1 :]]
             if args[here] == "--ship-env":  # it never consumes the next word
                 args = [*args[:here], "--ship-env=", *args[here + 1 :]]
             here += 2 if args[here] in with_value else 1
@@ -264,6 +269,7 @@ class RunCommand(click.Command):
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
+@answers
 def run(**given: Any) -> int:
     """Run SCRIPT with ARGS on one or many nodes.
 

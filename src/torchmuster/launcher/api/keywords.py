@@ -19,6 +19,7 @@ _OF_A_TERMINAL = {
     "pdb": "`muster run --pdb` opens it on a terminal",
     "detach": "launch returns at once, always",
     "dry_run": "`muster run --dry-run` shows it",
+    "json": "the handle has the state, the results and the failure as values",
     "progress": "`run.follow()` shows the status",
     "tee": "`run.follow()` shows rank 0, and `run.logs(rank)` each",
     "stdin": "nobody types into a run in the background",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.core.cli import ending, options
+from torchmuster.core.cli.answer import AnswerCommand, answers
 from torchmuster.core.cli.options import complete_runs
 from torchmuster.core.files.layout import short_id
 from torchmuster.errors import UsageError
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
     from torchmuster.launcher.views.run_view import RunView
 
 
-@click.command()
+@click.command(cls=AnswerCommand)
 @click.argument("run", shell_complete=complete_runs)
 @options.detach
 @ending.option
+@answers
 def restart(run: str, *, detach: bool) -> int:
     """Start RUN again with its options in the same place: a new run on the same snapshots.
 

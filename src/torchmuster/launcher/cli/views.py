@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import options
+from torchmuster.core.cli.answer import AnswerCommand, answers
 from torchmuster.core.cli.options import complete_runs
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.text import in_one_line, span
@@ -242,12 +243,14 @@ def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> 
         raise NotFoundError("the log can't be read", where=path, why=error.strerror) from error
 
 
-@click.command()
-@click.argument("run", shell_complete=complete_runs)
+@click.command(cls=AnswerCommand)
+@options.last_run
+@answers
 def wait(run: str) -> int:
-    """Wait for the end of RUN and exit with its exit code."""
+    """Wait for the end of RUN, by default the last one, and exit with its exit code."""
     import asyncio
 
+    from torchmuster.core.cli import ending
     from torchmuster.core.cli.ending import last_line
     from torchmuster.core.cli.messages import paint_report, uses_colour
     from torchmuster.core.model.states import JobState
@@ -259,6 +262,7 @@ def wait(run: str) -> int:
     from torchmuster.launcher.views.find import find_run, view_job
 
     view = find_run(run)
+    ending.followed = view.run_dir
     try:
         with copied(view.run_dir) as copy:
             result = asyncio.run(wait_for_result(view.run_dir, copy))

@@ -3,7 +3,7 @@
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import contract
@@ -202,12 +202,46 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
 def next_command(run_dir: RunDir, run_id: str) -> str | None:
     """Return what to type after the end of a run; None if it never started: its hint says that."""
     result = read_result(run_dir)
-    if result is not None and result.attempts == 0:
+    if result is not None and result.attempts == 0 and result.state is RunState.FAILED:
         return None
     goes_on = result is not None and result.state in (RunState.PREEMPTED, RunState.CANCELLED)
     if goes_on and "muster restart" in (how_to_go_on(run_dir, result) or ""):
         return f"muster restart {short_id(run_id)}"
     return f"muster report {short_id(run_id)}"
+
+
+def answer_of(run_dir: RunDir) -> dict[str, Any]:
+    """Return what `--json` prints last: the end of a run, why, and what to type next."""
+    from torchmuster.launcher.views.find import view_run
+
+    view = view_run(run_dir)
+    result, saved = view.result, find_saved(run_dir)
+    report = result.report if result is not None else None
+    cause = result.cause if result is not None else None
+    alive = f"muster wait {short_id(view.run_id)}"
+    return {
+        "id": view.run_id,
+        "kind": view.kind.value,
+        "state": view.state.value,
+        "attempts": result.attempts if result is not None else len(view.record.attempts),
+        "elapsed_s": result.elapsed_s if result is not None else None,
+        "cause": report.error if report is not None else None,
+        "at": report.at if report is not None else None,
+        "rank": cause.rank if cause is not None and cause.rank >= 0 else None,
+        "node": cause.node if cause is not None else None,
+        "because": list(report.because[:40]) if report is not None else [],
+        "hint": report.hint if report is not None else None,
+        "more": list(report.more) if report is not None else [],
+        "step": result.trained_step if result is not None else None,
+        "saved_step": saved.step if saved is not None else None,
+        "paths": {
+            "run": run_dir.path,
+            "logs": run_dir.logs if os.path.isdir(run_dir.logs) else None,
+            "snapshots": saved.folder if saved is not None else None,
+            "report": run_dir.report if os.path.exists(run_dir.report) else None,
+        },
+        "next": next_command(run_dir, view.run_id) if view.state.is_final else alive,
+    }
 
 
 def _found_none_good(result: Result) -> bool:

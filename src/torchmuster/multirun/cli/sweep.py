@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import ending, options
+from torchmuster.core.cli.answer import answers, whole_word
 from torchmuster.core.cli.options import complete, complete_files
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.plan import GRACE_S
@@ -24,7 +25,9 @@ class _SweepCommand(SetCommand):
     """A command that explains, for an unknown option, where the script's own options go."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Explain an unknown option."""
+        """Explain an unknown option; `--json` never consumes the next word."""
+        end = args.index("--") if "--" in args else len(args)
+        args = [*whole_word(args[:end]), *args[end:]]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -125,6 +128,7 @@ class _SweepCommand(SetCommand):
 @click.option("--dry-run", is_flag=True, help="Show the members' commands, start nothing.")
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
+@answers
 def sweep(**given: Any) -> int:
     """Run SCRIPT with every combination of the values of --grid, some at a time.
 
@@ -188,10 +192,12 @@ def _show(plan: "SweepPlan") -> int:
 
 def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
     """Own a prepared sweep until it ends, or leave it to a background process."""
-    from torchmuster.core.cli.ending import leave_in_background, wanted
+    from torchmuster.core.cli import ending
+    from torchmuster.core.cli.ending import leave_in_background, say_next, wanted
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.launcher.cli.follow import StatusLine
 
+    ending.followed = run_dir
     if detach:
         return leave_in_background(run_dir, plan.run_id)
     voice = TerminalVoice()
@@ -205,6 +211,7 @@ def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
         from torchmuster.multirun.views.sweep_view import view_sweep
 
         say_end(view_sweep(run_dir, is_alive=False), result, voice, run_dir)
+        say_next(voice, run_dir, plan)
     finally:
         status.close()
         voice.flush(5.0)

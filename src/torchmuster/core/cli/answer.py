@@ -1,0 +1,102 @@
+"""`--json` of commands that start or follow a run: one object as the last line of standard output."""
+
+import functools
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from torchmuster.core import plugs
+from torchmuster.core.cli import ending
+from torchmuster.errors import ManyErrors, MusterError
+
+ANSWER, EVENTS = "answer", "events"
+_LOOK_S = 0.1
+
+
+def whole_word(arguments: list[str]) -> list[str]:
+    """Return the words with `--json` as `--json=answer`: it takes a value only behind `=`."""
+    return [f"--json={ANSWER}" if word == "--json" else word for word in arguments]
+
+
+class AnswerCommand(click.Command):
+    """A command with `--json`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let `--json` never consume the next word."""
+        return super().parse_args(ctx, whole_word(args))
+
+
+def answers(callback: Callable[..., int]) -> Callable[..., int]:
+    """Give a command `--json`: what it prints goes to standard error, the answer to standard output."""
+
+    @click.option(
+        "--json",
+        "answer",
+        type=click.Choice([ANSWER, EVENTS]),
+        metavar="[=events]",
+        help="All output to standard error; last on standard output, one JSON object on the end.",
+    )
+    @functools.wraps(callback)
+    def answering(*words: Any, answer: str | None, **given: Any) -> int:
+        if answer is None:
+            return callback(*words, **given)
+        return _give(functools.partial(callback, *words, **given), has_events=answer == EVENTS)
+
+    return answering
+
+
+def _give(command: Callable[[], int], *, has_events: bool) -> int:
+    ending.followed = None
+    sys.stdout.flush()
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+    os.dup2(2, 1)  # the ranks' output, and what other programs inherit
+    over = threading.Event()
+    teller = threading.Thread(target=_tell_events, args=(out, over), daemon=True)
+    if has_events:
+        teller.start()
+    try:
+        code = command()
+        found = _answer(code)
+    except (MusterError, ManyErrors) as error:
+        first, *more = error.errors if isinstance(error, ManyErrors) else [error]
+        found = _answer(first.exit_code) | {
+            "cause": first.what,
+            "at": first.where,
+            "because": (first.why or "").splitlines(),
+            "hint": first.fix,
+            "more": [other.what for other in more],
+        }
+        raise
+    finally:
+        over.set()
+        if has_events:
+            teller.join()
+        if "found" in locals():
+            print(json.dumps(found), file=out, flush=True)
+    return code
+
+
+def _answer(code: int) -> dict[str, Any]:
+    answer_of = plugs.find("ends", "answer")
+    known = answer_of(ending.followed) if ending.followed is not None and answer_of else {}
+    return {"id": None, "state": None, **known, "exit_code": code}
+
+
+def _tell_events(out: Any, over: threading.Event) -> None:
+    """Write the lines of the run's record as they come."""
+    from torchmuster.core.owner.record import RecordTail
+
+    tail = None
+    while True:
+        is_last = over.wait(_LOOK_S)
+        if tail is None and ending.followed is not None:
+            tail = RecordTail(ending.followed.events)
+        for line in tail.read()[0] if tail is not None else ():
+            print(json.dumps(line), file=out, flush=True)
+        if is_last:
+            return

@@ -1,0 +1,150 @@
+"""What an agent reads: the last line of standard output, and the skill that explains it."""
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kit.command import MUSTER, run_muster
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 120
+
+
+@pytest.fixture
+def env(tmp_path):
+    import os
+
+    return {**os.environ, "MUSTER_HOME": str(tmp_path / "home"), "MUSTER_ON": "local"}
+
+
+def answer(done):
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+def script(folder, text):
+    path = folder / "x.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_success_is_one_line_and_the_ranks_speak_on_standard_error(tmp_path, env):
+    plain = script(
+        tmp_path, "import os; print('rank', os.environ['RANK']); os.system('echo child')"
+    )
+    done = run_muster("run", "--json", "--nproc-per-node", "2", plain, env=env)
+    assert done.stdout.count("\n") == 1
+    said = answer(done)
+    assert (said["state"], said["exit_code"], said["cause"]) == ("succeeded", 0, None)
+    assert "rank 0" in done.stderr
+    assert "child" in done.stderr
+    assert said["next"] == f"muster report {re.sub(r'^[0-9]+-[0-9]+-', '', said['id'])}"
+
+
+def test_a_failure_names_rank_node_cause_and_log(tmp_path, env):
+    bad = script(tmp_path, "import os\nif os.environ['RANK'] == '1': raise ValueError('boom')")
+    words = ("--json", "--nodes", "2", "--max-restarts", "0", bad)
+    done = run_muster("run", *words, env=env)
+    said = answer(done)
+    assert (said["state"], said["exit_code"], done.returncode) == ("failed", 1, 1)
+    assert (said["rank"], said["node"]) == (1, "n2")
+    assert "ValueError: boom" in said["cause"]
+    (log,) = [line.removeprefix("log: ") for line in said["more"] if line.startswith("log: ")]
+    assert "ValueError: boom" in Path(log).read_text()
+    assert Path(said["paths"]["logs"]).is_dir()
+
+
+@pytest.mark.parametrize("words", [("--nodes", "x"), ("--nodes", "0", "--nproc-per-node", "y")])
+def test_what_was_not_started_has_an_answer_too(tmp_path, env, words):
+    done = run_muster("run", "--json", *words, script(tmp_path, ""), env=env)
+    said = answer(done)
+    assert (said["id"], said["exit_code"], done.returncode) == (None, 2, 2)
+    assert said["cause"]
+    assert said["hint"]
+    assert len(said["more"]) == len(words) // 2 - 1
+    assert "error:" in done.stderr
+
+
+def test_the_scripts_own_json_is_the_scripts(tmp_path, env):
+    own = script(tmp_path, "import sys; print(sys.argv[1:])")
+    done = run_muster("run", own, "--json", env=env)
+    assert done.stdout == "['--json']\n"
+
+
+def test_events_come_as_lines_before_the_answer(tmp_path, env):
+    done = run_muster("run", "--json=events", script(tmp_path, ""), env=env)
+    *events, said = map(json.loads, done.stdout.strip().split("\n"))
+    names = [event["event"] for event in events]
+    assert names[0] == "run_started"
+    assert names[-1] == "run_ended"
+    assert said["state"] == "succeeded"
+
+
+def test_a_run_in_the_background_is_waited_for_and_begun_again(tmp_path, env):
+    plain = script(tmp_path, "import time; time.sleep(1)")
+    begun = answer(run_muster("run", "--json", "--detach", plain, env=env))
+    assert begun["next"] == f"muster wait {re.sub(r'^[0-9]+-[0-9]+-', '', begun['id'])}"
+    waited = answer(run_muster("wait", "--json", begun["id"], env=env))
+    assert (waited["id"], waited["state"]) == (begun["id"], "succeeded")
+    again = answer(run_muster("restart", "--json", begun["id"], env=env))
+    assert again["state"] == "succeeded"
+    assert again["id"] != begun["id"]
+
+
+def test_a_sweep_answers(tmp_path, env):
+    plain = script(tmp_path, "print('loss=1')")
+    said = answer(run_muster("sweep", "--json", plain, "--grid", "a=1,2", env=env))
+    assert (said["kind"], said["state"], said["exit_code"]) == ("sweep", "succeeded", 0)
+
+
+def test_ctrl_c_is_answered(tmp_path, env):
+    ready = tmp_path / "ready"
+    text = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(100)"
+    words = [*MUSTER, "run", "--json", "--grace", "5s", script(tmp_path, text)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, env=env, text=True, start_new_session=True, **pipes) as run:
+        try:
+            while not ready.exists() and run.poll() is None:
+                signal.sigtimedwait([], 0.1)
+            run.send_signal(signal.SIGINT)
+            out, _ = run.communicate(timeout=LIMIT_S)
+        finally:
+            run.kill()
+    said = json.loads(out.strip().split("\n")[-1])
+    assert (said["state"], said["exit_code"]) == ("cancelled", 130)
+
+
+def test_the_skill_is_one_text(env):
+    text = (ROOT / "SKILL.md").read_text()
+    assert run_muster("skill", env=env).stdout == text
+    fields = json.loads(
+        re.sub(r"\s*\n\s*", " ", re.search(r"```\n(\{.*?\})\n```", text, re.DOTALL)[1])
+    )
+    assert set(fields) == {*FIELDS}
+
+
+FIELDS = (
+    *("id", "kind", "state", "exit_code", "attempts", "elapsed_s", "cause", "at", "rank", "node"),
+    *("because", "hint", "more", "step", "saved_step", "paths", "next"),
+)
+
+
+def test_the_skill_names_every_field_of_an_answer(tmp_path, env):
+    said = answer(run_muster("run", "--json", script(tmp_path, ""), env=env))
+    assert set(said) == set(FIELDS)
+
+
+def test_each_command_of_the_skill_is_one(env):
+    """A reader that has only this text: every command line in it is known to muster."""
+    text = (ROOT / "SKILL.md").read_text()
+    lines = set(re.findall(r"`(muster [a-z][^`]*)`", text))
+    assert len(lines) > 20
+    for line in sorted(lines):
+        name = line.split()[1]
+        known = run_muster(name, "--help", env=env)
+        assert known.returncode == 0, line
+        for option in re.findall(r"(?<=\s)--[a-z-]+", line):
+            assert option in known.stdout or f"{option}=" in known.stdout, (line, option)
