@@ -78,7 +78,7 @@ _SECTIONS = {
     "Name and output": (
         *("name", "run_id", "tee", "progress", "answer", "stdin_rank", "metrics_port"),
     ),
-    "Debugging": ("debugpy", "pdb", "debug", "no_preflight"),
+    "Debugging": ("debugpy", "pdb", "inline", "debug", "no_preflight"),
 }
 
 
@@ -246,6 +246,11 @@ class RunCommand(click.Command):
     help="Open pdb here on the first rank that fails; the others wait.",
 )
 @click.option(
+    "--inline",
+    is_flag=True,
+    help="Run SCRIPT in this very process, as rank 0 of 1, for a debugger or a test.",
+)
+@click.option(
     "--debug",
     is_flag=True,
     help="More output of NCCL and torch; an NCCL log for each rank.",
@@ -313,6 +318,10 @@ def launch(request: "RunRequest") -> int:
     from torchmuster.core.cli import ending
     from torchmuster.core.cli.spelling import misplaced_option, option_names
 
+    if request.inline:
+        from torchmuster.core.cli.inline import run_inline
+
+        return run_inline(request)
     ending.is_launched = request.launched
     if request.engine == "all":
         show: Any = plugs.find("everywhere", "run")

@@ -51,6 +51,7 @@ class RunRequest:
         warn: How long before the end of the job to warn the workers.
         call: For `torchmuster.launch`, the call file; the script is then the function's name.
         launched: This process was started to own the run in the background.
+        inline: This process runs the script itself.
     """
 
     script: str
@@ -103,6 +104,7 @@ class RunRequest:
     call: FunctionCall | None = None
     launched: bool = False
     session: str | None = None
+    inline: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
