@@ -25,6 +25,7 @@ from torchmuster.launcher.ui.words import (
 
 _LABEL = 12
 _CURVE = 24
+_CURVE_LEAVES = 76  # columns of a line for the other values
 _SHOWN_ATTEMPTS = 3
 _NODE_COLUMNS = 12
 _RIGHT = frozenset({"RANK", "STEP", "STEPS/S", "AGE", "CPU", "MEM", "GPU", "GPUMEM", "WAIT"})
@@ -195,7 +196,7 @@ def _metrics(run: LiveRun, columns: int, *, unicode: bool) -> list[Line]:
     training = run.training
     if training is None or not training.values:
         return []
-    width = min(_CURVE, max(columns // 3, 1))
+    width = max(min(_CURVE, max(columns // 3, 1)), columns - _CURVE_LEAVES)
     drawn = curve(training.curve, width, unicode=unicode)
     spans = curve_range(training.curve, width)
     since = {name: since_suffix(step) for name, step in training.not_finite}
@@ -249,7 +250,7 @@ def _slow(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
         return []  # too few ranks to compare
     worst = slowest(rows)
     if worst is None:
-        return [_labelled("slowest", "no rank is slower than the others by a tenth")]
+        return [_labelled("slowest", "no rank is more than 10 % slower than the others")]
     others = sum(row.cost_s > 0 for row in rows) - 1
     more = f"; {others} more: f slow" if others else ""
     wait = median(row.wait for row in rows if row.wait is not None)

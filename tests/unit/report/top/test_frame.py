@@ -29,6 +29,16 @@ def test_a_run_in_80_columns(golden):
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize(("columns", "width"), [(80, 24), (120, 44), (200, 124)])
+def test_the_curve_takes_the_columns_that_nothing_else_needs(columns, width):
+    falling = tuple(1 / (1 + n) for n in range(400))
+    run = run_of(training=replace(run_of().training, curve=falling))
+    picture = draw(ViewState(page=Page.RUN), Known(run=run), columns, 40)
+    (loss,) = [one.text for one in picture.lines if one.text.startswith("loss")]
+    assert sum(letter in "▁▂▃▄▅▆▇█" for letter in loss) == width
+    assert len(loss) <= columns
+
+
 def test_a_plain_script_has_its_bar_and_no_steps(golden):
     bar = ProgressBar(done=369, total=1000, speed="30.1it/s", left="00:21")
     run = run_of(sample_of(4, plain=True), training=None, bar=bar, network="", ends_at=None)
