@@ -236,7 +236,7 @@ def test_every_rank_decides_alike_and_the_rank_is_named(tmp_path, sharded):
     words = [SCRIPT, tmp_path, "stop", *(["--sharded"] if sharded else [])]
     ended = muster(tmp_path / "home", 2, *words, restarts=2, check=False)
     assert ended.returncode == 1, ended.stderr
-    assert "error: the gradients of step 2 are not finite" in ended.stderr
+    assert "error: the gradients of step 2 are not finite" in ended.stderr, ended.stderr
     assert "because: the model's output was not finite on rank 1" in ended.stderr
     assert "optimizer.py" not in ended.stderr, "the line is the script's"
     assert "attempt 1" not in ended.stderr, "no retry helps"

@@ -205,7 +205,8 @@ def test_ctrl_c_and_a_closed_terminal_save_and_the_last_line_says_how_to_go_on(
     step = check_stop(run, said)
     (run_dir,) = run.home.glob("runs/*")
     assert f"  because: {why}\n" in said
-    last = said.rstrip().splitlines()[-1]
+    *_, last, following = said.rstrip().splitlines()
+    assert following == f"next: muster restart {short_id(run_dir.name)}"
     assert last.startswith("muster: cancelled after ")
     assert last.endswith(
         f"; saved at step {step}; continue with: muster restart {short_id(run_dir.name)}"
