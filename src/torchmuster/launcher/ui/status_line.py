@@ -1,15 +1,16 @@
 """The status of a run in one or two rows below its output. Pure: a run in, rows out."""
 
+import math
 from statistics import median
 
 from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.text import in_one_line, span
+from torchmuster.core.model.text import in_minutes, in_one_line
 from torchmuster.launcher.model.live import LiveRun
 from torchmuster.launcher.model.progress import quiet_s
 from torchmuster.launcher.model.run import since_suffix
 from torchmuster.launcher.ui.ranks import RankRow, rank_rows, slowest
 from torchmuster.launcher.ui.run_lines import step_of, time_left_s
-from torchmuster.launcher.ui.words import show_mib, show_number, show_share
+from torchmuster.launcher.ui.words import DASH, show_mib, show_number, show_share
 
 _BETWEEN = " | "
 
@@ -25,7 +26,7 @@ def status_rows(run: LiveRun, columns: int, num_rows: int) -> list[str]:
     if run.is_final:
         return []
     rows = rank_rows(run.sample) if run.sample is not None else []
-    first = [f"{short_id(run.run_id)} {run.state} {span(run.elapsed_s, whole=True)}", *_waits(run)]
+    first = [f"{short_id(run.run_id)} {run.state} {_brief(run.elapsed_s)}", *_waits(run)]
     if not first[1:]:
         first += _progress(run, rows)
     found = [first, _ranks(run, rows)][:num_rows]
@@ -60,23 +61,21 @@ def _progress(run: LiveRun, rows: list[RankRow]) -> list[str]:
         total = f"/{training.total_steps}" if training and training.total_steps else ""
         rates = [row.steps_per_s for row in rows if row.steps_per_s]
         speed = f" {show_number(median(rates))} steps/s" if rates else ""
-        parts.append(
-            f"step {step}{total}{speed}{f' {span(left, whole=True)} left' if left else ''}"
-        )
+        parts.append(f"step {step}{total}{speed}{f' {_brief(left)} left' if left else ''}")
     elif bar is not None:
         parts.append(" ".join(filter(None, (f"bar {bar.done}/{bar.total}", bar.speed))))
         parts += [f"{bar.left} left"] if bar.left else []
     if run.sample is not None and (still_s := quiet_s(run.sample)):
-        parts.append(f"quiet for {span(still_s, whole=True)}")
+        parts.append(f"quiet for {_brief(still_s)}")
     if training is not None and training.curve_of:
         value = dict(training.values).get(training.curve_of)
         since = since_suffix(dict(training.not_finite).get(training.curve_of))
         parts.append(f"{training.curve_of} {show_number(value, 4)}{since}")
     if training is not None and training.saved_step is not None:
-        age = f" {span(run.now - training.saved_at, whole=True)} ago" if training.saved_at else ""
+        age = f" {_brief(run.now - training.saved_at)} ago" if training.saved_at else ""
         parts.append(f"saved {training.saved_step}{age}")
     if run.ends_at is not None:
-        parts.append(f"job ends in {span(run.ends_at - run.now, whole=True)}")
+        parts.append(f"job ends in {_brief(run.ends_at - run.now)}")
     return parts
 
 
@@ -100,3 +99,8 @@ def _ranks(run: LiveRun, rows: list[RankRow]) -> list[str]:
     if run.num_attempts > 1:
         parts.append(f"attempt {run.attempts[-1].number}: {run.attempts[-1].why}")
     return parts
+
+
+def _brief(seconds: float | None) -> str:
+    """Return a duration in minutes: a row has no room for seconds as well."""
+    return DASH if seconds is None or not math.isfinite(seconds) else in_minutes(seconds)
