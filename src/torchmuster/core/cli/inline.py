@@ -9,6 +9,7 @@ import types
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from torchmuster.core.cli.place import JOB_OPTIONS
 from torchmuster.core.node.spawner.mainmodule import first_path
 from torchmuster.core.spec.launch import check_script
 from torchmuster.core.spec.problems import Problems, parse_set_env
@@ -23,6 +24,7 @@ _MEANT = frozenset(
         *("max_restarts", "inline"),
     }
 )
+_OPTIONS = {"engine": "--on", **JOB_OPTIONS}  # those that are called otherwise than their field
 
 
 def run_inline(request: "RunRequest") -> int:
@@ -39,9 +41,9 @@ def run_inline(request: "RunRequest") -> int:
         value = getattr(request, one.name)
         is_one = one.name in ("nodes", "nproc_per_node") and value == "1"
         if one.name not in _MEANT and not is_one and value != one.default and value:
-            option = f"--{ {'engine': 'on', 'time_limit': 'time'}.get(one.name, one.name) }"
+            option = _OPTIONS.get(one.name, f"--{one.name.replace('_', '-')}")
             what = "this process runs the script itself, as rank 0 of 1"
-            problems.add(what, option.replace("_", "-"), fix="without it, or without --inline")
+            problems.add(what, option, fix="without it, or without --inline")
     variables = parse_set_env(request.set_env, problems)
     if not request.module:
         check_script(request.script, request.cwd, problems, request.args)
@@ -74,7 +76,7 @@ def _show_from_script(
 
 
 def _world() -> dict[str, str]:
-    """Return the variables of torchrun for a world of one."""
+    """Return the variables of torchrun for a world of one, without those that tell of an agent."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -178,6 +178,14 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
 
     The one sentence for all ends: a requested stop, a failure, and a run whose owner was killed.
     """
+    found = _going_on(run_dir, result)
+    return _sentence(*found) if found is not None else None
+
+
+def _going_on(
+    run_dir: RunDir, result: Result | None
+) -> tuple[Saved | None, int | None, str | None] | None:
+    """Return what is saved, the step of the stop, and the command that continues; None as above."""
     plan = read_plan(run_dir)
     if plan is not None and plan.is_replay:
         return None
@@ -196,7 +204,7 @@ def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
     if saved is None and stopped_at is None:
         return None
     is_given_up = kept is not None and kept.state is RunState.STOPPED
-    return _sentence(saved, stopped_at, None if is_given_up else _restart_command(run_dir))
+    return saved, stopped_at, None if is_given_up else _restart_command(run_dir)
 
 
 def next_command(run_dir: RunDir, run_id: str) -> str | None:
@@ -204,9 +212,12 @@ def next_command(run_dir: RunDir, run_id: str) -> str | None:
     result = read_result(run_dir)
     if result is not None and result.attempts == 0 and result.state is RunState.FAILED:
         return None
-    goes_on = result is not None and result.state in (RunState.PREEMPTED, RunState.CANCELLED)
-    if goes_on and "muster restart" in (how_to_go_on(run_dir, result) or ""):
-        return f"muster restart {short_id(run_id)}"
+    has_stopped = result is not None and result.state in (RunState.PREEMPTED, RunState.CANCELLED)
+    if has_stopped and (found := _going_on(run_dir, result)) is not None:
+        saved, _, again = found
+        is_there = saved is None or saved.step is None or (saved.is_seen and not saved.went)
+        if again is not None and is_there:
+            return again
     return f"muster report {short_id(run_id)}"
 
 
