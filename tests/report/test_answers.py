@@ -94,6 +94,31 @@ def test_a_run_in_the_background_is_waited_for_and_begun_again(tmp_path, env):
     assert again["id"] != begun["id"]
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("print(1)", 0),
+        ("import sys; sys.exit(7)", 7),
+        ("import sys; sys.exit('no')", 1),
+        ("1/0", 1),
+    ],
+)
+def test_a_script_in_the_commands_own_process_answers(tmp_path, env, text, code):
+    done = run_muster("run", "--json", "--inline", script(tmp_path, text), env=env)
+    assert (done.returncode, answer(done)["exit_code"]) == (code, code)
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_workflow_that_is_waited_for_answers(tmp_path, env):
+    (tmp_path / "w.yaml").write_text(
+        "workflow:\n  name: w\n  tasks:\n  - name: t\n    command: [sh, -c, 'exit 3']\n"
+    )
+    assert run_muster("submit", str(tmp_path / "w.yaml"), env=env).returncode == 3
+    said = answer(run_muster("wait", "--json", env=env))
+    assert (said["kind"], said["state"], said["exit_code"]) == ("workflow", "failed", 3)
+    assert said["cause"] == "task t failed: exit code 3"
+
+
 def test_a_sweep_answers(tmp_path, env):
     plain = script(tmp_path, "print('loss=1')")
     said = answer(run_muster("sweep", "--json", plain, "--grid", "a=1,2", env=env))

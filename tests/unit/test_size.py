@@ -13,7 +13,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_470,
+    "core": 15_480,
     "launcher": 27_130,
     "diagnose": 12_710,
     "workflow": 11_480,

@@ -59,9 +59,15 @@ def _give(command: Callable[[], int], *, has_events: bool) -> int:
     teller = threading.Thread(target=_tell_events, args=(out, over), daemon=True)
     if has_events:
         teller.start()
+    found = _answer(
+        1
+    )  # unless the command says otherwise: a script of `--inline` may raise anything
     try:
         code = command()
         found = _answer(code)
+    except SystemExit as end:
+        found = _answer(end.code if isinstance(end.code, int) else int(end.code is not None))
+        raise
     except (MusterError, ManyErrors) as error:
         first, *more = error.errors if isinstance(error, ManyErrors) else [error]
         found = _answer(first.exit_code) | {
@@ -76,8 +82,7 @@ def _give(command: Callable[[], int], *, has_events: bool) -> int:
         over.set()
         if has_events:
             teller.join()
-        if "found" in locals():
-            print(json.dumps(found), file=out, flush=True)
+        print(json.dumps(found), file=out, flush=True)
     return code
 
 

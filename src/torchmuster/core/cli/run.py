@@ -94,8 +94,7 @@ class RunCommand(click.Command):
             is_last = here + 1 == len(args)
             if args[here] == "--debugpy" and (is_last or not args[here + 1].isdecimal()):
                 args = [*args[:here], "--debugpy=0", *args[here + 1 :]]
-            if args[here] == "--json":
-                args = [*args[:here], *whole_word(["--json"]), *args[here + 1 :]]
+            args = [*args[:here], *whole_word(args[here : here + 1]), *args[here + 1 :]]
             if args[here] == "--ship-env":  # it never consumes the next word
                 args = [*args[:here], "--ship-env=", *args[here + 1 :]]
             here += 2 if args[here] in with_value else 1
