@@ -12,9 +12,9 @@ from kill_once import CHECKPOINT_EVERY
 torch = pytest.importorskip("torch", reason="the extra `frameworks` is not installed: no torch")
 
 HERE = Path(__file__).parent
-# One restart, because Gloo's threads sometimes abort a rank that has finished, while its interpreter
+# Four restarts, because Gloo's threads sometimes abort a rank that has finished, while its interpreter
 # ends (pytorch/pytorch#179291); the next life finds the last checkpoint and only saves the weights.
-TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--max-restarts", "1"]
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--max-restarts", "4"]
 MUSTER = ["torchmuster", "run", "--nodes", "2", "--nproc-per-node", "2"]
 TIMEOUT_S = 80.0
 

@@ -137,6 +137,20 @@ def words_of_code(path):
             yield from [] if " " in node.value.strip() else [node.value]
 
 
+def test_no_two_members_of_an_enum_have_one_value():
+    values = {
+        f"{path.stem}.{node.name}": [
+            ast.unparse(n.value) for n in node.body if isinstance(n, ast.Assign)
+        ]
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(b) for b in node.bases)
+    }
+
+    assert len(values) > 30
+    assert [name for name, each in values.items() if len(each) > len(set(each))] == []
+
+
 def test_no_scheduler_has_its_name_in_code_outside_the_engines():
     named = {
         f"{relative}: {word}"

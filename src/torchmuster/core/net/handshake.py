@@ -39,7 +39,7 @@ class Reason(enum.IntEnum):
     """The reason byte: why a connection was closed, or that it was accepted."""
 
     ACCEPTED = 0
-    OTHER_VERSION = 2
+    OTHER_VERSION = 1
     WRONG_SECRET = 2
     NOT_MUSTER = 3
     CLOSED = 4
