@@ -50,6 +50,10 @@ CONTINUES_CODE = 130
 is_launched = False
 # The run that this command has begun or follows, for `--json`.
 followed: "RunDir | None" = None
+# The run that the one to be begun continues.
+continued: "RunDir | None" = None
+# Called with both when the record of what a command begins exists.
+when_begun: "Callable[[RunDir, RunDir | None], None] | None" = None
 # `muster dev` shows only what the ranks print and why they failed, and prints its own last line.
 is_brief = False
 
@@ -65,6 +69,15 @@ class Screen(Protocol):
 
     def close(self) -> None:
         """Clean up, whether or not the run has ended."""
+
+
+def note_begun(run_dir: "RunDir") -> None:
+    """Note which record this command has begun, once; what starts with it starts now."""
+    global followed, when_begun
+    followed = run_dir
+    begun, when_begun = when_begun, None
+    if begun is not None:
+        begun(run_dir, continued)
 
 
 def follow_run(
@@ -87,8 +100,7 @@ def follow_run(
     """
     from torchmuster.core.model import codec
 
-    global followed
-    followed = run_dir
+    note_begun(run_dir)
     go_to_the_background(plan.run_id, run_dir)
     voice = _voice_for(plan, run_dir)
     voice.start()
@@ -160,8 +172,7 @@ def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False
     """Let a detached process follow the run; print the run's id."""
     from torchmuster.core.owner.detach import start_background_owner
 
-    global followed
-    followed = run_dir
+    note_begun(run_dir)
     start_background_owner(run_dir)
     return print_id(run_id, as_json=as_json)
 

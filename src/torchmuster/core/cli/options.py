@@ -44,6 +44,13 @@ def complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[
     return names
 
 
+def starts(callback: Callable[..., int]) -> Callable[..., int]:
+    """Give a command that starts something the options that rooms add to all of these."""
+    for add in plugs.every("start_options"):
+        callback = add(callback)
+    return callback
+
+
 last_run = click.argument("run", default="last", shell_complete=complete_runs)
 detach = click.option(
     "--detach", is_flag=True, help="Return at once; the run continues in the background."

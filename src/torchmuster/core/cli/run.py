@@ -76,7 +76,7 @@ _SECTIONS = {
         *("hang_timeout", "verify_every"),
     ),
     "Name and output": (
-        *("name", "run_id", "tee", "progress", "answer", "stdin_rank", "metrics_port"),
+        *("name", "run_id", "tee", "progress", "answer", "notify", "stdin_rank", "metrics_port"),
     ),
     "Debugging": ("debugpy", "pdb", "inline", "debug", "no_preflight"),
 }
@@ -274,6 +274,7 @@ class RunCommand(click.Command):
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 @answers
+@options.starts
 def run(**given: Any) -> int:
     """Run SCRIPT with ARGS on one or many nodes.
 

@@ -93,6 +93,9 @@ class RunDir:
     unread = PathBelow("unread")  # process that shows output: backlog of a slow reader
     untold = PathBelow("untold")  # head: backlog for its owner
     supervisor_log = PathBelow("supervisor.log")  # a detached owner: its output
+    notify = PathBelow("notify")  # client: who gets notices, 0600
+    notified = PathBelow("notified")  # what delivers them: a line for each that was taken
+    notifiers = PathBelow("notifiers")  # a file for each process that delivers: what it reaches
     # The script, by default; in a restarted run a link to those of the first.
     snapshots = PathBelow("snapshots")
     training = PathBelow(

@@ -34,3 +34,5 @@ def print_account(account: "Account", *, has_job_line: bool = False) -> None:
         echo(f"exit     {account.exit_code}{why}")
     elif account.ended_by is not None:
         echo(f"end      {in_one_line(account.ended_by)}")
+    for line in account.notifiers:
+        echo(f"notify   {line}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @options.detach
 @ending.option
 @answers
+@options.starts
 def restart(run: str, *, detach: bool) -> int:
     """Start RUN again with its options in the same place: a new run on the same snapshots.
 
@@ -42,6 +43,7 @@ def restart(run: str, *, detach: bool) -> int:
             f"the run {view.run_id} has not ended: it is {view.state.value}",
             fix=f"muster cancel {short_id(view.run_id)}, then restart it",
         )
+    ending.continued = view.run_dir
     return restart_of(view)(view, detach=detach)
 
 

@@ -42,6 +42,7 @@ from torchmuster.launcher.jobs.inside import is_preempted_for_good, make_deadlin
 from torchmuster.launcher.jobs.jobs import cancelled_before_start
 from torchmuster.launcher.jobs.links import is_cancelled
 from torchmuster.launcher.jobs.succession import ConductOptions
+from torchmuster.launcher.notify.watcher import notifying_inside
 from torchmuster.launcher.owner.resubmit import Chain, ask_quickly, parse_method
 
 # The login node and the compute node may have different processors: report it, and replace an
@@ -169,7 +170,9 @@ _TRY_S = 600.0  # for continuing in another job, if the end of this job is not k
 
 def main(arguments: list[str]) -> int:
     """Conduct a run, given the command line, to its end."""
-    return conduct(codec.from_arguments(ConductOptions, arguments))
+    options = codec.from_arguments(ConductOptions, arguments)
+    with notifying_inside(RunDir(options.run_dir)):
+        return conduct(options)
 
 
 def conduct(words: ConductOptions) -> int:

@@ -416,6 +416,7 @@ class DefaultKeys(_Model):
 
 
 TABLES: dict[str, type[BaseModel]] = {"datasets": DatasetKeys, "defaults": DefaultKeys}
+_TABLE_NAMES = ("engines", "notify", *TABLES)  # `[notify]` is read by `launcher/notify` alone
 
 
 # Hints for errors in a table of `muster.toml`.
@@ -670,8 +671,8 @@ def _merge(sources: list[_Source]) -> _Merged:
             else:
                 merged.raw[name] = {**known, **table}
     for name in merged.raw:
-        if name not in ("engines", *TABLES):
-            toml_format(("engines", *TABLES)).unknown_key((name,), merged.findings)
+        if name not in _TABLE_NAMES:
+            toml_format(_TABLE_NAMES).unknown_key((name,), merged.findings)
     return merged
 
 

@@ -1,15 +1,18 @@
 """A run in brief, even long after its end: where it ran, how long, how it ended, what is left."""
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import contract
 from torchmuster.core.model.events import DatasetVersionEvent
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import few_of
+from torchmuster.core.model.text import few_of, in_one_line
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import (
     changed_at,
@@ -41,6 +44,7 @@ class Account:
             queue.
         exit_code: None while it has none.
         ended_by: What ended it, in one sentence; None for a success and while it runs.
+        notifiers: Who sends notices to whom (`--notify`), a line for each process that does.
     """
 
     engine: str
@@ -49,6 +53,7 @@ class Account:
     elapsed_s: float | None
     exit_code: int | None
     ended_by: str | None
+    notifiers: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -67,7 +72,20 @@ def account_of(view: "RunView", now: float) -> Account:
         elapsed_s=_elapsed_s(view, now),
         exit_code=view.result.exit_code if view.result is not None else None,
         ended_by=_ended_by(view),
+        notifiers=tuple(_describe_notifiers(view.run_dir)),
     )
+
+
+def _describe_notifiers(run_dir: RunDir) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(run_dir.notifiers)):
+            plain = atomic.read_json(os.path.join(run_dir.notifiers, name))
+            with contextlib.suppress(LookupError, TypeError):  # half written
+                for one in plain["receivers"]:
+                    waits = f", {one['waiting']} waiting" if one["waiting"] else ""
+                    why = f": {in_one_line(str(one['why']))}" if one["why"] else ""
+                    to = in_one_line(str(one["to"]))
+                    yield f"{plain['host']} to {to}: {one['sent']} sent{waits}{why}"
 
 
 def _place(view: "RunView") -> tuple[str, tuple[str, ...]]:

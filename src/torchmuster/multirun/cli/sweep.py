@@ -129,6 +129,7 @@ class _SweepCommand(SetCommand):
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 @answers
+@options.starts
 def sweep(**given: Any) -> int:
     """Run SCRIPT with every combination of the values of --grid, some at a time.
 
@@ -197,7 +198,7 @@ def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.launcher.cli.follow import StatusLine
 
-    ending.followed = run_dir
+    ending.note_begun(run_dir)
     if detach:
         return leave_in_background(run_dir, plan.run_id)
     voice = TerminalVoice()

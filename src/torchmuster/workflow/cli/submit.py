@@ -178,6 +178,7 @@ def _as_plain(plan: "WorkflowPlan", target: ScriptTarget) -> list[dict[str, Any]
 )
 @click.option("--backoff", default="1", metavar="TIME", help="Before a retry, doubled; default 1s.")
 @options.json()
+@options.starts
 def submit(**given: Any) -> int:
     """Run the workflow in FILE.
 

@@ -1,0 +1,301 @@
+"""The process that follows a record and delivers notices: `python .../__main__.py notify FOLDER SIDE`.
+
+One runs on the client's machine. Where the run is a batch job, another one runs next to its head, and
+goes first: the client's delivers what that one can't, or has not in time. Nobody waits for either,
+and both remember in one file what has been taken, so a restart repeats little.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.states import RunState
+from torchmuster.core.owner.record import Follow, changed_at
+from torchmuster.core.plainfile import open_own
+from torchmuster.launcher.notify.notices import Notice, Notices
+from torchmuster.launcher.notify.receivers import Receiver, Receivers, parse
+
+CLIENT, JOB = "client", "job"
+LAST_CALL_S = 10.0
+_POLL_S = 0.5
+_STATE_S = 2.0
+_CLUSTER_S = 60.0
+_SECOND_S = 30.0
+_TRY_LIMIT_S = 90.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 300.0
+_GIVE_UP_S = 6 * 3600.0
+_MAX_WAITING = 1000
+_NICE = 10
+
+
+@dataclass(slots=True)
+class _Try:
+    """One delivery in a thread, which a slow receiver may hold for as long as it likes."""
+
+    notice: Notice
+    began: float
+    why: str | None = None
+
+    def start(self, receiver: Receiver) -> None:
+        def deliver() -> None:
+            self.why = receiver.deliver(self.notice.as_plain())
+
+        threading.Thread(target=deliver, daemon=True).start()
+
+
+@dataclass(slots=True)
+class Line:
+    """What waits for one receiver; in order, one at a time.
+
+    Attributes:
+        why: Why the last try failed; empty if none did.
+    """
+
+    receiver: Receiver
+    number: int
+    waiting: deque[Notice] = field(default_factory=lambda: deque(maxlen=_MAX_WAITING))
+    num_sent: int = 0
+    why: str = ""
+    _try: _Try | None = None
+    _next_at: float = 0.0
+    _pause_s: float = _FIRST_PAUSE_S
+
+    def go_on(self, now: float, may_send: Callable[[Notice], bool]) -> Notice | None:
+        """Begin or end a delivery; return a notice that was taken."""
+        if (running := self._try) is not None:
+            if running.why is None and now - running.began < _TRY_LIMIT_S:
+                return None
+            self._try = None
+            why = running.why
+            if why == "":
+                self.why, self._pause_s = "", _FIRST_PAUSE_S
+                self.num_sent += 1
+                with contextlib.suppress(ValueError):
+                    self.waiting.remove(running.notice)
+                return running.notice
+            self.why = why or f"it took more than {_TRY_LIMIT_S:.0f} s"
+            self._next_at = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LAST_PAUSE_S)
+        while self.waiting and now - self.waiting[0].at > _GIVE_UP_S and self.why:
+            self.waiting.popleft()
+        if self.waiting and now >= self._next_at and may_send(self.waiting[0]):
+            self._try = _Try(self.waiting[0], now)
+            self._try.start(self.receiver)
+        return None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing waits."""
+        return not self.waiting and self._try is None
+
+
+class Watcher:
+    """Follows one record.
+
+    Args:
+        run_dir: The folder of the record.
+        receivers: Who gets notices.
+        side: `client` or `job`.
+        client: The pid of the command that follows the run; None if none does.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, receivers: Receivers, side: str, client: int | None
+    ) -> None:
+        self.run_dir, self.side, self.client = run_dir, side, client
+        began = changed_at(run_dir.secret) or time.time()
+        run_id, host = os.path.basename(run_dir.path), os.uname().nodename
+        self._notices = Notices(run_id, host, receivers.wait_s, began)
+        self._follow = Follow(run_dir.events)
+        self._lines = [Line(receiver, n) for n, receiver in enumerate(receivers.all)]
+        self._reach: dict[int, str] = {}
+        self._shown: Any = None
+        self._looked_at = 0.0
+        self._has_ended = False
+        self._leave_at: float | None = None
+        self._hurry = threading.Event()
+
+    def run(self) -> None:
+        """Follow the record until its end is delivered, or nobody is left whom this one is for."""
+        threading.Thread(target=self._look_who_is_reached, daemon=True).start()
+        self._show()
+        while not self._is_over():
+            taken = self._taken()
+            for line in self._lines:
+                line.waiting = deque(
+                    (n for n in line.waiting if f"{line.number} {n.id}" not in taken),
+                    _MAX_WAITING,
+                )
+            for notice in self._news():
+                for line in self._lines:
+                    if f"{line.number} {notice.id}" not in taken:
+                        line.waiting.append(notice)
+            for line in self._lines:
+                done = line.go_on(time.time(), lambda n, line=line: self._may_send(line, n))  # type: ignore[misc]
+                if done is not None:
+                    self._note(line.number, done)
+            self._show()
+            self._hurry.wait(_POLL_S)
+            self._hurry.clear()
+        self._show(is_over=True)
+
+    def call_last(self, *_: object) -> None:
+        """Deliver what is due, but take no more than some seconds: the job ends."""
+        self._leave_at = time.monotonic() + LAST_CALL_S
+        self._hurry.set()
+
+    # What is worth a notice.
+
+    def _news(self) -> list[Notice]:
+        found = [notice for one in self._follow.events() for notice in self._notices.hear(one)]
+        if self._has_ended:
+            return found
+        now = time.time()
+        found += self._notices.look(now)
+        if (state := self._state(now)) is not None and state.is_final:
+            from torchmuster.launcher.views.account import answer_of
+
+            self._has_ended = True
+            found.append(self._notices.end(answer_of(self.run_dir), now))
+        return found
+
+    def _state(self, now: float) -> RunState | None:
+        """Return the state of the run; None if it was looked at a moment ago."""
+        from torchmuster.launcher.model.run import RunRecord
+        from torchmuster.launcher.views.elsewhere import is_elsewhere
+        from torchmuster.launcher.views.find import view_run
+
+        is_written = os.path.isfile(self.run_dir.result)
+        is_far = os.path.isfile(self.run_dir.job) or is_elsewhere(self.run_dir)
+        pause_s = _CLUSTER_S if is_far and not is_written else _STATE_S
+        is_inside = self.side == JOB and not is_written  # while we live, the job does
+        if now - self._looked_at < pause_s or is_inside:
+            return None
+        self._looked_at = now
+        return view_run(
+            self.run_dir, RunRecord()
+        ).state  # only whether it has ended: not the record
+
+    # Who delivers.
+
+    def _may_send(self, line: Line, notice: Notice) -> bool:
+        """Say whether it is this process's turn: next to the head at once, else where that one can't."""
+        if self.side == JOB:
+            return not self._reach.get(line.number)
+        first = atomic.read_json(self._path(JOB))
+        if not isinstance(first, dict) or first.get("over"):
+            return True
+        told = first.get("receivers")
+        cannot = isinstance(told, list) and len(told) > line.number and told[line.number].get("why")
+        return bool(cannot) or time.time() - notice.at > _SECOND_S
+
+    def _look_who_is_reached(self) -> None:
+        for line in self._lines:
+            self._reach[line.number] = line.receiver.unreachable()
+
+    def _is_over(self) -> bool:
+        done = all(line.is_done for line in self._lines)
+        if self._leave_at is not None:
+            return done or time.monotonic() > self._leave_at
+        if not os.path.isdir(self.run_dir.path):
+            return True
+        if self._has_ended and done:
+            return True
+        is_job = os.path.isfile(self.run_dir.job)
+        if self.side == CLIENT and is_job and not self._has_ended and self.client is not None:
+            # Many sites forbid what stays on a login node; the job's own process goes on.
+            return not proc.is_running(self.client)
+        return False
+
+    # What is remembered.
+
+    def _path(self, side: str) -> str:
+        return os.path.join(self.run_dir.notifiers, f"{side}.json")
+
+    def _taken(self) -> set[str]:
+        try:
+            with open_own(self.run_dir.notified) as file:
+                return set(file.read().decode(errors="replace").splitlines())
+        except OSError:
+            return set()
+
+    def _note(self, number: int, notice: Notice) -> None:
+        with contextlib.suppress(OSError):  # it may be sent again, under the same id
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            fd = os.open(self.run_dir.notified, flags, 0o600)
+            try:
+                os.write(fd, f"{number} {notice.id}\n".encode())
+            finally:
+                os.close(fd)
+
+    def _show(self, *, is_over: bool = False) -> None:
+        """Write down what is reached and what waits, for `muster status` and the other side."""
+        shown = {
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "over": is_over,
+            "receivers": [
+                {
+                    "to": line.receiver.label,
+                    "sent": line.num_sent,
+                    "waiting": len(line.waiting),
+                    "why": line.why or self._reach.get(line.number, ""),
+                }
+                for line in self._lines
+            ],
+        }
+        if shown != self._shown:
+            self._shown = shown
+            with contextlib.suppress(OSError):
+                os.makedirs(self.run_dir.notifiers, mode=0o700, exist_ok=True)
+                atomic.write_json(self._path(self.side), shown)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program `notify FOLDER SIDE [CLIENT_PID]`."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # It goes on, to tell the end. Not SIG_IGN: the user's commands would inherit that.
+        signal.signal(signum, lambda *_: None)
+    run_dir, side, *client = RunDir(arguments[0]), *arguments[1:]
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    with open_own(run_dir.notify) as file:
+        receivers = parse(file.read().decode(), run_dir.notify)
+    watcher = Watcher(run_dir, receivers, side, int(client[0]) if client else None)
+    signal.signal(signal.SIGUSR2, watcher.call_last)
+    watcher.run()
+    sys.stdout.flush()
+    return 0
+
+
+def start_quietly(words: list[str]) -> proc.Child:
+    """Start the process that delivers; it says nothing, and outlives what its starter cleans up."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        return proc.start_spared(words, stdin=null, stdout=null, stderr=null)
+    finally:
+        os.close(null)
+
+
+@contextlib.contextmanager
+def notifying_inside(run_dir: RunDir) -> Iterator[None]:
+    """Deliver notices of a run from inside its job; at the end, wait some seconds for the last."""
+    if not os.path.exists(run_dir.notify):
+        yield
+        return
+    child = start_quietly(proc.node_program("notify", run_dir.path, JOB))
+    try:
+        yield
+    finally:
+        child.send_signal(signal.SIGUSR2)
+        child.wait(LAST_CALL_S + 1)
