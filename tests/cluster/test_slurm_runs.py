@@ -161,3 +161,23 @@ workflow:
     assert login("wait", "w").returncode == 0
     assert "sum 2" in login("logs", "w", "training").stdout
     assert login("logs", "w", "reader").stdout.startswith("7\nn")
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_the_job_itself_tells_of_a_killed_worker_and_of_the_end_once(login, slurm_lab, detach):
+    told, who, script = (login.folder / name for name in ("told", "who", "tell.sh"))
+    script.write_text(f'echo "$MUSTER_NOTICE_ID" >> {told}; (hostname; cat) >> {told}\n')
+    who.write_text(f"sh {script}\n")
+    who.chmod(0o600)
+
+    words = ("--detach",) if detach else ()
+    done = login(*ON, *words, "--notify", f"@{who}", "train.py", "kill")
+
+    assert done.returncode == 0, done.stderr
+    assert "the job sends to sh" in done.stderr
+    wait_until(lambda: told.exists() and "succeeded" in told.read_text(), "the end was told", 60.0)
+    lines = told.read_text().splitlines()
+    assert [line for line in lines if line.startswith("r/")] == ["r/attempt-0-failed", "r/end-2"]
+    assert lines.count("n1") == 2
+    assert "SIGKILL in rank 3 on n2" in told.read_text()
+    wait_until(lambda: "notify   n1 to sh: 2 sent" in login("status", "r").stdout, "it is counted")

@@ -33,7 +33,7 @@ class Toy(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self):  # noqa: N802 - http.server's name
+    def do_POST(self):
         notice = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(notice)
         code = self.server.answers.pop(0) if self.server.answers else 200

@@ -52,8 +52,8 @@ is_launched = False
 followed: "RunDir | None" = None
 # The run that the one to be begun continues.
 continued: "RunDir | None" = None
-# Called with both when the record of what a command begins exists.
-when_begun: "Callable[[RunDir, RunDir | None], None] | None" = None
+# What wants to know of the record that a command makes, and of the start that follows.
+companion: "Companion | None" = None
 # `muster dev` shows only what the ranks print and why they failed, and prints its own last line.
 is_brief = False
 
@@ -71,13 +71,31 @@ class Screen(Protocol):
         """Clean up, whether or not the run has ended."""
 
 
-def note_begun(run_dir: "RunDir") -> None:
-    """Note which record this command has begun, once; what starts with it starts now."""
-    global followed, when_begun
+class Companion(Protocol):
+    """What a room adds to each start by a command of ours."""
+
+    def prepare(self, run_dir: "RunDir", before: "RunDir | None") -> None:
+        """Add to the record before anything starts; `before` is the run that it continues."""
+
+    def start(self, run_dir: "RunDir") -> None:
+        """Go along: the run, or its job, has been started."""
+
+
+def note_record(run_dir: "RunDir") -> None:
+    """Note which record this command has made, before it starts anything."""
+    global followed
+    if companion is not None and followed is None:
+        companion.prepare(run_dir, continued)
     followed = run_dir
-    begun, when_begun = when_begun, None
-    if begun is not None:
-        begun(run_dir, continued)
+
+
+def note_start(run_dir: "RunDir") -> None:
+    """Note what this command has started, and will follow or leave to the background."""
+    global companion
+    note_record(run_dir)
+    going_along, companion = companion, None
+    if going_along is not None:
+        going_along.start(run_dir)
 
 
 def follow_run(
@@ -100,7 +118,7 @@ def follow_run(
     """
     from torchmuster.core.model import codec
 
-    note_begun(run_dir)
+    note_start(run_dir)
     go_to_the_background(plan.run_id, run_dir)
     voice = _voice_for(plan, run_dir)
     voice.start()
@@ -172,8 +190,9 @@ def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False
     """Let a detached process follow the run; print the run's id."""
     from torchmuster.core.owner.detach import start_background_owner
 
-    note_begun(run_dir)
+    note_record(run_dir)
     start_background_owner(run_dir)
+    note_start(run_dir)
     return print_id(run_id, as_json=as_json)
 
 

@@ -185,10 +185,13 @@ def start_and_follow(place: Place, plan: "RunPlan", run_dir: "RunDir", *, detach
     from torchmuster.core.cli.ending import follow_run, print_id
     from torchmuster.core.owner.create import note_failed_start
 
-    ending.note_begun(run_dir)
+    ending.note_record(run_dir)
     with note_failed_start(run_dir):
         follow = place.start(plan, run_dir, detach=detach)
-    return print_id(plan.run_id) if follow is None else follow_run(plan, run_dir, follow)
+    if follow is not None:
+        return follow_run(plan, run_dir, follow)
+    ending.note_start(run_dir)
+    return print_id(plan.run_id)
 
 
 def row(check: str, *, ok: bool | None, found: str) -> dict[str, Any]:

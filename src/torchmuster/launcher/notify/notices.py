@@ -14,7 +14,7 @@ _MAX_TEXT = 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class RunNotice:
     """One message.
 
     Attributes:
@@ -55,7 +55,7 @@ class Notices:
     _said: set[str] = field(default_factory=set)
     _waits: str = ""
 
-    def hear(self, one: Stamped) -> list[Notice]:
+    def hear(self, one: Stamped) -> list[RunNotice]:
         """Return the notices that an event is worth, none or one."""
         event, at = one.event, one.at
         match event:
@@ -99,7 +99,7 @@ class Notices:
                 return self._once(f"start-{event.attempt}", "hang", at, text, cause=text)
         return []
 
-    def look(self, now: float) -> list[Notice]:
+    def look(self, now: float) -> list[RunNotice]:
         """Return the notice on a wait that has become too long, if it has."""
         since = self.idle_since
         if since is None or now - since < self.wait_s:
@@ -109,7 +109,7 @@ class Notices:
         status = f"muster status {short_id(self.run_id)}"
         return self._once(f"waiting-{since:.0f}", "waiting", now, what, cause=why, next=status)
 
-    def end(self, answer: Mapping[str, Any], at: float) -> Notice:
+    def end(self, answer: Mapping[str, Any], at: float) -> RunNotice:
         """Return the notice on the end, from the answer that `--json` gives."""
         state, cause = answer["state"], answer["cause"]
         took = f" after {span(answer['elapsed_s'])}" if answer["elapsed_s"] is not None else ""
@@ -120,7 +120,7 @@ class Notices:
         number = answer["attempts"]
         return self._notice(f"end-{number}", "end", at, what, facts, where)
 
-    def _once(self, name: str, kind: str, at: float, what: str, **facts: Any) -> list[Notice]:
+    def _once(self, name: str, kind: str, at: float, what: str, **facts: Any) -> list[RunNotice]:
         """Return a notice; [] if it was made before."""
         if name in self._said:
             return []
@@ -135,11 +135,11 @@ class Notices:
         what: str,
         facts: Mapping[str, Any],
         more: Mapping[str, str],
-    ) -> Notice:
+    ) -> RunNotice:
         lines = [f"muster: {short_id(self.run_id)} {what}"]
         lines += [f"{label}: {text}" for label, text in more.items()]
         lines += [f"{label}: {facts[label]}" for label in ("hint", "next") if facts.get(label)]
-        return Notice(
+        return RunNotice(
             id=f"{self.run_id}/{name}",
             kind=kind,
             at=at,

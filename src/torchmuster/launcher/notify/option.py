@@ -31,18 +31,18 @@ def notifies(callback: Callable[..., int]) -> Callable[..., int]:
             from torchmuster.launcher.notify.receivers import find
 
             receivers = find(notify, os.getcwd(), os.environ)
-        begun = _Begun(receivers, is_detached=bool(given.get("detach")))
-        ending.when_begun = begun.begin
+        begun = _Notifying(receivers, is_detached=bool(given.get("detach")))
+        ending.followed, ending.companion = None, begun
         try:
             return callback(*words, **given)
         finally:
-            ending.when_begun = None
+            ending.companion = None
             begun.end()
 
     return notifying
 
 
-class _Begun:
+class _Notifying:
     """The process that delivers, from when the command's record exists."""
 
     def __init__(self, receivers: "Receivers | None", *, is_detached: bool) -> None:
@@ -50,8 +50,8 @@ class _Begun:
         self._run_dir: RunDir | None = None
         self._child: Child | None = None
 
-    def begin(self, run_dir: "RunDir", before: "RunDir | None") -> None:
-        """Write down who gets notices, as asked or as of the run that is continued, and deliver."""
+    def prepare(self, run_dir: "RunDir", before: "RunDir | None") -> None:
+        """Write down who gets notices, as asked or as of the run that is continued."""
         from torchmuster.core.files import atomic
         from torchmuster.core.plainfile import open_own
 
@@ -61,6 +61,9 @@ class _Begun:
                 data = file.read()
         if data is not None:
             atomic.replace_file(run_dir.notify, data, mode=0o600)
+
+    def start(self, run_dir: "RunDir") -> None:
+        """Start the process that delivers, and say so."""
         if os.path.exists(run_dir.notify):
             self._run_dir = run_dir
             click.echo(f"muster: notify: {_who_sends(run_dir)}", err=True)
@@ -84,17 +87,17 @@ class _Begun:
 def _who_sends(run_dir: "RunDir") -> str:
     """Return who delivers to whom, as a sentence."""
     from torchmuster.core import plugs
+    from torchmuster.core.files import atomic
     from torchmuster.core.model.text import few_of
-    from torchmuster.core.owner.record import read_plan
     from torchmuster.core.plainfile import open_own
     from torchmuster.launcher.notify.receivers import parse
 
     with open_own(run_dir.notify) as file:
         receivers = parse(file.read().decode(), run_dir.notify)
     to = few_of([one.label for one in receivers.all], 8)
-    plan = read_plan(run_dir)
-    if plan is not None and plan.job_id is None and plan.engine in plugs.table("schedulers"):
+    job = atomic.read_json(run_dir.job)
+    if not isinstance(job, dict):
+        return f"this machine sends to {to}"
+    if job.get("engine") in plugs.table("schedulers"):
         return f"the job sends to {to}; what it can't reach, this command tells while it runs"
-    if plan is not None and plan.nodes_return:
-        return f"this machine sends to {to} while this command runs"
-    return f"this machine sends to {to}"
+    return f"this machine sends to {to} while this command runs"

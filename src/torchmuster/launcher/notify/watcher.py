@@ -22,7 +22,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.record import Follow, changed_at
 from torchmuster.core.plainfile import open_own
-from torchmuster.launcher.notify.notices import Notice, Notices
+from torchmuster.launcher.notify.notices import RunNotice, Notices
 from torchmuster.launcher.notify.receivers import Receiver, Receivers, parse
 
 CLIENT, JOB = "client", "job"
@@ -42,7 +42,7 @@ _NICE = 10
 class _Try:
     """One delivery in a thread, which a slow receiver may hold for as long as it likes."""
 
-    notice: Notice
+    notice: RunNotice
     began: float
     why: str | None = None
 
@@ -54,7 +54,7 @@ class _Try:
 
 
 @dataclass(slots=True)
-class Line:
+class Outbox:
     """What waits for one receiver; in order, one at a time.
 
     Attributes:
@@ -63,14 +63,14 @@ class Line:
 
     receiver: Receiver
     number: int
-    waiting: deque[Notice] = field(default_factory=lambda: deque(maxlen=_MAX_WAITING))
+    waiting: deque[RunNotice] = field(default_factory=lambda: deque(maxlen=_MAX_WAITING))
     num_sent: int = 0
     why: str = ""
     _try: _Try | None = None
     _next_at: float = 0.0
     _pause_s: float = _FIRST_PAUSE_S
 
-    def go_on(self, now: float, may_send: Callable[[Notice], bool]) -> Notice | None:
+    def go_on(self, now: float, may_send: Callable[[RunNotice], bool]) -> RunNotice | None:
         """Begin or end a delivery; return a notice that was taken."""
         if (running := self._try) is not None:
             if running.why is None and now - running.began < _TRY_LIMIT_S:
@@ -117,11 +117,11 @@ class Watcher:
         run_id, host = os.path.basename(run_dir.path), os.uname().nodename
         self._notices = Notices(run_id, host, receivers.wait_s, began)
         self._follow = Follow(run_dir.events)
-        self._lines = [Line(receiver, n) for n, receiver in enumerate(receivers.all)]
+        self._outboxes = [Outbox(receiver, n) for n, receiver in enumerate(receivers.all)]
         self._reach: dict[int, str] = {}
         self._shown: Any = None
         self._looked_at = 0.0
-        self._has_ended = False
+        self._has_ended = self._has_looked = False
         self._leave_at: float | None = None
         self._hurry = threading.Event()
 
@@ -130,20 +130,21 @@ class Watcher:
         threading.Thread(target=self._look_who_is_reached, daemon=True).start()
         self._show()
         while not self._is_over():
+            self._has_looked = self._leave_at is not None
             taken = self._taken()
-            for line in self._lines:
-                line.waiting = deque(
-                    (n for n in line.waiting if f"{line.number} {n.id}" not in taken),
+            for box in self._outboxes:
+                box.waiting = deque(
+                    (n for n in box.waiting if f"{box.number} {n.id}" not in taken),
                     _MAX_WAITING,
                 )
             for notice in self._news():
-                for line in self._lines:
-                    if f"{line.number} {notice.id}" not in taken:
-                        line.waiting.append(notice)
-            for line in self._lines:
-                done = line.go_on(time.time(), lambda n, line=line: self._may_send(line, n))  # type: ignore[misc]
+                for box in self._outboxes:
+                    if f"{box.number} {notice.id}" not in taken:
+                        box.waiting.append(notice)
+            for box in self._outboxes:
+                done = box.go_on(time.time(), lambda n, box=box: self._may_send(box, n))  # type: ignore[misc]
                 if done is not None:
-                    self._note(line.number, done)
+                    self._note(box.number, done)
             self._show()
             self._hurry.wait(_POLL_S)
             self._hurry.clear()
@@ -152,11 +153,12 @@ class Watcher:
     def call_last(self, *_: object) -> None:
         """Deliver what is due, but take no more than some seconds: the job ends."""
         self._leave_at = time.monotonic() + LAST_CALL_S
+        self._looked_at = 0.0  # the end may have been written just now
         self._hurry.set()
 
     # What is worth a notice.
 
-    def _news(self) -> list[Notice]:
+    def _news(self) -> list[RunNotice]:
         found = [notice for one in self._follow.events() for notice in self._notices.hear(one)]
         if self._has_ended:
             return found
@@ -188,33 +190,35 @@ class Watcher:
 
     # Who delivers.
 
-    def _may_send(self, line: Line, notice: Notice) -> bool:
+    def _may_send(self, box: Outbox, notice: RunNotice) -> bool:
         """Say whether it is this process's turn: next to the head at once, else where that one can't."""
         if self.side == JOB:
-            return not self._reach.get(line.number)
+            return not self._reach.get(box.number)
         first = atomic.read_json(self._path(JOB))
         if not isinstance(first, dict) or first.get("over"):
             return True
-        told = first.get("receivers")
-        cannot = isinstance(told, list) and len(told) > line.number and told[line.number].get("why")
+        theirs = first.get("receivers")
+        cannot = (
+            isinstance(theirs, list) and len(theirs) > box.number and theirs[box.number].get("why")
+        )
         return bool(cannot) or time.time() - notice.at > _SECOND_S
 
     def _look_who_is_reached(self) -> None:
-        for line in self._lines:
-            self._reach[line.number] = line.receiver.unreachable()
+        for box in self._outboxes:
+            self._reach[box.number] = box.receiver.unreachable()
 
     def _is_over(self) -> bool:
-        done = all(line.is_done for line in self._lines)
+        done = all(box.is_done for box in self._outboxes)
         if self._leave_at is not None:
-            return done or time.monotonic() > self._leave_at
+            return (done and self._has_looked) or time.monotonic() > self._leave_at
         if not os.path.isdir(self.run_dir.path):
             return True
         if self._has_ended and done:
             return True
         is_job = os.path.isfile(self.run_dir.job)
-        if self.side == CLIENT and is_job and not self._has_ended and self.client is not None:
+        if self.side == CLIENT and is_job and not self._has_ended:
             # Many sites forbid what stays on a login node; the job's own process goes on.
-            return not proc.is_running(self.client)
+            return self.client is None or not proc.is_running(self.client)
         return False
 
     # What is remembered.
@@ -229,7 +233,7 @@ class Watcher:
         except OSError:
             return set()
 
-    def _note(self, number: int, notice: Notice) -> None:
+    def _note(self, number: int, notice: RunNotice) -> None:
         with contextlib.suppress(OSError):  # it may be sent again, under the same id
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             fd = os.open(self.run_dir.notified, flags, 0o600)
@@ -246,12 +250,12 @@ class Watcher:
             "over": is_over,
             "receivers": [
                 {
-                    "to": line.receiver.label,
-                    "sent": line.num_sent,
-                    "waiting": len(line.waiting),
-                    "why": line.why or self._reach.get(line.number, ""),
+                    "to": box.receiver.label,
+                    "sent": box.num_sent,
+                    "waiting": len(box.waiting),
+                    "why": box.why or self._reach.get(box.number, ""),
                 }
-                for line in self._lines
+                for box in self._outboxes
             ],
         }
         if shown != self._shown:

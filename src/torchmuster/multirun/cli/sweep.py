@@ -198,9 +198,9 @@ def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.launcher.cli.follow import StatusLine
 
-    ending.note_begun(run_dir)
     if detach:
         return leave_in_background(run_dir, plan.run_id)
+    ending.note_start(run_dir)
     voice = TerminalVoice()
     voice.start()
     status = StatusLine(voice, run_dir, wanted())

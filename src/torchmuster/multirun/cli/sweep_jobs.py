@@ -115,10 +115,10 @@ def follow_unless(
     plan: "SweepPlan", run_dir: "RunDir", job_ids: Sequence[str], engine: str, *, detach: bool
 ) -> int:
     """Follow the sweep until it ends; with `detach`, only print its id."""
-    from torchmuster.core.cli.ending import note_begun, print_id
+    from torchmuster.core.cli.ending import note_start, print_id
     from torchmuster.core.files.terminal import TerminalVoice
 
-    note_begun(run_dir)
+    note_start(run_dir)
     if detach:
         return print_id(plan.run_id)
     voice = TerminalVoice()
