@@ -78,7 +78,18 @@ class Comparison:
 
 
 Value = float | str  # a string if it is not finite
-Points = dict[int, dict[str, Value]]
+_MUCH_SLOWER = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A recorded value: the mean of the steps after `since`, unless the script logged it itself."""
+
+    value: Value
+    since: int
+
+
+Points = dict[int, dict[str, Point]]
 
 
 def compare(one: Story, other: Story) -> Comparison:
@@ -101,7 +112,8 @@ def compare(one: Story, other: Story) -> Comparison:
         first=first,
         num_common=num_common,
         sentence=_sentence(first, num_common, code=code, environment=environment, data=data)
-        + _only_in_one(one.name, other.name, _names(mine), _names(theirs)),
+        + _only_in_one(one.name, other.name, _names(mine), _names(theirs))
+        + _how_much_slower(one, other),
     )
 
 
@@ -113,12 +125,14 @@ def first_difference(one: Points, other: Points) -> tuple[FirstDifference | None
     for step in common:
         for name in [n for n in dict.fromkeys((*one[step], *other[step])) if n in of_both]:
             a, b = one[step].get(name), other[step].get(name)
-            if a != b:
+            if a is not None and b is not None and a.since != b.since:
+                continue  # means of other steps: one run was continued between two of its values
+            if (a and a.value) != (b and b.value):
                 found = FirstDifference(
                     step=step,
                     metric=name,
-                    one=a,
-                    other=b,
+                    one=a.value if a is not None else None,
+                    other=b.value if b is not None else None,
                     equal_until=equal_until,
                     num_common=len(common),
                 )
@@ -134,12 +148,21 @@ def _names(points: Points) -> set[str]:
 def _points(events: Iterable[Mapping[str, Any]]) -> Points:
     """Return the metrics by step; for a step that was done again, the last."""
     found: Points = {}
+    begun, newest = 0, dict[str, int]()
     for event in events:
-        step = whole(event.get("step"))
-        if event.get("event") == "metrics" and step is not None:
+        step, kind = whole(event.get("step")), event.get("event")
+        if step is None:
+            continue
+        if kind == "resumed":
+            begun, newest = step, {}
+            found = {one: points for one, points in found.items() if one <= step}
+        elif kind == "metrics":
             values = mapped(event.get("values"))
             by_name = {text(name, 80): _value(value) for name, value in values.items()}
-            found[step] = {name: value for name, value in by_name.items() if value is not None}
+            known = {name: value for name, value in by_name.items() if value is not None}
+            points = {name: Point(v, newest.get(name, begun)) for name, v in known.items()}
+            found.setdefault(step, {}).update(points)
+            newest |= dict.fromkeys(known, step)
     return found
 
 
@@ -158,11 +181,10 @@ def value_text(value: Value | None) -> str:
 def _sentence(first: FirstDifference | None, num_common: int, **parts: Sequence[Compared]) -> str:
     named = {"code": "code", "environment": "command or environment", "data": "order of the data"}
     differing = [named[name] for name, rows in parts.items() if any(row.differs for row in rows)]
-    why = (
-        f"different: {', '.join(differing)}"
-        if differing
-        else "code, command and order of the data are the same, as far as they are known"
-    )
+    same = "code, command and order of the data are the same"
+    if not parts["code"]:
+        same = "command and order of the data are the same, the code is not known"
+    why = f"different: {', '.join(differing)}" if differing else f"{same}, as far as is recorded"
     if first is not None:
         until = (
             f"the same until step {first.equal_until:,}, and "
@@ -192,8 +214,9 @@ def _only_in_one(one: str, other: str, mine: set[str], theirs: set[str]) -> str:
 def _code(one: Story, other: Story) -> tuple[Compared, ...]:
     def rows(story: Story) -> dict[str, str]:
         code = story.what.code
+        files = {f"file {path}": digest[:12] for path, digest, _ in story.what.ran}
         if code is None:
-            return {"code": f"not known: {story.what.why_no_code}"}
+            return files
         changed = (
             f"{code.num_changed}: {', '.join(code.changed[:20])}" if code.num_changed else "none"
         )
@@ -202,6 +225,7 @@ def _code(one: Story, other: Story) -> tuple[Compared, ...]:
             "branch": code.branch,
             "changed files": changed,
             "folder of the code": code.root,
+            **files,
         }
 
     found = _joined(rows(one), rows(other))
@@ -290,24 +314,43 @@ def _data(one: Story, other: Story) -> tuple[Compared, ...]:
 def _speed(one: Story, other: Story) -> tuple[Compared, ...]:
     def rows(story: Story) -> dict[str, str]:
         training, cost = story.training, story.cost
-        times = [
-            v
-            for v in (training.step_time.values if training and training.step_time else ())
-            if v is not None
-        ]
+        step_s = _step_s(story)
         slowest = story.slowest
+        none = "none stands out" if step_s is not None else ""
         return {
             "state": story.ending.state,
             "took": span(story.ending.elapsed_s),
             "attempts": str(story.num_attempts),
             "steps": f"{training.step:,}" if training is not None else "",
-            "median time of a step": span(statistics.median(times)) if times else "",
+            "median time of a step": span(step_s) if step_s is not None else "",
             "goodput": percent(cost.goodput, 1),
             "node time": node_time(cost.held_s),
-            "slowest rank": _slowest(slowest) if slowest is not None else "",
+            "slowest rank": _slowest(slowest) if slowest is not None else none,
         }
 
     return tuple(_joined(rows(one), rows(other)))
+
+
+def _how_much_slower(one: Story, other: Story) -> str:
+    """Return a sentence if a step, or without steps the whole run, took much longer in one of them."""
+    times = [_step_s(one), _step_s(other)]
+    what = "A step of"
+    if None in times:
+        times, what = [one.ending.elapsed_s, other.ending.elapsed_s], "All of"
+    first, second = times
+    if not first or not second or max(first, second) < _MUCH_SLOWER * min(first, second):
+        return ""
+    slow, quick = (one, other) if first > second else (other, one)
+    ratio = max(first, second) / min(first, second)
+    who = f"; its slowest rank is {_slowest(slow.slowest)}" if slow.slowest is not None else ""
+    took = f"{span(max(first, second))} and {span(min(first, second))}"
+    return f" {what} {slow.name} took {ratio:.1f} times as long as of {quick.name} ({took}){who}."
+
+
+def _step_s(story: Story) -> float | None:
+    series = story.training.step_time if story.training is not None else None
+    times = [value for value in series.values if value is not None] if series is not None else []
+    return statistics.median(times) if times else None
 
 
 def _slowest(slowest: RankTotals) -> str:

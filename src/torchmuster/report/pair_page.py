@@ -50,7 +50,7 @@ def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
         ),
         Answer(
             question="Is the code the same?",
-            answer="no" if _names(both.code) else "yes",
+            answer="no" if _names(both.code) else "yes" if both.code else "not known",
             more=_names(both.code),
             link="code",
         ),

@@ -8,7 +8,7 @@ import pytest
 from kit.records import TRAINING, event, make_run, result
 from torchmuster.core.model import codec
 from torchmuster.launcher.owner.origin import CodeVersion, Origin
-from torchmuster.report.compare import compare, first_difference
+from torchmuster.report.compare import Point, compare, first_difference
 from torchmuster.report.find import find_story
 from torchmuster.report.pair_page import render_comparison
 
@@ -27,6 +27,10 @@ def run(tmp_path):
         return find_story(made.path)
 
     return make
+
+
+def with_metrics_at_150(values):
+    return [*TRAINING[:7], event(20, "metrics", step=150, values=values), *TRAINING[8:]]
 
 
 def differing(rows):
@@ -52,7 +56,7 @@ def test_a_run_is_the_same_as_itself(run):
 
 
 def test_the_first_step_that_differs_is_found_however_small_the_difference(run):
-    other = [*TRAINING[:-1], event(24.15, "metrics", step=150, values={"loss": 0.8 + 1e-12})]
+    other = with_metrics_at_150({"loss": 0.8 + 1e-12})
 
     first = shown(run("a"), run("b", training=other)).first
 
@@ -61,19 +65,45 @@ def test_the_first_step_that_differs_is_found_however_small_the_difference(run):
 
 
 def test_of_a_step_that_was_done_again_the_last_counts(run):
-    again = [*TRAINING, event(30, "metrics", step=50, values={"loss": 7.0})]
+    resumed = event(29, "resumed", step=0, world_size=4, folder="/snapshots")
+    again = [*TRAINING, resumed, event(30, "metrics", step=50, values={"loss": 7.0})]
 
-    assert shown(run("a"), run("b", training=again)).first.step == 50
+    both = shown(run("a"), run("b", training=again))
+    assert (both.first.step, both.num_common) == (50, 1)
+
+
+def test_means_of_other_steps_are_not_compared_after_a_run_was_continued_between_two_values(run):
+    continued = [
+        *TRAINING[:5],
+        event(15, "resumed", step=110, world_size=4, folder="/snapshots"),
+        event(20, "metrics", step=150, values={"loss": 0.79}),  # of 40 steps
+        *TRAINING[8:],
+    ]
+    both = shown(run("a"), run("b", training=continued))
+    assert both.first is None
+    assert both.num_common == 4
+
+
+def test_metrics_that_were_recorded_apart_at_one_step_are_both_compared(run):
+    mine, theirs = (
+        [*TRAINING, event(24.3, "metrics", step=200, values={"val": value})] for value in (1.0, 2.0)
+    )
+    both = shown(run("a", training=mine), run("b", training=theirs))
+    assert (both.first.metric, both.first.step) == ("val", 200)
+    theirs[8] = event(24, "metrics", step=200, values={"loss": 0.6})
+    assert shown(run("c", training=mine), run("d", training=theirs)).first.metric == "loss"
 
 
 def test_a_metric_that_only_one_run_has_is_no_difference():
-    assert first_difference({1: {"a": 1.0}}, {1: {"b": 2.0}}) == (None, 1)
-    assert first_difference({1: {"a": 1.0}}, {2: {"a": 2.0}}) == (None, 0)
+    mine, theirs = Point(1.0, 0), Point(2.0, 0)
+    assert first_difference({1: {"a": mine}}, {1: {"b": theirs}}) == (None, 1)
+    assert first_difference({1: {"a": mine}}, {2: {"a": theirs}}) == (None, 0)
 
 
 def test_values_that_are_not_finite_are_alike():
-    assert first_difference({1: {"a": None}}, {1: {"a": None}})[0] is None
-    assert first_difference({1: {"a": None}}, {1: {"a": 1.0}})[0].step == 1
+    nan, one = Point("nan", 0), Point(1.0, 0)
+    assert first_difference({1: {"a": nan}}, {1: {"a": nan}})[0] is None
+    assert first_difference({1: {"a": nan}}, {1: {"a": one}})[0].step == 1
 
 
 def test_code_command_and_order_of_the_data_are_compared(run):
@@ -115,10 +145,8 @@ def test_runs_without_metrics_say_so(run):
     ],
 )
 def test_what_is_no_number_and_what_is_missing_are_not_the_same(run, one, other, told):
-    def training(values):
-        return [*TRAINING[:-1], event(24.15, "metrics", step=150, values=values)]
-
-    both = shown(run("a", training=training(one)), run("b", training=training(other)))
+    mine, theirs = with_metrics_at_150(one), with_metrics_at_150(other)
+    both = shown(run("a", training=mine), run("b", training=theirs))
     assert (told in both.sentence) if told else both.first is None
 
 
@@ -132,3 +160,30 @@ def test_packages_that_differ_are_named(run):
         "package wandb": ("not installed", "0.22"),
     }
     assert "different: command or environment" in both.sentence
+
+
+def test_code_outside_of_git_is_compared_by_what_rank_0_has_run(run):
+    nowhere = replace(ORIGIN, code=None, why_no_code="the script is in no git work tree")
+    one, other = run("a", origin=nowhere), run("b", origin=nowhere)
+    assert "the code is not known" in shown(one, other).sentence
+    assert "not known" in render_comparison(compare(one, other), one, other)
+
+    def with_file(story, digest):
+        return replace(story, what=replace(story.what, ran=(("train.py", digest, False),)))
+
+    both = shown(with_file(one, "a" * 64), with_file(other, "b" * 64))
+    assert differing(both.code) == {"file train.py": ("a" * 12, "b" * 12)}
+    assert "different: code" in both.sentence
+    same = shown(with_file(one, "a" * 64), with_file(other, "a" * 64))
+    assert "code, command and order of the data are the same" in same.sentence
+
+
+def test_a_run_that_is_much_slower_is_said_to_be_with_its_slowest_rank(run):
+    def took(story, seconds):
+        return replace(story, training=None, ending=replace(story.ending, elapsed_s=seconds))
+
+    one, other = run("a"), run("b")
+    assert "times as long" not in shown(took(one, 10.0), took(other, 11.0)).sentence
+    assert shown(took(one, 10.0), took(other, 29.0)).sentence.endswith(
+        " All of b took 2.9 times as long as of a (29.0 s and 10.0 s)."
+    )

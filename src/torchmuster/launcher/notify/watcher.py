@@ -22,7 +22,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.record import Follow, changed_at
 from torchmuster.core.plainfile import open_own
-from torchmuster.launcher.notify.notices import RunNotice, Notices
+from torchmuster.launcher.notify.notices import Notices, RunNotice
 from torchmuster.launcher.notify.receivers import Receiver, Receivers, parse
 
 CLIENT, JOB = "client", "job"
