@@ -1,20 +1,22 @@
 """The error book: a page for each cause that `muster explain` knows, made from its catalogue and rules.
 
-People look for the message that they see. So a page has its wordings as they are printed, as far as an expression tells: what
-changes from case to case stands as `...`.
+People paste the message that they see into the search, and have no time. So a page's title is the message that most of them see,
+and the page begins with the cure (`pages.txt`). Title, cure, meaning, proof and wordings stand above the first heading: the search
+takes each heading's text for a document of its own, and weighs the first one most. What changes in a message from case to case
+stands as `...`.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from by_cause import CONFIRM, CURE, MEANING
+from by_cause import CONFIRM, CURES_OF, MEANING, MEANINGS_OF
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.catalogue.entry import Row, Telling
@@ -24,10 +26,11 @@ from torchmuster.diagnose.explain.end_of_run import render_verdict
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 
 FOLDER = "errors"
+PAGES = Path(__file__).with_name("pages.txt")
 INCIDENTS = Path(__file__).resolve().parents[2] / "tests" / "incidents"
-MOST_EXAMPLES = 2
 _MOST_TRIED = 5  # incidents of a cause
 _BLIND = "blind"  # a set that nobody who writes rules may look at
 GROUPS = (
@@ -39,22 +42,57 @@ GROUPS = (
     ("The node and its files", "node-crashed", None),
 )
 _CHANGES = "..."
+_NUMBER = "N"
+_DIGITS = [(codes.CATEGORY, codes.CATEGORY_DIGIT)]
+_LONGEST = 90  # title of a message
+_OPEN = " .:,=({'\""  # at the end of a title: what followed is left out
 _TELLS = {
     Telling.PROVES: "this message names the cause itself",
     Telling.NAMES: "this message names what went wrong",
     Telling.HINTS: "this message alone does not tell the cause",
     Telling.ECHO: "others print this when somebody has gone",
 }
-# What a sentence of the catalogue says of a case, where there is no case.
-_WORDS = {
-    "who": "a rank",
-    "here": "the node",
-    "words": "the message",
-    "why": "REASON",
-    "of_path": "of the path",
-    "one": "NAME",
-    "s": "",
+# Surroundings in which another cure is better, as their names are written.
+_SURROUNDINGS = {
+    "container": "a container",
+    "data-parallel": "nn.DataParallel",
+    "deepspeed": "DeepSpeed",
+    "kubernetes": "Kubernetes",
+    "lightning": "Lightning",
+    "megatron": "Megatron-LM",
+    "notebook": "a notebook",
+    "pbs": "PBS",
+    "rocm": "ROCm",
+    "sglang": "SGLang",
+    "slurm": "Slurm",
+    "tensorflow": "TensorFlow",
+    "trainer": "the Trainer of transformers",
+    "vllm": "vLLM",
 }
+# What a sentence of the catalogue says of a case, where there is no case; with nothing, it reads as well without.
+_WORDS = {
+    "callers": "the others",
+    "device": "",
+    "filter": "",
+    "here": "the node",
+    "host": "",
+    "lost": "another rank",
+    "missing": "a rank",
+    "name": "",
+    "of_path": "",
+    "op": "a call",
+    "path": "",
+    "peer": "the peer",
+    "port": "",
+    "s": "",
+    "taken": "",
+    "target": "the address",
+    "what": "",
+    "who": "a rank",
+}
+_IN_COMMANDS = {"folder": "PATH", "asked": "NAME", "filter": "", "here": "the node"}
+_SAYS_NOTHING = re.compile(r"a rank (?:on the node )?failed(?: first)?")
+_FIELD = re.compile(r"(?<!\{)(?:\{\w+[^{}]*\})+(?!\})")
 
 
 @dataclass(slots=True)
@@ -63,14 +101,18 @@ class _Chapter:
 
     cause: str
     sentence: str
+    page: Paragraph
     messages: list[Row] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    examples: list[str] = field(default_factory=list)
+    example: str = ""
 
 
 def pages() -> dict[str, str]:
     """Return the pages of the book in Markdown, by their paths below the docs: an index, and one for each cause."""
-    chapters = {cause: _Chapter(cause, sentence) for cause, sentence in CAUSES.items()}
+    written = {page.name: page for page in read_paragraphs(str(PAGES))}
+    chapters = {
+        cause: _Chapter(cause, sentence, written[cause]) for cause, sentence in CAUSES.items()
+    }
     for row in CATALOGUE.by_name.values():
         if row.cause:
             chapters[row.cause].messages.append(row)
@@ -87,11 +129,11 @@ def _add_examples(chapters: dict[str, _Chapter]) -> None:
     for path in sorted(INCIDENTS.glob("*/expect.json")):
         expected = json.loads(path.read_text())
         chapter = chapters.get(expected["cause"])
-        if chapter is None or expected["set"] == _BLIND or len(chapter.examples) >= MOST_EXAMPLES:
+        if chapter is None or expected["set"] == _BLIND or chapter.example:
             continue
         tried[chapter.cause] = tried.get(chapter.cause, 0) + 1
-        if tried[chapter.cause] <= _MOST_TRIED and (said := _explained(path.parent, chapter.cause)):
-            chapter.examples.append(f"{_origin(expected['from'])}:\n\n```text\n{said}\n```\n")
+        if tried[chapter.cause] <= _MOST_TRIED:
+            chapter.example = _explained(path.parent, chapter.cause) or ""
 
 
 def _explained(folder: Path, cause: str) -> str | None:
@@ -104,25 +146,23 @@ def _explained(folder: Path, cause: str) -> str | None:
     return render_verdict(verdict, None).replace(f"{folder}{os.sep}", "").strip()
 
 
-def _origin(text: str) -> str:
-    return "A reconstructed log" if text == "reconstructed" else _capital(text.rstrip("."))
-
-
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
 def readable(wording: str) -> str:
     """Return a regular expression as a message of the kind that it fits; what changes stands as `...`."""
-    text = "".join(_texts(parser.parse(wording)))
-    text = re.sub(r"(?:\.\.\.[\s.]*)+\.\.\.", _CHANGES, text)
-    return re.sub(r"\s+", " ", text).strip()
+    text = re.sub(r"\s+", " ", "".join(_texts(parser.parse(wording))))
+    text = re.sub(r"(?:\.\.\.[\s.]*)+\.\.\.|\.{4,}", _CHANGES, text)
+    return re.sub(r"^[\s.]+(?=\w)", "", text).strip()
 
 
 def _texts(parts: Sequence[Any]) -> Iterator[str]:
     for code, value in parts:
         if code is codes.LITERAL:
             yield chr(value)
+        elif code is codes.IN and value == _DIGITS:
+            yield _NUMBER
         elif code is codes.IN and len(value) > 1 and value[0][0] is codes.LITERAL:
             yield chr(value[0][1])  # [Ff]ailed, [ -]
         elif code is codes.SUBPATTERN:
@@ -138,8 +178,13 @@ def _texts(parts: Sequence[Any]) -> Iterator[str]:
 def _repeated(least: int, most: int, parts: Sequence[Any]) -> Iterator[str]:
     only = parts[0][0] if len(parts) == 1 else None
     if only in (None, codes.SUBPATTERN, codes.LITERAL):
-        if least or most == 1:
+        if least or (most == 1 and parts[0] != (codes.LITERAL, ord("-"))):  # no sign of a number
             yield from _texts(parts)
+    elif only is codes.IN and parts[0][1] == _DIGITS:
+        if least:
+            yield _NUMBER
+    elif only is codes.ANY:
+        yield f" {_CHANGES} "
     elif only is codes.IN and parts[0][1] == [(codes.CATEGORY, codes.CATEGORY_SPACE)]:
         yield " "
     elif least or most > 1:
@@ -152,73 +197,81 @@ def _index(chapters: Iterable[_Chapter]) -> str:
     lines = [
         "# Error book",
         "",
-        "Messages of PyTorch jobs and what is behind them: one page for each cause that `muster explain` knows. Search for the words",
+        "Messages of PyTorch jobs and what helps: one page for each cause that `muster explain` knows. Search for the words",
         "that you see, or let `muster explain LOG` find the first cause, also in jobs that muster did not start.",
         "",
     ]
     for title, first, last in GROUPS:
         end = names.index(last) + 1 if last is not None else len(names)
-        lines += [f"## {title}", "", "| cause | |", "|---|---|"]
+        lines += [f"## {title}", "", "| message | cause |", "|---|---|"]
         for name in names[names.index(first) : end]:
-            lines.append(f"| [{name}]({name}.md) | {by_cause[name].sentence} |")
+            chapter = by_cause[name]
+            lines.append(
+                f"| [{_sentence(chapter.page.one('title'))}]({name}.md) | {_sentence(chapter.sentence)} |"
+            )
         lines.append("")
     return "\n".join(lines)
 
 
 def _page(chapter: _Chapter) -> str:
+    cause, title = chapter.cause, chapter.page.one("title")
+    messages = sorted(chapter.messages, key=lambda message: -(message.tells or 0))
+    rows = _different(chapter.rows)
+    wordings = [*chapter.page.fields.get("prints", ())]
+    wordings += [readable(wording) for message in messages for wording in message.says]
     lines = [
         "---",
-        f'description: "{chapter.sentence.replace(chr(34), chr(39))}: messages, how to confirm it, what helps"',
+        f"description: {json.dumps(f'{title}: what to do, what it means, how to confirm it')}",
         "---",
         "",
-        f"# {_capital(_sentence(chapter.sentence))}",
+        f"# {_sentence(title)}",
         "",
-        f"`{chapter.cause}` is the word for it in what `muster explain --json` prints.",
+        chapter.page.one("do"),
+        "",
+        f"- **What it means**: {_sentence(MEANING.get(cause, chapter.sentence))}.",
+        f"- **Confirm**: {_proof(CONFIRM.get(cause) or _first_proof([*rows, *messages]))}",
         "",
     ]
-    if chapter.examples:
-        lines += ["## As `muster explain` says it", "", *chapter.examples]
-    for message in sorted(chapter.messages, key=lambda message: -(message.tells or 0)):
+    if shown := [f"    {wording}" for wording in dict.fromkeys(wordings) if wording.strip(" .")]:
+        lines += ["Messages that lead here:", "", *shown, ""]
+    for message in messages:
         lines += _message(message)
-    if chapter.rows:
-        lines += ["## Found by what several lines show" if chapter.messages else "## Found by", ""]
-        for row in _different(chapter.rows):
-            lines += _finding(row.error, row.hint, row.confirm, row.hint_in)
-    lines += _of_cause(chapter.cause, lines)
-    rivals = {rival for message in chapter.messages for rival in message.rivals}
-    rivals |= {rival for row in chapter.rows for rival in row.rivals}
-    if rivals := rivals - {chapter.cause}:
-        lines += ["## Looks the same", ""]
-        lines += [f"- [{name}]({name}.md): {CAUSES[name]}" for name in sorted(rivals)]
-        lines.append("")
-    lines += [
-        "## Which of them is it?",
+    if messages or len(rows) > 1 or any(True for row in rows for _ in _plain(row)):
+        for row in rows:
+            lines += _case(row, chapter)
+    return "\n".join([*lines, *_background(chapter, messages)])
+
+
+def _background(chapter: _Chapter, messages: Iterable[Row]) -> list[str]:
+    """Return what helps nobody in a hurry: the cause's word, an example, other causes, how to be sure."""
+    lines = [
+        "## Background",
         "",
+        f"`{chapter.cause}` is this cause's word in `muster explain --json`.",
         "`muster explain LOG ...` reads the logs of all ranks and names the first cause, with the lines that prove it",
         "([how far to trust it](../explain.md#how-far-to-trust-it)).",
         "",
     ]
-    return "\n".join(lines)
+    if chapter.example:
+        lines += ["An example of what it says:", "", "```text", chapter.example, "```", ""]
+    rivals = {rival for row in (*messages, *chapter.rows) for rival in row.rivals}
+    if rivals := rivals - {chapter.cause}:
+        lines += ["These look the same:", ""]
+        lines += [f"- [{name}]({name}.md): {_sentence(CAUSES[name])}" for name in sorted(rivals)]
+        lines.append("")
+    return lines
 
 
-def _of_cause(cause: str, above: list[str]) -> list[str]:
-    """Return what the messages above do not say of their cause: what it means, how to confirm it, what helps."""
-    text = "\n".join(above)
-    told = {"What it means": MEANING, "Cure": CURE, "Confirm": CONFIRM}
-    lacking = {
-        title: words[cause]
-        for title, words in told.items()
-        if f"- **{title}" not in text and cause in words
-    }
-    if not lacking:
-        return []
-    lines = ["## In general", ""]
-    for title, words in lacking.items():
-        command, blanks, where = words.partition("   ")
-        is_command = title == "Confirm" and not words.startswith("nothing to confirm")
-        shown = f"`{command}`" if is_command else command
-        lines.append(f"- **{title}**: {shown}{f' {where}' if blanks else ''}")
-    return [*lines, ""]
+def _first_proof(rows: Iterable[Row]) -> str:
+    return next(row.confirm for row in rows if row.confirm)
+
+
+def _proof(words: str) -> str:
+    """Return a command that proves something as Markdown; where it is typed stands behind three blanks."""
+    if words.startswith("nothing to confirm"):
+        return words
+    command, _, where = _fill(words, _IN_COMMANDS, str.upper).partition("   ")
+    return f"`{command}`{f' {_sentence(where)}' if where else ''}"
 
 
 def _different(rows: Iterable[Row]) -> list[Row]:
@@ -227,59 +280,89 @@ def _different(rows: Iterable[Row]) -> list[Row]:
 
 
 def _message(message: Row) -> list[str]:
+    """Return a message with the cure of its own."""
     wordings = dict.fromkeys(readable(wording) for wording in message.says)
-    shown = [f"    {wording}" for wording in wordings if wording.strip(" .")]
     tells = _TELLS.get(message.tells or Telling.NOISE, "")
     return [
         f"## {_title(next(iter(wordings)))}",
         "",
-        *shown,
+        *_finding(message),
+        f"- **Printed by**: {message.source}{f'; {tells}' if tells else ''}.",
         "",
-        f"{message.source}{f'; {tells}' if tells else ''}.",
-        "",
-        *_finding(message.error, message.hint, message.confirm, message.hint_in),
     ]
 
 
-def _finding(error: str, advice: str, confirm: str | None, more: Any) -> list[str]:
-    rows = [("What it means", error), ("Cure", advice)]
-    rows += [(f"Cure ({name.replace('_', ' ')})", text) for name, text in _plain(more)]
-    lines = [f"- **{title}**: {_sentence(text)}" for title, text in rows if text]
-    if confirm:
-        command, _, where = confirm.partition("   ")
-        lines.append(f"- **Confirm**: `{_words(command)}`{f' {_words(where)}' if where else ''}")
-    return [*lines, ""]
+def _case(row: Row, chapter: _Chapter) -> list[str]:
+    """Return a case of the cause that a rule knows: what is special in it, and its cure."""
+    means = _meaning(row)
+    finding = _finding(row, with_meaning=False)
+    if not finding:
+        return []
+    title = "In general" if means in ("", chapter.sentence) else _capital(means)
+    return [f"## {_sentence(title)}", "", *finding, ""]
 
 
-def _plain(more: Any) -> Iterator[tuple[str, str]]:
+def _finding(row: Row, *, with_meaning: bool = True) -> list[str]:
+    cures = [("Cure", _advice(row))]
+    cures += [(f"Cure in {_SURROUNDINGS.get(name, name)}", text) for name, text in _plain(row)]
+    lines = [f"- **{title}**: {_sentence(text)}" for title, text in cures if text]
+    if with_meaning and (means := _meaning(row)):
+        lines.append(f"- **What it means**: {_sentence(means)}")
+    if row.confirm:
+        lines.append(f"- **Confirm**: {_proof(row.confirm)}")
+    return lines
+
+
+def _plain(row: Row) -> Iterator[tuple[str, str]]:
     """Yield the advice for surroundings that needs no value of the log."""
-    for name, given in more.items():
+    for name, given in row.hint_in.items():
         for text in given:
-            if name != "anywhere" and not re.search(r"\{\w+\}", text):
-                yield name, text
+            if name != "anywhere" and (said := _without_case(text)):
+                yield name, said
                 break
 
 
+def _meaning(row: Row) -> str:
+    """Return what a row says without a case; empty where nothing of use is left of it."""
+    text = MEANINGS_OF.get(row.name, row.error)
+    text = re.sub(r" *\([^()]*\{\w+\}[^()]*\)", "", text)  # (Xid {xid} of {bus})
+    text = re.sub(r"(?::|, which says:?) *(?:\{\w+[^{}]*\})+$", "", text)
+    said = _without_case(text)
+    return "" if _SAYS_NOTHING.fullmatch(said) else said
+
+
+def _advice(row: Row) -> str:
+    return _without_case(CURES_OF.get(row.name, row.hint))
+
+
+def _without_case(text: str) -> str:
+    """Return a sentence with words for its fields; empty where a field has none."""
+    fields = {name.rstrip("0123456789") for name in re.findall(r"(?<!\{)\{(\w+)", text)}
+    return _fill(text, _WORDS) if fields <= _WORDS.keys() else ""
+
+
+def _fill(text: str, words: Mapping[str, str], otherwise: Callable[[str], str] = str) -> str:
+    def word(found: re.Match[str]) -> str:
+        name = re.findall(r"\{(\w+)", found[0])[0].rstrip("0123456789")
+        return words[name] if name in words else otherwise(name)
+
+    # Of fields that stand side by side one has a value: each belongs to another wording.
+    said = _FIELD.sub(word, text).replace("{{", "{").replace("}}", "}")
+    # Where nothing stands in a field's place, its blank goes, too; three blanks set a command off.
+    said = re.sub(r"(?<=\S)  (?=\S)", " ", said)
+    return re.sub(r" +(?=[,;:)])(?!:\))", "", said).rstrip(" :,") if said != text else said
+
+
 def _title(wording: str) -> str:
-    return _words(wording.strip(" .:").replace("`", "'"))[:90] or "message"
+    text = wording.rstrip(_OPEN).replace("`", "'")
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST].rsplit(" ", 1)[0].rstrip(_OPEN)
+    return _sentence(text) or "message"
 
 
 def _sentence(text: str) -> str:
     """Return a sentence as Markdown: outside of code, nothing in it is a mark of Markdown."""
-    parts = _words(text).split("`")
+    parts = text.split("`")
     for number in range(0, len(parts), 2):
         parts[number] = re.sub(r"([\\*_<>\[\]{}|#])", r"\\\1", parts[number])
     return "`".join(parts)
-
-
-def _words(text: str) -> str:
-    """Return a sentence of the catalogue without a case: its fields are placeholders as in a command line."""
-
-    def word(found: re.Match[str]) -> str:
-        names = re.findall(r"\{(\w+)", found[0])
-        name = names[0].rstrip("0123456789")
-        return _WORDS.get(name, name.upper())
-
-    # Of fields that stand side by side one has a value: each belongs to another wording.
-    said = re.sub(r"(?<!\{)(?:\{\w+[^{}]*\})+(?!\})", word, text)
-    return said.replace("{{", "{").replace("}}", "}")
