@@ -1,9 +1,27 @@
 """What the error book says where the catalogue says nothing without a case: how to confirm a cause, what it means, what helps.
 
-A command that proves the cause, behind three blanks where it is typed; or `nothing to confirm: ...` where the message is the proof.
+Where the rows of a cause name no command that proves it, or only one of a special case, it stands here, and behind three blanks
+where it is typed; or `nothing to confirm: ...` where the message is the proof.
 """
 
 CONFIRM: dict[str, str] = {
+    "bad-arguments": "python train.py --help   lists what it takes",
+    "bad-setting": "env | sort   in the job: it has the variable that the message names",
+    "collectives-differ": "TORCH_DISTRIBUTED_DEBUG=DETAIL   for 20 steps names both calls",
+    "container-runtime": "srun --container-image=IMAGE hostname   (docker: `docker run IMAGE hostname`)",
+    "environment-missing": "conda env list   in the job, on that node",
+    "exception": "nothing to confirm: the last line of the first traceback is the error",
+    "exit-code": "nothing to confirm: the number is all that is known; the rank's own log may say more",
+    "extension-build": "which nvcc gcc ninja   on the node that builds it",
+    "gpu-ordinal": "nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES   in the job, on that node",
+    "impossible-request": "sinfo -o '%P %D %c %m %G %f'   beside what the job asks for",
+    "no-such-interface": "ip -br addr   on every node",
+    "node-failed": "sacct -j JOB -o State,NodeList; sinfo -R   (PBS: `pbsnodes -l`)",
+    "parallel-sizes": "echo $((NODES * GPUS))   is no multiple of the product of the parallel sizes",
+    "rank-missing-in-collective": "muster stacks RUN   while it hangs, or `py-spy dump --pid PID` of the missing rank",
+    "ranks-never-joined": "nothing to confirm: the log of the node that has the missing rank says why",
+    "site-limits": "sacctmgr show associations user=$USER   (Kubernetes: `kubectl describe quota`)",
+    "versions-differ": "pip list   in the environment of the job, beside the requirements",
     "cuda-out-of-memory": "nvidia-smi   on that node",
     "port-taken": "ss -ltnp   on that node: it names the process at each port",
     "gpu-runtime": "nvidia-smi   in the container, and on its host: only the host's answers",

@@ -229,7 +229,7 @@ def _page(chapter: _Chapter) -> str:
         chapter.page.one("do"),
         "",
         f"- **What it means**: {_sentence(MEANING.get(cause, chapter.sentence))}.",
-        f"- **Confirm**: {_proof(CONFIRM.get(cause) or _first_proof([*rows, *messages]))}",
+        f"- **Confirm**: {_proof(CONFIRM.get(cause) or _confirm([*rows, *messages]))}",
         "",
     ]
     if shown := [f"    {wording}" for wording in dict.fromkeys(wordings) if wording.strip(" .")]:
@@ -262,15 +262,17 @@ def _background(chapter: _Chapter, messages: Iterable[Row]) -> list[str]:
     return lines
 
 
-def _first_proof(rows: Iterable[Row]) -> str:
-    return next(row.confirm for row in rows if row.confirm)
+def _confirm(rows: Iterable[Row]) -> str:
+    """Return the first command of rows that proves them, without a case; empty where none does."""
+    found = next((row.confirm for row in rows if row.confirm), "")
+    return _fill(found, _IN_COMMANDS, str.upper)
 
 
 def _proof(words: str) -> str:
     """Return a command that proves something as Markdown; where it is typed stands behind three blanks."""
     if words.startswith("nothing to confirm"):
         return words
-    command, _, where = _fill(words, _IN_COMMANDS, str.upper).partition("   ")
+    command, _, where = words.partition("   ")
     return f"`{command}`{f' {_sentence(where)}' if where else ''}"
 
 
@@ -309,7 +311,7 @@ def _finding(row: Row, *, with_meaning: bool = True) -> list[str]:
     if with_meaning and (means := _meaning(row)):
         lines.append(f"- **What it means**: {_sentence(means)}")
     if row.confirm:
-        lines.append(f"- **Confirm**: {_proof(row.confirm)}")
+        lines.append(f"- **Confirm**: {_proof(_confirm([row]))}")
     return lines
 
 

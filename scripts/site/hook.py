@@ -8,10 +8,15 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 from mkdocs.utils import get_relative_url
 
-sys.path.insert(0, str(Path(__file__).parent))
+_HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
 
 import error_book  # mkdocs runs this file alone
+import found_by
 
+# By `input`, as a paste with the mouse is; the theme searches at each key.
+_PASTE, _WORDS = "assets/search-paste.js", "search-words.js"
+_WORKERS = "assets/javascripts/workers"
 # The theme takes it from a server of others; the site must work without one.
 _SHIM, _OWN_SHIM = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)\)")
@@ -21,8 +26,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the error book."""
     for path, text in error_book.pages().items():
         files.append(File.generated(config, path, content=text))
-    shim = (Path(__file__).parent / "iframe-worker.js").read_text()
-    files.append(File.generated(config, _OWN_SHIM, content=shim))
+    for path in (_OWN_SHIM, _PASTE):
+        script = (_HERE / Path(path).name).read_text()
+        files.append(File.generated(config, path, content=script))
     return files
 
 
@@ -37,7 +43,19 @@ def on_post_template(output: str, *, template_name: str, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Name what is only in the repository: the site may lie anywhere."""
-    if page.file.src_uri.startswith("errors/"):
+    """Weigh the page for the search, and name what is only in the repository: the site may lie anywhere."""
+    name = page.file.src_uri.removesuffix(".md")
+    is_error = name.startswith("errors/")
+    weight = found_by.WEIGHTS.get(name, found_by.ERROR if is_error else found_by.GUIDE)
+    page.meta["search"] = {"boost": weight}
+    if name in found_by.WORDS:
+        page.meta["tags"] = list(found_by.WORDS[name])
+    if is_error:
         return markdown
     return _OUTSIDE.sub(r"\1 (`\2` in the repository)", markdown)
+
+
+def on_post_build(*, config: Any) -> None:
+    """Let the search take a query for words, and not for a language."""
+    (worker,) = Path(config.site_dir, _WORKERS).glob("search.*.js")
+    worker.write_text((_HERE / _WORDS).read_text() + worker.read_text())
