@@ -43,7 +43,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "metrics": ("TensorBoard", "Weights & Biases", "wandb", "MLflow"),
     "network": ("InfiniBand", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR"),
     "python": ("Jupyter", "notebook", "Colab"),
-    "run": ("muster run", "multi-node", "--max-restarts", "logs", "stop a run"),
+    "run": ("muster run", "--nodes", "multi-node", "--max-restarts", "logs", "stop a run"),
     "sites": ("Slurm", "PBS", "sbatch", "qsub", "muster.toml"),
     "snapshots": ("checkpoint", "FSDP", "spot instances", "preemption"),
     "start": ("multi-node", "install"),
