@@ -296,7 +296,7 @@ def _message(message: Row) -> list[str]:
 
 def _case(row: Row, chapter: _Chapter) -> list[str]:
     """Return a case of the cause that a rule knows: what is special in it, and its cure."""
-    means = _meaning(row)
+    means = meaning(row)
     finding = _finding(row, with_meaning=False)
     if not finding:
         return []
@@ -305,10 +305,10 @@ def _case(row: Row, chapter: _Chapter) -> list[str]:
 
 
 def _finding(row: Row, *, with_meaning: bool = True) -> list[str]:
-    cures = [("Cure", _advice(row))]
+    cures = [("Cure", advice(row))]
     cures += [(f"Cure in {_SURROUNDINGS.get(name, name)}", text) for name, text in _plain(row)]
     lines = [f"- **{title}**: {_sentence(text)}" for title, text in cures if text]
-    if with_meaning and (means := _meaning(row)):
+    if with_meaning and (means := meaning(row)):
         lines.append(f"- **What it means**: {_sentence(means)}")
     if row.confirm:
         lines.append(f"- **Confirm**: {_proof(_confirm([row]))}")
@@ -324,7 +324,7 @@ def _plain(row: Row) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _meaning(row: Row) -> str:
+def meaning(row: Row) -> str:
     """Return what a row says without a case; empty where nothing of use is left of it."""
     text = MEANINGS_OF.get(row.name, row.error)
     text = re.sub(r" *\([^()]*\{\w+\}[^()]*\)", "", text)  # (Xid {xid} of {bus})
@@ -333,7 +333,7 @@ def _meaning(row: Row) -> str:
     return "" if _SAYS_NOTHING.fullmatch(said) else said
 
 
-def _advice(row: Row) -> str:
+def advice(row: Row) -> str:
     return _without_case(CURES_OF.get(row.name, row.hint))
 
 

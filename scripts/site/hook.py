@@ -8,12 +8,12 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 from mkdocs.utils import get_relative_url
 
-_HERE = Path(__file__).parent
-sys.path.insert(0, str(_HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import error_book  # mkdocs runs this file alone
 import found_by
 
+_HERE = Path(__file__).parent
 # By `input`, as a paste with the mouse is; the theme searches at each key.
 _PASTE, _WORDS = "assets/search-paste.js", "search-words.js"
 _WORKERS = "assets/javascripts/workers"
