@@ -234,11 +234,15 @@ def _page(chapter: _Chapter) -> str:
     ]
     if shown := [f"    {wording}" for wording in dict.fromkeys(wordings) if wording.strip(" .")]:
         lines += ["Messages that lead here:", "", *shown, ""]
+    cases = [row for row in rows if meaning(row) not in ("", chapter.sentence)]
+    if messages or len(rows) > 1 or any(list(_plain(row)) for row in rows):
+        lines += _more_cures([row for row in rows if row not in cases])
+    else:
+        cases = []  # its one cure is the page's first sentence
     for message in messages:
         lines += _message(message)
-    if messages or len(rows) > 1 or any(True for row in rows for _ in _plain(row)):
-        for row in rows:
-            lines += _case(row, chapter)
+    for row in cases:
+        lines += _case(row)
     return "\n".join([*lines, *_background(chapter, messages)])
 
 
@@ -294,14 +298,16 @@ def _message(message: Row) -> list[str]:
     ]
 
 
-def _case(row: Row, chapter: _Chapter) -> list[str]:
+def _more_cures(rows: Iterable[Row]) -> list[str]:
+    """Return what helps in any case of the cause, and in which surroundings something else helps more."""
+    findings = [line for row in rows for line in _finding(row, with_meaning=False)]
+    return ["## More cures", "", *dict.fromkeys(findings), ""] if findings else []
+
+
+def _case(row: Row) -> list[str]:
     """Return a case of the cause that a rule knows: what is special in it, and its cure."""
-    means = meaning(row)
     finding = _finding(row, with_meaning=False)
-    if not finding:
-        return []
-    title = "In general" if means in ("", chapter.sentence) else _capital(means)
-    return [f"## {_sentence(title)}", "", *finding, ""]
+    return [f"## {_sentence(_capital(meaning(row)))}", "", *finding, ""] if finding else []
 
 
 def _finding(row: Row, *, with_meaning: bool = True) -> list[str]:
@@ -334,6 +340,7 @@ def meaning(row: Row) -> str:
 
 
 def advice(row: Row) -> str:
+    """Return what helps in what a row is about, without a case; empty where its own words need one."""
     return _without_case(CURES_OF.get(row.name, row.hint))
 
 
