@@ -207,28 +207,42 @@ def test_what_people_search_for_is_among_the_first_three_hits(site):
     """In one browser: a start of it takes longer than all searches."""
     wrong = []
     with chromium() as browser, Look(browser, site / "index.html") as look:
-        look.page.click("input[name=query]")
-        hits = look.page.locator(".md-search-result__item")
         for query, expected in read_searches():
-            look.page.fill("input[name=query]", "")
-            look.page.wait_for_function(
-                "document.querySelectorAll('.md-search-result__item').length === 0", timeout=60_000
-            )
-            look.page.keyboard.insert_text(query)  # as a paste, or a fast typist
-            hits.first.wait_for(timeout=60_000)
-            addresses = look.value(
-                "[...document.querySelectorAll('.md-search-result__item')].slice(0, 3)"
-                ".map((hit) => hit.querySelector('a').href)"
-            )
-            found = [name_of_page(address, site) for address in addresses]
+            found = first_hits(look, site, query)
             if not set(found) & set(expected):
                 wrong.append(f"{query}: {', '.join(found)}; not {' or '.join(expected)}")
         assert look.said == []
     assert not wrong, "\n".join(wrong)
 
 
-def name_of_page(address, site):
-    return re.sub(r"\.html.*", "", address.removeprefix(f"file://{site}/"))
+@pytest.mark.slow
+@needs_chromium()
+def test_the_page_of_a_message_is_its_first_hit(site, book):
+    wrong = []
+    with chromium() as browser, Look(browser, site / "index.html") as look:
+        for page in read_paragraphs(str(book.PAGES)):
+            found = first_hits(look, site, page.one("title"))
+            if found[0] != f"errors/{page.name}":
+                wrong.append(f"{page.one('title')}: {', '.join(found)}; not {page.name}")
+        assert look.said == []
+    assert not wrong, "\n".join(wrong)
+
+
+def first_hits(look, site, query):
+    """Return the pages of the first three hits of what is put into the search box."""
+    look.page.fill("input[name=query]", "")
+    look.page.wait_for_function(
+        "document.querySelectorAll('.md-search-result__item').length === 0", timeout=60_000
+    )
+    look.page.focus("input[name=query]")
+    look.page.keyboard.insert_text(query)  # as a paste, or a fast typist
+    look.page.locator(".md-search-result__item").first.wait_for(timeout=60_000)
+    addresses = look.value(
+        "[...document.querySelectorAll('.md-search-result__item')].slice(0, 3)"
+        ".map((hit) => hit.querySelector('a').href)"
+    )
+    begin = f"file://{site}/"
+    return [re.sub(r"\.html.*", "", address.removeprefix(begin)) for address in addresses]
 
 
 def test_the_searches_and_their_weights_name_pages_that_are_there(site, book):
