@@ -146,6 +146,7 @@ MEANINGS_OF: dict[str, str] = {
     "collective.all-receive": "all ranks waited in the same receive until the timeout: each waits for what none of them sends",
     "collective.ended-early": "some ranks ended without an error while others needed them",
     "collective.ended-beside": "a rank ended without an error while others needed it",
+    "system.other": "",
     "store.nobody-there": "nothing listens at the address of the store",
 }
 CURES_OF: dict[str, str] = {

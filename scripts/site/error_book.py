@@ -181,8 +181,7 @@ def _repeated(least: int, most: int, parts: Sequence[Any]) -> Iterator[str]:
         if least or (most == 1 and parts[0] != (codes.LITERAL, ord("-"))):  # no sign of a number
             yield from _texts(parts)
     elif only is codes.IN and parts[0][1] == _DIGITS:
-        if least:
-            yield _NUMBER
+        yield _NUMBER
     elif only is codes.ANY:
         yield f" {_CHANGES} "
     elif only is codes.IN and parts[0][1] == [(codes.CATEGORY, codes.CATEGORY_SPACE)]:
@@ -269,7 +268,9 @@ def _background(chapter: _Chapter, messages: Iterable[Row]) -> list[str]:
 def _confirm(rows: Iterable[Row]) -> str:
     """Return the first command of rows that proves them, without a case; empty where none does."""
     found = next((row.confirm for row in rows if row.confirm), "")
-    return _fill(found, _IN_COMMANDS, str.upper)
+    command, blanks, where = found.partition("   ")
+    words = {**_IN_COMMANDS, "call": "that call"}
+    return _fill(command, _IN_COMMANDS, str.upper) + blanks + _fill(where, words, str.upper)
 
 
 def _proof(words: str) -> str:
