@@ -14,7 +14,7 @@ import error_book  # mkdocs runs this file alone
 import found_by
 
 _HERE = Path(__file__).parent
-# By `input`, as a paste with the mouse is; the theme searches at each key.
+# The theme searches when a key goes up, which a paste with the mouse does not make; and it takes a message for a query language.
 _PASTE, _WORDS = "assets/search-paste.js", "search-words.js"
 _WORKERS = "assets/javascripts/workers"
 # The theme takes it from a server of others; the site must work without one.
@@ -23,7 +23,7 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([\w./-]+)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the error book."""
+    """Add the error book, and scripts of our own."""
     for path, text in error_book.pages().items():
         files.append(File.generated(config, path, content=text))
     for path in (_OWN_SHIM, _PASTE):
