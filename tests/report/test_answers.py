@@ -173,3 +173,49 @@ def test_each_command_of_the_skill_is_one(env):
         assert known.returncode == 0, line
         for option in re.findall(r"(?<=\s)--[a-z-]+", line):
             assert option in known.stdout or f"{option}=" in known.stdout, (line, option)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--json", "--nprocs", "2", "x.py"),
+        ("run", "--json"),
+        ("run", "--json=evnts", "x.py"),
+        ("sweep", "--grd", "lr=1", "--json", "x.py"),
+        ("submit", "--json", "no.yaml"),
+        ("submit", "--josn", "--json", "no.yaml"),
+        ("wait", "--json", "no-such-run"),
+        ("run", "--json", "no-such-script.py"),
+    ],
+)
+def test_a_refused_command_answers_with_all_fields_and_a_null_id(env, words):
+    done = run_muster(*words, env=env)
+    said = answer(done)
+    assert done.stdout.count("\n") == 1
+    assert (said["id"], said["exit_code"]) == (None, done.returncode)
+    assert done.returncode in (2, 4)
+    assert said["cause"] in done.stderr
+    assert said["paths"] == {"run": None, "logs": None, "snapshots": None, "report": None}
+
+
+def test_a_detached_run_has_no_exit_code_until_it_has_ended(tmp_path, env):
+    plain = script(tmp_path, "import time; time.sleep(3)")
+    said = answer(run_muster("run", "--json", "--detach", plain, env=env))
+    assert said["state"] in ("starting", "running")
+    assert said["exit_code"] is None
+    assert said["next"].startswith("muster wait")
+    assert answer(run_muster("wait", "--json", said["id"], env=env))["exit_code"] == 0
+
+
+def test_a_workflow_answers_as_a_run_does_and_its_dry_run_shows_the_plan(tmp_path, env):
+    task = "{name: one, command: [sh], args: [-c, 'echo hello; exit 3']}"
+    (tmp_path / "w.yaml").write_text(f"workflow:\n  name: w\n  tasks: [{task}]\n")
+    done = run_muster("submit", "--json", "w.yaml", env=env, cwd=tmp_path)
+    said = answer(done)
+    assert done.stdout.count("\n") == 1
+    assert "hello" in done.stderr
+    assert (said["kind"], said["state"], said["exit_code"]) == ("workflow", "failed", 3)
+    assert "exit code 3" in f"{said['cause']} {said['because']}"
+    assert Path(said["paths"]["logs"]).is_dir()
+    shown = run_muster("submit", "--json", "--dry-run", "w.yaml", env=env, cwd=tmp_path)
+    assert "one" in json.dumps(json.loads(shown.stdout))

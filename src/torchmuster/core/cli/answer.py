@@ -5,17 +5,28 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from torchmuster.core import plugs
 from torchmuster.core.cli import ending
+from torchmuster.core.model.states import RunState
 from torchmuster.errors import ManyErrors, MusterError
 
 ANSWER, EVENTS = "answer", "events"
+# Of a command that starts nothing; the answer on a run has these fields, too.
+NOTHING: dict[str, Any] = {
+    **dict.fromkeys(("id", "kind", "state", "exit_code", "attempts", "elapsed_s", "cause", "at")),
+    **dict.fromkeys(("rank", "node", "hint", "step", "saved_step", "next")),
+    "because": [],
+    "more": [],
+    "paths": dict.fromkeys(("run", "logs", "snapshots", "report")),
+}
+_OF_MISTAKES = ("exit_code", "cause", "at", "because", "hint", "more")
 _LOOK_S = 0.1
+_given = False  # by this process
 
 
 def whole_word(arguments: list[str]) -> list[str]:
@@ -31,8 +42,33 @@ class AnswerCommand(click.Command):
         return super().parse_args(ctx, whole_word(args))
 
 
-def answers(callback: Callable[..., int]) -> Callable[..., int]:
-    """Give a command `--json`: what it prints goes to standard error, the answer to standard output."""
+def answer_unless_given(command: click.Command | None, errors: Sequence[MusterError]) -> None:
+    """Answer for a command that was asked to, but whose command line can't be read as a whole."""
+    if command is not None and hasattr(command.callback, "answers") and not _given:
+        print(json.dumps(answer_on_mistakes(errors)), flush=True)
+
+
+def answer_on_mistakes(errors: Sequence[MusterError]) -> dict[str, Any]:
+    """Return the answer of a command that has refused to start."""
+    first, *more = errors
+    return {
+        **NOTHING,
+        "exit_code": first.exit_code,
+        "cause": first.what,
+        "at": first.where,
+        "because": (first.why or "").splitlines(),
+        "hint": first.fix,
+        "more": [other.what for other in more],
+    }
+
+
+def answers(callback: Callable[..., int], *, shows: bool = False) -> Callable[..., int]:
+    """Give a command `--json`: what it prints goes to standard error, the answer to standard output.
+
+    Args:
+        callback: The command.
+        shows: Its dry run shows JSON of its own on standard output, if `as_json` is true.
+    """
 
     @click.option(
         "--json",
@@ -43,14 +79,18 @@ def answers(callback: Callable[..., int]) -> Callable[..., int]:
     )
     @functools.wraps(callback)
     def answering(*words: Any, answer: str | None, **given: Any) -> int:
-        if answer is None:
+        given |= {"as_json": answer is not None} if shows else {}
+        if answer is None or (shows and given.get("dry_run")):
             return callback(*words, **given)
         return _give(functools.partial(callback, *words, **given), has_events=answer == EVENTS)
 
+    answering.answers = True  # type: ignore[attr-defined]
     return answering
 
 
 def _give(command: Callable[[], int], *, has_events: bool) -> int:
+    global _given
+    _given = True
     ending.followed = None
     sys.stdout.flush()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
@@ -59,9 +99,8 @@ def _give(command: Callable[[], int], *, has_events: bool) -> int:
     teller = threading.Thread(target=_tell_events, args=(out, over), daemon=True)
     if has_events:
         teller.start()
-    found = _answer(
-        1
-    )  # unless the command says otherwise: a script of `--inline` may raise anything
+    # Unless the command says otherwise: a script of `--inline` may raise anything.
+    found = _answer(1)
     try:
         code = command()
         found = _answer(code)
@@ -69,14 +108,8 @@ def _give(command: Callable[[], int], *, has_events: bool) -> int:
         found = _answer(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
     except (MusterError, ManyErrors) as error:
-        first, *more = error.errors if isinstance(error, ManyErrors) else [error]
-        found = _answer(first.exit_code) | {
-            "cause": first.what,
-            "at": first.where,
-            "because": (first.why or "").splitlines(),
-            "hint": first.fix,
-            "more": [other.what for other in more],
-        }
+        refused = answer_on_mistakes(error.errors if isinstance(error, ManyErrors) else [error])
+        found = _answer(0) | {name: refused[name] for name in _OF_MISTAKES}
         raise
     finally:
         over.set()
@@ -89,7 +122,8 @@ def _give(command: Callable[[], int], *, has_events: bool) -> int:
 def _answer(code: int) -> dict[str, Any]:
     answer_of = plugs.find("ends", "answer")
     known = answer_of(ending.followed) if ending.followed is not None and answer_of else {}
-    return {"id": None, "state": None, **known, "exit_code": code}
+    has_ended = not known or RunState(known["state"]).is_final
+    return {**NOTHING, **known, "exit_code": code if has_ended else None}
 
 
 def _tell_events(out: Any, over: threading.Event) -> None:

@@ -1,6 +1,5 @@
 """Follow a run from a command: terminal, verdict, last lines, exit code."""
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -104,7 +103,6 @@ def follow_run(
     follow: "Callable[[TerminalVoice], Any]",
     *,
     say: "Callable[[TerminalVoice, Any, RunDir], int] | None" = None,
-    as_json: bool = False,
 ) -> int:
     """Follow a run on the terminal, report how it ended, and return its exit code.
 
@@ -114,10 +112,7 @@ def follow_run(
         follow: Follows it to its end. Returns None if it continues without this process, having
             printed how to view it again.
         say: Reports how it ended and returns the exit code; default `say_end`.
-        as_json: Also print the result as JSON.
     """
-    from torchmuster.core.model import codec
-
     note_start(run_dir)
     go_to_the_background(plan.run_id, run_dir)
     voice = _voice_for(plan, run_dir)
@@ -146,8 +141,6 @@ def follow_run(
         for screen in screens:
             screen.close()
         voice.flush(5.0)
-    if as_json and result is not None:
-        click.echo(json.dumps(codec.to_plain(result), indent=1))
     return code
 
 
@@ -186,19 +179,19 @@ def go_to_the_background(run_id: str, run_dir: "RunDir") -> None:
     os.close(log)
 
 
-def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False) -> int:
+def leave_in_background(run_dir: "RunDir", run_id: str) -> int:
     """Let a detached process follow the run; print the run's id."""
     from torchmuster.core.owner.detach import start_background_owner
 
     note_record(run_dir)
     start_background_owner(run_dir)
     note_start(run_dir)
-    return print_id(run_id, as_json=as_json)
+    return print_id(run_id)
 
 
-def print_id(run_id: str, *, as_json: bool = False, **more: Any) -> int:
+def print_id(run_id: str) -> int:
     """Print the id of a run that is not followed here."""
-    click.echo(json.dumps({"run_id": run_id, **more}) if as_json else run_id)
+    click.echo(run_id)
     return 0
 
 

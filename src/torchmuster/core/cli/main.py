@@ -120,14 +120,15 @@ def muster() -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a command; turn every error of ours into a message and an exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
     try:
         code: Any = muster.main(
             args=arguments, prog_name="muster", standalone_mode=False, windows_expand_args=False
         )
     except MusterError as error:
-        _leave([error])
+        _leave([error], words)
     except ManyErrors as many:
-        _leave(many.errors)
+        _leave(many.errors, words)
     except click.exceptions.Exit as end:
         code = end.exit_code
     except click.Abort:  # Ctrl-C that nothing else handled
@@ -137,10 +138,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             _interrupted()
         raise
     except click.UsageError as error:
-        words = sys.argv[1:] if arguments is None else arguments
-        _leave([_translate(error, words)])
+        _leave([_translate(error, words)], words)
     except click.ClickException as error:
-        _leave([UsageError(error.format_message())])
+        _leave([UsageError(error.format_message())], words)
     except _ReaderHasGoneError:  # as `cat` ends, by SIGPIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 141
@@ -162,9 +162,13 @@ def _interrupted() -> NoReturn:
     os._exit(130)
 
 
-def _leave(errors: Any) -> NoReturn:
+def _leave(errors: Any, words: list[str]) -> NoReturn:
     from torchmuster.core.cli.messages import print_errors
 
+    if any(word.partition("=")[0] == "--json" for word in words):
+        from torchmuster.core.cli.answer import answer_unless_given
+
+        answer_unless_given(muster.get_command(click.Context(muster), words[0]), errors)
     print_errors(errors)
     sys.exit(errors[0].exit_code)
 

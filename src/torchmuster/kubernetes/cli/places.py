@@ -296,10 +296,10 @@ class GroupsInPods(AsJobs):
         del machine
         show_pods(plan, self.place.site, self.place.dialect, as_json=as_json)
 
-    def submit(self, run_dir: RunDir, plan: "WorkflowPlan", *, detach: bool, as_json: bool) -> int:
+    def submit(self, run_dir: RunDir, plan: "WorkflowPlan", *, detach: bool) -> int:
         from torchmuster.kubernetes.cli.submit import submit_to_pods
 
-        return submit_to_pods(run_dir, plan, self.place.site, detach=detach, as_json=as_json)
+        return submit_to_pods(run_dir, plan, self.place.site, detach=detach)
 
     def settle_again(self, old: RunDir) -> None:
         from torchmuster.kubernetes.pods.end import remove_groups

@@ -58,9 +58,7 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
     return settled
 
 
-def submit_to_pods(
-    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
-) -> int:
+def submit_to_pods(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool) -> int:
     """Run a prepared workflow on a cluster; follow it to its end or leave it in the background."""
     from torchmuster.core.cli.ending import follow_run, leave_in_background
     from torchmuster.core.files import atomic
@@ -68,7 +66,7 @@ def submit_to_pods(
 
     atomic.write_json(run_dir.site, {"site": site.name, "keys": dict(site.own_keys)})
     if detach:
-        return leave_in_background(run_dir, plan.run_id, as_json=as_json)
+        return leave_in_background(run_dir, plan.run_id)
 
     def follow(voice: "TerminalVoice") -> "WorkflowResult":
         from torchmuster.kubernetes.pods.group import PodPlaces
@@ -78,7 +76,7 @@ def submit_to_pods(
         voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")
         return follow_workflow(run_dir, voice, elsewhere=PodPlaces(run_dir, site, voice.say))
 
-    return follow_run(plan, run_dir, follow, as_json=as_json, say=say_end)
+    return follow_run(plan, run_dir, follow, say=say_end)
 
 
 def show_pods(

@@ -248,6 +248,7 @@ def answer_of(run_dir: RunDir) -> dict[str, Any]:
     report = result.report if result is not None else None
     cause = result.cause if result is not None else None
     alive = f"muster wait {short_id(view.run_id)}"
+    all_logs = (run_dir.logs, os.path.join(run_dir.path, "logs"))  # of a workflow, by task
     return {
         "id": view.run_id,
         "kind": view.kind.value,
@@ -265,7 +266,7 @@ def answer_of(run_dir: RunDir) -> dict[str, Any]:
         "saved_step": saved.step if saved is not None else None,
         "paths": {
             "run": run_dir.path,
-            "logs": run_dir.logs if os.path.isdir(run_dir.logs) else None,
+            "logs": next((path for path in all_logs if os.path.isdir(path)), None),
             "snapshots": saved.folder if saved is not None else None,
             "report": run_dir.report if os.path.exists(run_dir.report) else None,
         },

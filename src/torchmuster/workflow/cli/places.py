@@ -57,7 +57,7 @@ def check_on_hosts(plan: "WorkflowPlan", site: "Site", *, detach: bool) -> None:
         raise ManyErrors(found)
 
 
-def submit_to_hosts(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> int:
+def submit_to_hosts(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site") -> int:
     """Run a prepared workflow on the hosts of a site and follow it to its end.
 
     Raises:
@@ -70,7 +70,7 @@ def submit_to_hosts(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, as
 
     atomic.write_json(run_dir.site, {"site": site.name})
     follow = partial(_follow, run_dir, plan, site)
-    return follow_run(plan, run_dir, follow, as_json=as_json, say=say_end)
+    return follow_run(plan, run_dir, follow, say=say_end)
 
 
 def _task_hosts(
@@ -183,9 +183,7 @@ class WorkflowCell:
         """Return the plan with the site's setup lines for nodes."""
         return plan
 
-    def submit(
-        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
-    ) -> int:
+    def submit(self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool) -> int:
         """Start a prepared workflow; follow it, or detach; return the exit code."""
         raise NotImplementedError
 
@@ -203,12 +201,10 @@ class OnThisMachine(WorkflowCell):
 
         show_plan(plan, machine, as_json=as_json)
 
-    def submit(
-        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
-    ) -> int:
+    def submit(self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool) -> int:
         from torchmuster.workflow.cli.workflow import start_workflow
 
-        return start_workflow(run_dir, plan, detach=detach, as_json=as_json)
+        return start_workflow(run_dir, plan, detach=detach)
 
 
 class InThisJob(OnThisMachine):
@@ -235,11 +231,9 @@ class OnHosts(WorkflowCell):
         del machine
         show_hosts(plan, self.place.site, as_json=as_json)
 
-    def submit(
-        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
-    ) -> int:
+    def submit(self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool) -> int:
         del detach  # `check` has refused it
-        return submit_to_hosts(run_dir, plan, self.place.site, as_json=as_json)
+        return submit_to_hosts(run_dir, plan, self.place.site)
 
 
 class AsJobs(WorkflowCell):
@@ -258,9 +252,7 @@ class AsJobs(WorkflowCell):
         lines = job_of_site(site).node_lines or ()
         return replace(plan, setup=lines, setup_origin=setup_origin(site))
 
-    def submit(
-        self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool
-    ) -> int:
+    def submit(self, run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool) -> int:
         from torchmuster.workflow.cli.workflow import submit_to_scheduler
 
-        return submit_to_scheduler(run_dir, plan, self.place.site, detach=detach, as_json=as_json)
+        return submit_to_scheduler(run_dir, plan, self.place.site, detach=detach)

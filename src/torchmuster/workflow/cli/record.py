@@ -142,7 +142,7 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
             os.symlink(
                 os.path.realpath(earlier), os.path.join(run_dir.task_folder(task.name), "snapshots")
             )
-    code: int = at.submit(run_dir, plan, detach=detach, as_json=False)
+    code: int = at.submit(run_dir, plan, detach=detach)
     return code
 
 

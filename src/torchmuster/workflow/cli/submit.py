@@ -4,11 +4,13 @@ import json
 import os
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.core.cli import ending, options
+from torchmuster.core.cli.answer import AnswerCommand, answers
 from torchmuster.core.cli.options import complete_files, complete_runs
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.plan import GRACE_S
@@ -132,7 +134,11 @@ def _as_plain(plan: "WorkflowPlan", target: ScriptTarget) -> list[dict[str, Any]
     ]
 
 
-@click.command(cls=SetCommand)
+class SubmitCommand(SetCommand, AnswerCommand):
+    """A command that takes values of a template, and `--json`."""
+
+
+@click.command(cls=SubmitCommand)
 @click.argument("file", shell_complete=complete_files)
 @value_options
 @click.option(
@@ -177,7 +183,7 @@ def _as_plain(plan: "WorkflowPlan", target: ScriptTarget) -> list[dict[str, Any]
     help=f"From SIGTERM to SIGKILL; default {GRACE_S:g}s.",
 )
 @click.option("--backoff", default="1", metavar="TIME", help="Before a retry, doubled; default 1s.")
-@options.json()
+@partial(answers, shows=True)
 @options.starts
 def submit(**given: Any) -> int:
     """Run the workflow in FILE.
@@ -216,8 +222,7 @@ def submit(**given: Any) -> int:
     _upload_local_datasets(loaded)
     plan = at.with_task_setup(plan)
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
-    detach, as_json = given["detach"], given["as_json"]
-    code: int = at.submit(run_dir, plan, detach=detach, as_json=as_json)
+    code: int = at.submit(run_dir, plan, detach=given["detach"])
     return code
 
 

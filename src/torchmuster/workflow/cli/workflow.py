@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from torchmuster.workflow.plan import WorkflowPlan
 
 
-def start_workflow(
-    run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool = False
-) -> int:
+def start_workflow(run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool) -> int:
     """Run a prepared workflow to its end, or start it in the background."""
     from torchmuster.core.cli.ending import follow_run, leave_in_background
 
     if detach:
-        return leave_in_background(run_dir, plan.run_id, as_json=as_json)
+        return leave_in_background(run_dir, plan.run_id)
     from torchmuster.core.files.layout import near
     from torchmuster.workflow.owner.follow import follow_workflow
 
@@ -36,23 +34,24 @@ def start_workflow(
         voice.say(f"run {short_id(plan.run_id)}: {size_of(plan.groups)}; logs in {shown}")
         return follow_workflow(run_dir, voice)
 
-    return follow_run(plan, run_dir, follow, say=say_end, as_json=as_json)
+    return follow_run(plan, run_dir, follow, say=say_end)
 
 
 def submit_to_scheduler(
-    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool
 ) -> int:
     """Submit all groups as jobs and follow them; Ctrl-C leaves the jobs alone, twice cancels."""
-    from torchmuster.core.cli.ending import follow_run, print_id
+    from torchmuster.core.cli.ending import follow_run, note_start, print_id
     from torchmuster.launcher.engines.registry import load_dialect
     from torchmuster.workflow.owner.batch import submit_groups
 
     dialect = load_dialect(site.kind)
     job_ids = submit_groups(plan, run_dir, dialect, site)
     if detach:
-        return print_id(plan.run_id, as_json=as_json, jobs=job_ids)
+        note_start(run_dir)
+        return print_id(plan.run_id)
     follow = partial(_follow_jobs, run_dir, dialect, job_ids)
-    return follow_run(plan, run_dir, follow, say=say_end, as_json=as_json)
+    return follow_run(plan, run_dir, follow, say=say_end)
 
 
 def _follow_jobs(
