@@ -71,9 +71,9 @@ def summary(result: Result, how_to_go_on: str | None = None) -> str:
         never = f"{result.state.value}{waited}: it never started"
         return f"{never}; {how_to_go_on}" if how_to_go_on else never
     attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
-    lost = f", {span(result.lost_s)} lost" if result.lost_s else ""
+    pause = f", {span(result.lost_s)} between them" if result.lost_s else ""
     logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""
-    after = f"{result.state.value} after {span(result.elapsed_s)} ({attempts}{lost}{logs})"
+    after = f"{result.state.value} after {span(result.elapsed_s)} ({attempts}{pause}{logs})"
     if result.state is RunState.SUCCEEDED:
         return f"{after}{_unsaved_end(result)}"
     return f"{after}; {how_to_go_on}" if how_to_go_on else after

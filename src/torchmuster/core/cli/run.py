@@ -61,6 +61,7 @@ def _is_terminal(fd: int) -> bool:
         return False
 
 
+_SEPARATED = "torchmuster.separated"  # `--` stands before the script: what follows is its own
 _SECTIONS = {
     "Workers": (
         *("nodes", "spares", "nproc_per_node", "module", "python", "ship_env", "set_env", "start"),
@@ -98,6 +99,7 @@ class RunCommand(click.Command):
             if args[here] == "--ship-env":  # it never consumes the next word
                 args = [*args[:here], "--ship-env=", *args[here + 1 :]]
             here += 2 if args[here] in with_value else 1
+        ctx.meta[_SEPARATED] = args[here : here + 1] == ["--"]
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -316,7 +318,8 @@ def read_order(path: str) -> "LaunchOrder":
 def launch(request: "RunRequest") -> int:
     """Start a run in its place for runs and follow it to its end; return the exit code."""
     from torchmuster.core.cli import ending
-    from torchmuster.core.cli.spelling import misplaced_option, option_names
+    from torchmuster.core.cli.spelling import misplaced_options, option_names, warn_of_misplaced
+    from torchmuster.errors import UsageError
 
     if request.inline:
         from torchmuster.core.cli.inline import run_inline
@@ -327,9 +330,19 @@ def launch(request: "RunRequest") -> int:
         show: Any = plugs.find("everywhere", "run")
         if show is not None:
             return int(show(request, launch))
-    note = misplaced_option(request.script, request.args, option_names(run))
-    if note is not None:
-        click.echo(f"muster: {note}", err=True)
+    context = click.get_current_context(silent=True)
+    is_separated = context is not None and context.meta.get(_SEPARATED, False)
+    args = () if is_separated or request.launched else request.args
+    late = misplaced_options(request.script, args, option_names(run))
+    if "--dry-run" in late:
+        raise UsageError(
+            f"`--dry-run` comes after {request.script}, which does not know it",
+            why="the script would get it, and the run would start\n"
+            f"if it is the script's own: muster run -- {request.script} --dry-run",
+            fix=f"muster run --dry-run {request.script}",
+        )
+    if late:
+        click.echo(f"muster: {warn_of_misplaced(request.script, late)}", err=True)
     return start_run(request)
 
 

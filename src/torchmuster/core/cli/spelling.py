@@ -1,5 +1,6 @@
 """Guess what the user meant by an option or command that does not exist."""
 
+import re
 from collections.abc import Collection, Sequence
 
 import click
@@ -123,25 +124,31 @@ def option_names(command: click.Command) -> set[str]:
     return {name for param in command.params for name in param.opts if name.startswith("--")}
 
 
-def misplaced_option(script: str, args: Sequence[str], ours: Collection[str]) -> str | None:
-    """Return a note about a muster option placed after a script that seems not to know it, or None.
+def misplaced_options(script: str, args: Sequence[str], ours: Collection[str]) -> list[str]:
+    """Return muster's options that come after a script whose source seems not to know them.
 
-    The script still gets the option; its source only decides whether the user may have meant
-    muster.
+    The script still gets them; its source only decides whether the user may have meant muster.
     """
-    for word in args:
-        name = word.partition("=")[0].replace("_", "-")
-        if not word.startswith("--") or name not in ours or name in _EVERYBODYS:
-            continue
-        try:
-            with open(script, errors="replace") as file:
-                source = file.read(_MOST_SOURCE)
-        except OSError:
-            return None  # a module, or an unreadable script
-        if name[2:] in source.replace("_", "-"):
-            continue
-        return f"`{name}` comes after {script}, so {script} gets it; options of muster go before the script"
-    return None
+    names = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--")]
+    names = [name for name in dict.fromkeys(names) if name in ours and name not in _EVERYBODYS]
+    if not names:
+        return []
+    try:
+        with open(script, errors="replace") as file:
+            source = file.read(_MOST_SOURCE).replace("_", "-")
+    except OSError:
+        return []  # a module, or an unreadable script
+    # As a text, an argument or a field; an `import time` is no option `--time`.
+    known = r"""["'](?:--)?{0}["']|(?:^|[(,])\s*{0}\s*[:=]"""
+    return [name for name in names if not re.search(known.format(name[2:]), source, re.MULTILINE)]
+
+
+def warn_of_misplaced(script: str, names: Sequence[str]) -> str:
+    """Return the sentence about options of muster that come after a script."""
+    them = "it" if len(names) == 1 else "them"
+    comes = "comes" if len(names) == 1 else "come"
+    shown = ", ".join(f"`{name}`" for name in names)
+    return f"{shown} {comes} after {script}, so {script} gets {them}; options of muster go before the script"
 
 
 class NearMissGroup(click.Group):

@@ -184,13 +184,12 @@ def _hosts_of_pod() -> str:
 
 def _warn_of_late_option(line: "TorchrunLine") -> None:
     """Warn about an option of ours after the script, which gets it, if that seems wrong."""
-    from torchmuster.core.cli.spelling import misplaced_option
+    from torchmuster.core.cli.spelling import misplaced_options, warn_of_misplaced
     from torchmuster.launcher.spec.torchrun import make_parser
 
     ours = {name for action in make_parser({})._actions for name in action.option_strings}
-    note = misplaced_option(line.program.target, line.program.args, ours)
-    if note is not None:
-        click.echo(f"muster: {note}", err=True)
+    if late := misplaced_options(line.program.target, line.program.args, ours):
+        click.echo(f"muster: {warn_of_misplaced(line.program.target, late)}", err=True)
 
 
 def _say_end(launch: "AgentLaunch") -> None:

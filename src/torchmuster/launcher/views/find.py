@@ -208,7 +208,9 @@ def find_run(word: str) -> RunView:
         return _view_found(part)
     if (found := _on_clusters(word)) is not None:
         return _view_found(found)
-    near = did_you_mean(word, names, "`muster ps` lists the runs")
+    as_typed = [short_id(name) for name in reversed(names)]
+    stems = [name.rpartition("-")[0] for name in as_typed]  # as of --name
+    near = did_you_mean(word, [*names, *as_typed, *stems], "`muster ps` lists the runs")
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
 
 

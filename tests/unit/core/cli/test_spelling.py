@@ -4,7 +4,12 @@ import click
 import pytest
 
 from torchmuster.core.cli.run import run
-from torchmuster.core.cli.spelling import hint_for_option, misplaced_option, option_names
+from torchmuster.core.cli.spelling import (
+    hint_for_option,
+    misplaced_options,
+    option_names,
+    warn_of_misplaced,
+)
 
 KNOWN = ["--nodes", "--nproc-per-node", "--max-restarts", "--on", "--tee", "--detach"]
 
@@ -49,11 +54,30 @@ def test_an_option_of_ours_behind_a_script_that_does_not_know_it_is_pointed_out(
     script.write_text("parser.add_argument('--max_restarts')\n")
     ours = option_names(run)
 
-    said = misplaced_option(str(script), ["--lr", "1", "--nproc_per_node=2"], ours)
+    late = misplaced_options(str(script), ["--lr", "1", "--nproc_per_node=2", "--time", "1h"], ours)
 
-    assert said.startswith("`--nproc-per-node` comes after")
-    assert misplaced_option(str(script), ["--max-restarts", "2", "--help"], ours) is None
-    assert misplaced_option("package.module", ["--nproc-per-node", "2"], ours) is None
+    assert late == ["--nproc-per-node", "--time"]
+    assert "`--nproc-per-node`, `--time` come after" in warn_of_misplaced("train.py", late)
+    assert misplaced_options(str(script), ["--max-restarts", "2", "--help"], ours) == []
+    assert misplaced_options("package.module", ["--nproc-per-node", "2"], ours) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "is_known"),
+    [
+        ("import time\ntime.sleep(1)", False),
+        ("x = dict(time=3)", True),
+        ("@dataclass\nclass A:\n    time: float = 1", True),
+        ("def main(lr, time=2): ...", True),
+        ("flags.DEFINE_float('time', 1.0)", True),
+        ('if "--time" in sys.argv: ...', True),
+        ("# --time is not read here", False),
+    ],
+)
+def test_a_script_knows_an_option_by_a_text_an_argument_or_a_field(tmp_path, source, is_known):
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    assert (misplaced_options(str(script), ["--time", "1"], option_names(run)) == []) is is_known
 
 
 def test_every_option_of_run_stands_in_a_section_of_its_help():
