@@ -20,9 +20,7 @@ def test_the_first_run_prints_what_its_page_shows():
 
 
 def test_what_differs_from_run_to_run_is_no_difference_and_another_word_is():
-    page = (
-        "succeeded after 27.6 s (2 attempts, 124 ms between them)\nepoch 1: loss 0.1\nepoch 2: loss 0.2\n"
-    )
+    page = "succeeded after 27.6 s (2 attempts, 124 ms between them)\nepoch 1: loss 0.1\nepoch 2: loss 0.2\n"
     assert shown.plain(page) == shown.plain(
         "succeeded after 1 min 3 s (2 attempts, 1.2 s between them)\nepoch 1: loss 4e-05\n"
     )

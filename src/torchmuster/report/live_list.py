@@ -23,7 +23,7 @@ from torchmuster.launcher.views.live import (
 )
 from torchmuster.launcher.views.run_view import RunView
 
-_MOST_ENDED = 5
+_MOST_ENDED = 15
 _SETTLED_AFTER_S = 600.0  # after this time, no scheduler restarts a job that has ended
 Mark = tuple[tuple[int, int] | None, ...]
 

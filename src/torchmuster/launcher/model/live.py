@@ -86,6 +86,7 @@ class LiveTraining:
         values: The newest value of each metric, the loss first.
         not_finite: The metrics that are not finite, and the step since which they are not.
         curve_of: The name of the first metric, whose history is `curve`; empty without metrics.
+        curves: Names and histories of the next metrics.
         saved_at: When the last snapshot was complete.
         saved_bytes: Its size; None if it can't be seen from here.
         saving_since: When the snapshot that is being written was ordered; None if there is none.
@@ -100,6 +101,7 @@ class LiveTraining:
     not_finite: tuple[tuple[str, int], ...] = ()
     curve_of: str = ""
     curve: tuple[float, ...] = ()
+    curves: tuple[tuple[str, tuple[float, ...]], ...] = ()
     saved_step: int | None = None
     saved_at: float | None = None
     saved_bytes: int | None = None

@@ -26,13 +26,25 @@ from torchmuster.launcher.ui.words import (
 _LABEL = 12
 _CURVE = 24
 _CURVE_LEAVES = 76  # columns of a line for the other values
+_VALUE, _RANGE = 8, 24  # columns that a line leaves its own value and range
+_BAR, _BAR_FROM = 6, 110  # width of a bar in the table, and from how many columns on there are bars
 _SHOWN_ATTEMPTS = 3
 _NODE_COLUMNS = 12
 _RIGHT = frozenset({"RANK", "STEP", "STEPS/S", "AGE", "CPU", "MEM", "GPU", "GPUMEM", "WAIT"})
 
 
-def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: bool) -> list[Line]:
-    """Return all but the table of ranks: state, time left, the slow ranks, why attempts ended."""
+def head_lines(
+    run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: bool, num_curves: int = 1
+) -> list[Line]:
+    """Return all but the table of ranks: state, time left, the slow ranks, why attempts ended.
+
+    Args:
+        run: The run.
+        rows: Its ranks.
+        columns: The width of the terminal.
+        unicode: Whether the terminal can show blocks.
+        num_curves: How many metrics get a line with a curve; the others stand behind the first.
+    """
 
     def add_line(label: str, text: str, style: str = "") -> None:
         lines.extend(_wrapped(label, text, columns, style))
@@ -47,7 +59,7 @@ def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: 
             "quiet", f"for {span(still_s, whole=True)}: no output, no rank uses a processor", "warn"
         )
     lines += _progress(run, rows)
-    lines += _metrics(run, columns, unicode=unicode)
+    lines += _metrics(run, columns, num_curves, unicode=unicode)
     lines += _saves(run)
     lines += _slow(run, rows)
     lines += _attempts(run)
@@ -60,15 +72,32 @@ def head_lines(run: LiveRun, rows: Sequence[RankRow], columns: int, *, unicode: 
     return lines
 
 
-def table_lines(rows: Sequence[RankRow], columns: int, chosen: int | None = None) -> list[Line]:
+def table_lines(
+    rows: Sequence[RankRow], columns: int, chosen: int | None = None, *, unicode: bool = True
+) -> list[Line]:
     """Return the header and a line for each row, without empty columns.
 
     Args:
         rows: The ranks to show.
         columns: The width of the terminal.
         chosen: The rank to mark.
+        unicode: Whether the terminal can show blocks.
     """
     table = [HEADER, *(cells(row) for row in rows)]
+    if columns >= _BAR_FROM:
+        most = max([1.0, *(row.cpus for row in rows if row.cpus is not None)])
+        shares = [
+            (row.cpus and row.cpus / most, row.gpu_percent and row.gpu_percent / 100)
+            for row in rows
+        ]
+        for number, (cpu, gpu) in enumerate(shares, 1):
+            bars = {"CPU": cpu, "GPU": gpu}
+            table[number] = tuple(
+                f"{_bar(bars[name], unicode=unicode)} {text}"
+                if name in bars and text != DASH
+                else text
+                for name, text in zip(HEADER, table[number], strict=True)
+            )
     used = [
         at
         for at, name in enumerate(HEADER)
@@ -88,6 +117,12 @@ def table_lines(rows: Sequence[RankRow], columns: int, chosen: int | None = None
             text = f"  {text}"
         lines.append(line(Span(text.rstrip(), style)))
     return lines
+
+
+def _bar(share: float | None, *, unicode: bool) -> str:
+    """Draw a share from 0 to 1."""
+    full = min(round((share or 0.0) * _BAR), _BAR)
+    return ("█" * full + "░" * (_BAR - full)) if unicode else ("#" * full + "." * (_BAR - full))
 
 
 def task_lines(run: LiveRun, chosen: int | None = None) -> list[Line]:
@@ -192,28 +227,33 @@ def _progress(run: LiveRun, rows: Sequence[RankRow]) -> list[Line]:
     return found
 
 
-def _metrics(run: LiveRun, columns: int, *, unicode: bool) -> list[Line]:
+def _metrics(run: LiveRun, columns: int, num_curves: int, *, unicode: bool) -> list[Line]:
     training = run.training
     if training is None or not training.values:
         return []
-    width = max(min(_CURVE, max(columns // 3, 1)), columns - _CURVE_LEAVES)
-    drawn = curve(training.curve, width, unicode=unicode)
-    spans = curve_range(training.curve, width)
     since = {name: since_suffix(step) for name, step in training.not_finite}
     shown = {
         name: f"{show_number(value, 4)}{since.get(name, '')}" for name, value in training.values
     }
-    first = training.curve_of
-    value = shown.pop(first, DASH)
-    return [
-        line(
-            Span(in_one_line(first)[: _LABEL - 1].ljust(_LABEL), "dim"),
-            Span(f"{value}  ", "bad" if first in since else ""),
-            drawn,
-            Span(f"  {spans}" if spans else "", "dim"),
-            "".join(f"  {in_one_line(name)} {words}" for name, words in shown.items()),
+    drawn = {training.curve_of: training.curve, **dict(training.curves[: max(num_curves - 1, 0)])}
+    values = {name: shown.pop(name, DASH) for name in drawn}
+    widest = max(map(len, values.values())) if len(values) > 1 else 0
+    leaves = _CURVE_LEAVES if shown else _LABEL + max(widest, _VALUE) + _RANGE
+    width = max(min(_CURVE, max(columns // 3, 1)), columns - leaves)
+    lines = []
+    for name, history in drawn.items():
+        spans = curve_range(history, width)
+        lines.append(
+            line(
+                Span(in_one_line(name)[: _LABEL - 1].ljust(_LABEL), "dim"),
+                Span(f"{values[name].ljust(widest)}  ", "bad" if name in since else ""),
+                curve(history, width, unicode=unicode),
+                Span(f"  {spans}" if spans else "", "dim"),
+                "".join(f"  {in_one_line(other)} {words}" for other, words in shown.items()),
+            )
         )
-    ]
+        shown = {}
+    return lines
 
 
 def _saves(run: LiveRun) -> list[Line]:

@@ -30,7 +30,7 @@ from torchmuster.launcher.model.live import (
     read_bar,
 )
 from torchmuster.launcher.model.progress import RankSample
-from torchmuster.launcher.model.run import AttemptRecord, RunReader, RunRecord
+from torchmuster.launcher.model.run import AttemptRecord, RunReader, RunRecord, Series, thinned
 from torchmuster.launcher.model.training import TrainingState
 from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import view_job, view_run
@@ -41,6 +41,7 @@ from torchmuster.launcher.views.training import TrainingReader
 
 
 _MOST_FILES = 10_000  # in a snapshot
+_MOST_CURVES, _MOST_POINTS = 9, 240
 
 
 class TrainingTail:
@@ -70,6 +71,7 @@ class TrainingTail:
             not_finite=tuple(state.metrics.not_finite().items()),
             curve_of=name,
             curve=tuple(value for _, value in first.points) if first is not None else (),
+            curves=tuple((name, _short(one)) for name, one in [*series.items()][1:_MOST_CURVES]),
             saved_step=saved[0] if saved is not None else None,
             saved_at=saved[1] if saved is not None else None,
             saved_bytes=self._size(state),
@@ -86,6 +88,10 @@ class TrainingTail:
         if self._sized is None or self._sized[0] != step:
             self._sized = (step, _folder_bytes(os.path.join(state.folder, f"step-{step:09}")))
         return self._sized[1]
+
+
+def _short(series: Series) -> tuple[float, ...]:
+    return tuple(value for _, value in thinned(series.points, _MOST_POINTS) if value is not None)
 
 
 def _written(folder: str, step: int) -> int | None:

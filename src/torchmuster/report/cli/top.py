@@ -1,5 +1,6 @@
 """`muster top`: runs seen live."""
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,14 @@ _ANSWER_S = 2.0
 def top(run: str | None, *, once: bool, as_json: bool) -> int:
     """Show RUN live: its ranks, speed, waits, attempts, snapshots; without RUN, all live and queued runs.
 
-    In a file or a pipe it prints one picture, as with --once. The key ? lists all keys.
+    In a file, a pipe or a dumb terminal it prints one picture, as with --once. The key ? lists all
+    keys.
     """
     from torchmuster.launcher.views.find import find_run
 
     view = find_run(run) if run is not None else None
-    if as_json or once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+    has_screen = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb"
+    if as_json or once or not has_screen:
         return _print_once(view, as_json=as_json)
     from torchmuster.report.cli.top_screen import show
 

@@ -47,6 +47,7 @@ _READ_EVERY_S = 1.0
 _LIST_EVERY_S = 3.0  # less often, because it reads all runs
 _FIRST_S = 0.15  # how long the first frame waits for data
 _LOG_LINES, _LOG_BYTES = 2000, 256 << 10
+_TAIL_LINES = 40
 T = TypeVar("T")
 
 
@@ -93,6 +94,7 @@ class _Viewer:
         self._runs: _Feed[Sequence[LiveRow]] | None = None
         self._run: _Feed[LiveRun] | None = None
         self._text: _Feed[list[str]] | None = None
+        self._tail: _Feed[tuple[int, list[str]]] | None = None
         self._acts: _Feed[str] | None = None
         self._view: RunView | None = None
         self._watch: BoardWatch | None = None
@@ -119,6 +121,7 @@ class _Viewer:
             runs=self._runs.value if self._runs is not None else None,
             run=self._run.value if self._run is not None else None,
             text=([text.problem] if text.problem else text.value) if text is not None else None,
+            tail=self._tail.value if self._tail is not None else None,
         )
 
     def show_outcome(self) -> None:
@@ -138,7 +141,7 @@ class _Viewer:
 
     def close(self) -> None:
         """End all threads."""
-        for feed in (self._runs, self._run, self._text):
+        for feed in (self._runs, self._run, self._text, self._tail):
             if feed is not None:
                 feed.close()
         self._stack.close()
@@ -181,6 +184,7 @@ class _Viewer:
         self._view = view
         self._is_called = view.state.is_final or not view.has_ranks
         self._run = _Feed(LiveReader(view.run_dir, self._board).read)
+        self._tail = _Feed(self._read_tail) if view.has_ranks else None
 
     def _board(self) -> "tuple[RankSample | None, str]":
         return self._watch.newest() if self._watch is not None else (None, "")
@@ -202,13 +206,22 @@ class _Viewer:
         self._stack.callback(self._watch.close)
 
     def _close_run(self) -> None:
-        if self._run is not None:
-            self._run.close()
-            self._run = None
+        for feed in (self._run, self._tail):
+            if feed is not None:
+                feed.close()
+        self._run = self._tail = None
         self._watch = None
         self._stack.close()
 
     # Orders.
+
+    def _read_tail(self) -> tuple[int, list[str]]:
+        rank = self.state.chosen_rank or 0
+        run = self._run.value if self._run is not None else None
+        if self._view is None or run is None or not run.attempts:
+            return rank, []
+        path = self._view.run_dir.rank_log(run.attempts[-1].number, rank)
+        return rank, last_lines(path, _TAIL_LINES)
 
     def _log(self, rank: int, attempt: int | None) -> list[str]:
         run = self._run.value if self._run is not None else None

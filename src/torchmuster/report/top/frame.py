@@ -66,6 +66,7 @@ def _cells(row: LiveRow) -> tuple[str, ...]:
 
 
 _LEAST_TABLE_ROWS = 5
+_LEAST_TAIL_ROWS = 4
 _HELP = (
     ("up down, page, home end", "choose a run or a rank; scroll"),
     ("enter", "open the run, the task, the member; the log of the rank"),
@@ -103,11 +104,13 @@ class Known:
         runs: The list of runs.
         run: The open run.
         text: The lines of a log, or the stacks.
+        tail: The rank whose log `last` ends, and these last lines; shown where there is room.
     """
 
     runs: Sequence[LiveRow] | None = None
     run: LiveRun | None = None
     text: Sequence[str] | None = None
+    tail: tuple[int, Sequence[str]] | None = None
 
 
 def draw(
@@ -138,7 +141,8 @@ def _body(
         return [title, *lines], replace(shown, num_ranks=_num_ranks(known.run, state.log))
     if state.page is Page.ATTEMPTS:
         return _attempts(state, known.run, room)
-    return _run(state, known.run, columns, room, unicode=unicode)
+    lines, shown = _run(state, known.run, columns, room, unicode=unicode)
+    return [*lines, *_tail(known, columns, room - len(lines))], shown
 
 
 def _attempts(state: ViewState, run: LiveRun, room: int) -> tuple[list[Line], OnScreen]:
@@ -174,18 +178,32 @@ def _run(
     rows = rank_rows(run.sample) if run.sample is not None else []
     kept = choose(rows, state.typed if state.typed is not None else state.word, state.sort)
     head = head_lines(run, rows, columns, unicode=unicode)
+    if run.training is not None and not run.tasks and run.training.curves:
+        spare = room - len(head) - (len(kept) + 2 if rows else 0)
+        more = 1 + max(spare, 0)
+        head = head_lines(run, rows, columns, unicode=unicode, num_curves=more)
     if run.tasks:
         return _tasks(state, run, head, room)
     head = head[: max(room - _LEAST_TABLE_ROWS, 1) if rows else room]
     table_rows = max(room - len(head) - 2, 1)
     first = min(max(state.first, 0), max(len(kept) - table_rows, 0))
     chosen = state.chosen_rank if state.chosen_rank is not None else _first_of(kept)
-    table = table_lines(kept[first : first + table_rows], columns, chosen) if rows else []
+    visible = kept[first : first + table_rows]
+    table = table_lines(visible, columns, chosen, unicode=unicode) if rows else []
     shown = OnScreen(
         ranks=tuple(row.rank for row in kept), num_rows=table_rows, is_over=run.is_final
     )
     note = _table_note(state, run, len(kept), len(rows), first, table_rows)
     return [*head, line(Span(note, "dim")), *table], shown
+
+
+def _tail(known: Known, columns: int, room: int) -> list[Line]:
+    """Return the last lines of a log, for the rows that nothing else needs."""
+    if known.tail is None or room < _LEAST_TAIL_ROWS or not known.tail[1]:
+        return []
+    rank, texts = known.tail
+    pieces = [in_one_line(text)[:columns] for text in texts][-(room - 2) :]
+    return [line(), line(Span(f"log of rank {rank}", "title")), *map(line, pieces)]
 
 
 def _tasks(

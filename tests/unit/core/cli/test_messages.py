@@ -30,7 +30,10 @@ def test_colour_changes_no_letter():
     ("given", "text"),
     [
         ({}, "succeeded after 12.3 s (1 attempt)"),
-        ({"attempts": 3, "lost_s": 0.51}, "succeeded after 12.3 s (3 attempts, 510 ms between them)"),
+        (
+            {"attempts": 3, "lost_s": 0.51},
+            "succeeded after 12.3 s (3 attempts, 510 ms between them)",
+        ),
         (
             {"state": RunState.FAILED, "logs_lost_lines": 7},
             "failed after 12.3 s (1 attempt, 7 log lines lost)",

@@ -154,3 +154,43 @@ def test_the_list_of_runs_keeps_the_chosen_one_on_the_screen():
 def test_as_plain_text_every_rank_is_there():
     lines = run_picture(run_of(sample_of(100, slow=7)), 200)
     assert sum(" n" in line.text and "data" in line.text for line in lines) >= 100
+
+
+def test_each_metric_has_a_curve_where_there_is_room_else_its_value_behind_the_first():
+    curves = (("accuracy", (0.5, 0.7, 0.9, 0.97)), ("lr", (0.01, 0.005)))
+    values = (("loss", 0.1312), ("accuracy", 0.97), ("lr", 0.005))
+    training = replace(run_of().training, values=values, curves=curves)
+    run = run_of(sample_of(4), training=training)
+
+    tall, small = shown(run, rows=40), shown(run, rows=14)
+
+    def of(lines, name):
+        return [text for text in lines if text.startswith(name)]
+
+    assert "▁" in of(tall, "accuracy")[0]
+    assert "▁" in of(tall, "lr")[0]
+    assert "0.5 < 0.97" in of(tall, "accuracy")[0]
+    assert not of(small, "accuracy")
+    assert "accuracy 0.97  lr 0.005" in of(small, "loss")[0]
+    assert sum("RANK" in text for text in small) == 1
+
+
+@pytest.mark.parametrize(("rows", "is_shown"), [(40, True), (18, False)])
+def test_the_end_of_the_log_fills_the_rows_that_are_left(rows, is_shown):
+    tail = (2, [f"line {n}" for n in range(50)])
+    frame = draw(RUN, Known(run=run_of(sample_of(4)), tail=tail), 80, rows)
+    lines = [line.text.rstrip() for line in frame.lines]
+
+    assert len(lines) == rows
+    assert ("log of rank 2" in lines) is is_shown
+    assert (lines[-2] == "line 49") is is_shown
+
+
+@pytest.mark.parametrize(("unicode", "bar"), [(True, "█████░ 90%"), (False, "#####. 90%")])
+def test_a_wide_table_has_bars(unicode, bar):
+    run = run_of(sample_of(4, gpu_percent=(90, 91, 92, 0), gpu_mib=(70_000,) * 4))
+
+    assert not any(bar in text for text in shown(run, columns=100, unicode=unicode))
+    wide = shown(run, columns=120, rows=30, unicode=unicode)
+    assert any(bar in text for text in wide)
+    assert max(map(len, wide)) <= 120
