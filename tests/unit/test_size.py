@@ -13,8 +13,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_500,
-    "launcher": 27_830,
+    "core": 15_540,
+    "launcher": 27_850,
     "diagnose": 12_710,
     "workflow": 11_480,
     "train": 7_830,
