@@ -55,6 +55,8 @@ TOPICS = {
         "no_number_of_restarts": "run --max-restarts many train.py",
         "stdin_for_nobody": "run --nproc-per-node 2 --stdin 2 train.py",
         "a_dry_run_behind_the_script": "run --nodes 2 train.py --time 2h --dry-run",
+        "minutes_that_are_seconds": "run --on slurm --time 20 train.py",
+        "a_warning_before_the_start": "run --on slurm --time 4h --warn 5h train.py",
         "notices_to_nobody": "run --notify team train.py",
         "notices_to_an_address": "run --notify https://hooks.example.org/T0/secret train.py",
         "notices_to_a_missing_file": "run --notify @who train.py",

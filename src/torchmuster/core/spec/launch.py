@@ -116,6 +116,9 @@ class JobLimits:
     memory_bytes: int | None = None
 
 
+_LEAST_BARE_S = 60.0  # less was meant as minutes or hours: that is how schedulers read it
+
+
 def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
     """Return the job's durations and sizes as numbers; add problems to `problems`."""
     limit_s = warn_s = memory_bytes = None
@@ -124,11 +127,24 @@ def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
         if not limit_s:
             fix = duration_fix("--time", request.time_limit, "2h, 90m, 1:30:00 or 1-12:00:00")
             problems.add(f"`{request.time_limit}` is not a valid duration", "--time", fix=fix)
+        elif request.time_limit.isdecimal() and limit_s < _LEAST_BARE_S:
+            what, why = (
+                f"`--time {request.time_limit}` is {limit_s:g} s",
+                "a bare number is in seconds",
+            )
+            problems.add(
+                what, "--time", why, f"--time {request.time_limit}m, or {request.time_limit}s"
+            )
     if request.warn is not None:
         warn_s = parse_timeout(request.warn)
         if warn_s is None:
             fix = duration_fix("--warn", request.warn, f"{WARN_S:g}s")
             problems.add(f"`{request.warn}` is not a valid duration", "--warn", fix=fix)
+        elif limit_s and warn_s >= limit_s:
+            what = "the warning would come before the job begins"
+            problems.add(
+                what, f"--warn {request.warn} --time {request.time_limit}", fix="a shorter --warn"
+            )
     if request.mem is not None:
         memory_bytes = parse_size(request.mem)
         if not memory_bytes:

@@ -214,6 +214,8 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
         lines = traceback.format_exception(type(named), named, trace)
         message = str(error)
         is_final = getattr(error, "muster_final", False) is True
+        if type(error).__module__ == "bdb":  # left by hand, or a prompt that has no terminal
+            is_final = True
         if _is_wrong_line(named):
             lines, is_final = _users_lines(named, trace), True
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
