@@ -11,6 +11,7 @@ Then it takes the resulting actions and carries them out. Ends count in order of
 
 import itertools
 import math
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -55,6 +56,10 @@ EARLY_END_SAY_S = 3.0
 PROOF_EVERY_S = 0.02
 PREEMPTION_GRACE_S = 30.0
 HEAD_IS_SILENT = "the head there does not answer any more"
+
+_DEBUGGED_GRACE_S = (
+    2.0  # a debugger takes Ctrl-C for itself: its rank would stay for the whole grace
+)
 
 
 class Debuggers(set[int]):
@@ -257,6 +262,8 @@ class TrainingPolicy(NodePolicy):
         cause = better_cause(cause, cause_of_stop(signum, node_is_lost=bool(self._lost)))
         if self._stop is None:
             grace_s = self.plan.limits.grace_s
+            if self._known.debugging and signum == signal.SIGINT:
+                grace_s = min(grace_s, _DEBUGGED_GRACE_S)
             self._stop = StopRequest(signum, cause, now if at_once else now + grace_s, now)
             by_torchrun = self.plan.engine == "torchrun"
             self.tell(self._stop.as_event(grace_s, by_torchrun=by_torchrun))

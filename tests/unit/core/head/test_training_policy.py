@@ -566,6 +566,22 @@ def test_who_cancels_while_a_node_is_missing_has_cancelled(later_s, state):
     assert world.policy.result.state is state
 
 
+@pytest.mark.parametrize(
+    ("signum", "is_debugged", "is_short"), [(2, True, True), (2, False, False), (15, True, False)]
+)
+def test_ctrl_c_gives_a_rank_in_a_debugger_no_whole_grace(signum, is_debugged, is_short):
+    world = World(None, make_plan(1), local=True)
+    (node,) = world.nodes
+    world.join(node)
+    world.settle()
+    if is_debugged:
+        world.policy.said(world.now, node.member, messages.Debugger(rank=0, active=True))
+    world.policy.stop(world.now, signum, StopCause.USER)
+    said = [a.event.text for a in world.policy.take_actions() if isinstance(a, Record)]
+    grace_s = 2.0 if is_short else world.plan.limits.grace_s
+    assert any(f"SIGKILL after {grace_s:.0f} s" in text for text in said)
+
+
 def calls_of_an_end(num_nodes):
     """Return how many calls it takes from a worker's death to the next attempt, if all others' ends are heard one by one."""
     world = World(None, make_plan(num_nodes), local=True)
