@@ -194,7 +194,7 @@ class LiveReader:
             job=describe_job_state(view),
             ends_at=record.ends_at if not view.state.is_final else None,
             network=_network(record),
-            said=_said(record),
+            said=said_of(record),
             training=training,
             bar=self._bar(attempts) if running and training is None else None,
             tasks=view.parts(),
@@ -272,7 +272,8 @@ def _network(record: RunRecord) -> str:
     return (sentence or "").removeprefix("network: ")
 
 
-def _said(record: RunRecord) -> tuple[str, ...]:
+def said_of(record: RunRecord) -> tuple[str, ...]:
+    """Return what a head has said last of hangs, slow ranks, losses and stops, each with its time."""
     shown = [one for one in record.moments if one.kind in _SAID][-_MOST_SAID:]
     return tuple(f"{_clock(one.at)}  {one.text}" for one in shown)
 

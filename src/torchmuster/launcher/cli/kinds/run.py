@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchmuster.launcher.views.training import TrainingView
 
 _LOG_LINES = 10  # of a pod's log, in a status
+_MOST_SAID = 2
 _FIRST_ROWS, _LAST_ROWS = 5, 20  # of the attempts
 
 
@@ -59,6 +60,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     from torchmuster.core.model import codec
     from torchmuster.launcher.views.account import account_of, find_saved, how_to_go_on
     from torchmuster.launcher.views.find import view_job
+    from torchmuster.launcher.views.live import said_of
     from torchmuster.launcher.views.run_view import problems_of
     from torchmuster.launcher.views.training import training_of
 
@@ -74,6 +76,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
                 for one in view.attempts
             ],
             "spares": view.record.spares,
+            "said": list(said_of(view.record)),
             "code": codec.to_plain(view.record.code),
             "job": codec.to_plain(job) if job else None,
             "training": codec.to_plain(training) if training else None,
@@ -109,6 +112,8 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
         echo(f"spare    {few_of(view.record.spares, 8) or 'none at the moment'}")
     if not view.state.is_final and (waits := view.record.wait_sentence(time.time())):
         echo(waits)
+    for text in said_of(view.record)[-_MOST_SAID:] if not view.state.is_final else ():
+        echo(f"said     {in_one_line(text)}")
     if training is not None:
         saved_step = training.saved_step
         if view.state.is_final:  # what a restart finds: snapshots in memory are gone
