@@ -114,6 +114,8 @@ def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
     view = _run_of(what[0]) if len(what) == 1 else None
     if view is None:
         return judge(Case(read_logs(_paths(what), year=year))), None
+    from torchmuster.core.files.layout import short_id
+    from torchmuster.core.model.states import RunState
     from torchmuster.diagnose.explain.own_run import foreign_store, with_own_result
 
     case = Case(read_logs(_logs_of_run(view), year=year))
@@ -123,6 +125,9 @@ def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
     )
     if foreign is not None:
         verdict = replace(verdict, found=(foreign, *verdict.found))
+    if verdict.healthy and view.state is RunState.RUNNING:
+        name = short_id(view.run_id)
+        verdict = replace(verdict, collect=(f"muster stacks {name}", f"muster top {name}"))
     return verdict, _state_of_run(view)
 
 

@@ -58,9 +58,8 @@ def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
     lines = [f"note: {note}" for note in verdict.notes if not note.startswith(_SLOW)]
     slow = [note for note in verdict.notes if note.startswith(_SLOW)]
     if verdict.healthy:
-        return "\n".join(
-            [*lines, f"no failure was found in {size}: {own_run or _ENDS[verdict.outcome]}", ""]
-        )
+        lines.append(f"no failure was found in {size}: {own_run or _ENDS[verdict.outcome]}")
+        return "\n".join([*lines, *(f"next: {what}" for what in verdict.collect), ""])
     first = verdict.first
     if first is None and verdict.outcome is JobOutcome.UNKNOWN:
         lines.append(f"neither a failure nor an end is in {size}")

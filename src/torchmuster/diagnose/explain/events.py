@@ -129,7 +129,7 @@ class LogVerdict:
         found: The causes, the first one decides; empty when the logs do not tell.
         outcome: Whether the job failed, ended or runs; never healthy without proof.
         next_to_fail: What would fail next, once the first cause is fixed.
-        collect: What to collect when the logs do not tell the cause.
+        collect: What to collect when the logs do not tell the cause; commands to type next if it runs.
     """
 
     found: tuple[LogFinding, ...]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_PREFIX, Weight
+from torchmuster.diagnose.explain.causes import ENDINGS
 from torchmuster.diagnose.explain.events import (
     JobOutcome,
     LineRole,
@@ -228,6 +229,7 @@ def judge(case: Case) -> LogVerdict:
     if all(one.cause == "exit-code" and one.confidence is Confidence.LOW for one in found):
         found = list(shape.reported(case, _LOUD if found else _AT_THE_END)) or found
     ordered = weighed([_less_sure_far_from_end(case, one) for one in _order(case, found)])
+    ordered = [one for one in ordered if not _is_explained(one, ordered[0])]
     if ordered:
         outcome = JobOutcome.FAILED
     collect = where_to_look(case) if not ordered or ordered[0].confidence is Confidence.LOW else ()
@@ -238,6 +240,13 @@ def judge(case: Case) -> LogVerdict:
         collect=collect,
         **common,  # type: ignore[arg-type]
     )
+
+
+def _is_explained(finding: LogFinding, first: LogFinding) -> bool:
+    """Return whether these are the lost connections to a rank of which the first failure tells."""
+    tells = first.cause in ENDINGS or first.confidence is not Confidence.LOW
+    is_echo = finding.cause == "peer-lost" and finding.weight <= Weight.ENVELOPE
+    return is_echo and tells and finding is not first
 
 
 def outcome_of(case: Case, found: list[LogFinding]) -> JobOutcome:

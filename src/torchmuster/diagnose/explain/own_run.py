@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
+from torchmuster.core.model.events import HangEvent
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
@@ -14,6 +15,7 @@ from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine,
 from torchmuster.diagnose.explain.reading.patterns import match
 from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM
 from torchmuster.diagnose.explain.rules.signals import meaning_of
+from torchmuster.diagnose.finding import Confidence
 from torchmuster.errors import HeadLostError
 from torchmuster.launcher.model.run import RunRecord
 
@@ -56,13 +58,21 @@ def with_own_result(
             notes=_notes(verdict, record),
         )
     if not final_state.is_final:
-        note = f"the run has not ended: it is {final_state.value}"
-        return replace(verdict, notes=(*verdict.notes, note))
+        hung = [moment.text for moment in record.moments if moment.kind == HangEvent.name]
+        notes = (*verdict.notes, *(f"the head's last word on a hang: {text}" for text in hung[-1:]))
+        sure = tuple(one for one in verdict.found if one.confidence is not Confidence.LOW)
+        if sure:  # such as the end of an earlier attempt
+            note = f"the run has not ended: it is {final_state.value}"
+            return replace(verdict, found=sure, collect=(), notes=(*notes, note))
+        return replace(
+            verdict, found=(), outcome=JobOutcome.RUNNING, collect=(), notes=notes
+        )
     own = finding_of(result, final_state)
     if own is None:
         return verdict
     first = _joined(own, verdict)
-    rest = tuple(found for found in verdict.found if found.cause != first.cause)
+    # The head saw who went first: the others' lost connections follow from it.
+    rest = tuple(found for found in verdict.found if found.cause not in (first.cause, "peer-lost"))
     return replace(
         verdict,
         found=(first, *rest),

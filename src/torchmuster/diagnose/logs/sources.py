@@ -4,11 +4,13 @@ Nothing is unpacked to disk, no link is followed out of a folder, and what is no
 with a note.
 """
 
+import ast
 import gzip
 import importlib
 import os
 import shlex
 import tarfile
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -184,6 +186,8 @@ MAX_FILES = 20_000
 MAX_UNPACKED_BYTES = 4 << 30  # of an archive or a gzip file, all together; a bomb ends here
 _MAX_MEMBERS = 100_000
 _MAX_PACKINGS = 3  # nested
+_SOURCE = ".py"
+_MAX_SOURCE_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -290,7 +294,7 @@ def _open_stream(
 ) -> Iterator[LogSource]:
     """Yield the logs in a stream, however it is packed."""
     try:
-        head = _first_bytes(file)
+        head = _first_bytes(file, _MAX_SOURCE_BYTES if path.endswith(_SOURCE) else BINARY_SAMPLE)
     except DAMAGES as error:
         damage = "the file is damaged" if depth else "it can't be read"
         notes.add(path, f"{damage} ({getattr(error, 'strerror', None) or error})")
@@ -316,6 +320,8 @@ def _open_stream(
     elif (noise := noise_of_binary(head)) is not None:
         share = f"{noise:.0%} of the beginning is control characters and runs of zeros"
         notes.add(path, f"it is not text: {share}")
+    elif path.endswith(_SOURCE) and _is_python(head):
+        notes.add(path, "it is source code in Python, no log")
     else:
         yield LogSource(path=path, blocks=_blocks(stream, path, notes, budget))
 
@@ -324,12 +330,23 @@ def _typed(path: str) -> str:
     return "-" if path == STDIN else path
 
 
-def _first_bytes(file: Readable) -> bytes:
+def _first_bytes(file: Readable, most: int) -> bytes:
     """Return the first bytes of a stream; a pipe gives them in parts."""
     head = b""
-    while len(head) < BINARY_SAMPLE and (data := file.read(BINARY_SAMPLE - len(head))):
+    while len(head) < most and (data := file.read(most - len(head))):
         head += data
     return head
+
+
+def _is_python(head: bytes) -> bool:
+    """Return whether a whole file surely is source code: it compiles, and has statements."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            body = ast.parse(head).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    is_whole = len(head) < _MAX_SOURCE_BYTES
+    return is_whole and any(not isinstance(statement, ast.Expr) for statement in body)
 
 
 def _open_tar(

@@ -112,7 +112,10 @@ _MAX_APART = 2000
 _MAX_MESSAGE_LINES = 12
 _MAX_ODD_LINES = 8  # of others, within a traceback
 _START = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+# Without its comma, ` in NAME` is of a dump of stacks (faulthandler, `muster stacks`), which no exception ends.
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?!\d| in )(?:, in (?P<function>.+))?'
+)
 # A frame that a terminal or a mail program has broken in two: the rest begins the next line.
 _BROKEN_FRAME = re.compile(r'^\s*File "[^"]*(?:"(?:,(?: l(?:i(?:n(?:e(?: \d*)?)?)?)?)?)?)?$')
 _ENDING = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::(?: (?P<message>.*)|$))?$")

@@ -14,7 +14,13 @@ from torchmuster.diagnose.explain.reading.patterns import file_errno
 from torchmuster.diagnose.explain.rules import shape
 from torchmuster.diagnose.explain.rules.collective import raised_by
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, fits, found_by, words_of
-from torchmuster.diagnose.explain.rules.signals import code_of, ended_process, signal_of
+from torchmuster.diagnose.explain.rules.signals import (
+    RANK_ROW,
+    code_of,
+    ended_process,
+    first_in_tables,
+    signal_of,
+)
 from torchmuster.diagnose.explain.rules.system import row_of_number
 from torchmuster.diagnose.finding import Confidence
 
@@ -358,6 +364,10 @@ def _echoes_ruled_out(case: Case) -> tuple[str, ...]:
 
 def exit_codes(case: Case) -> Iterator[LogFinding]:
     """Report a rank that ended with an exit code and without a message."""
+    first = _first_without_words(case)
+    if first is not None:
+        yield first
+        return
     # 126 and 127 are the shell's, 128 and more are signals.
     raisers = [e for e in case.events if e.kind != "final"]  # a launcher only reports them
     raised = {e.line.path for e in raisers if e.get("uncaught")}
@@ -388,6 +398,37 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
         # Python ends with 1 after an exception: it is not in these logs.
         confidence=MEDIUM if event.kind == "child_failed" and code != 1 else LOW,
         because=_last_words(case, event),
+        ruled_out=_echoes_ruled_out(case),
+    )
+
+
+def _first_without_words(case: Case) -> LogFinding | None:
+    """Return the finding on the rank that torchrun's only table names first, if nothing else is known of it."""
+    tables = first_in_tables(case)
+    rows = tables[0] if len(tables) == 1 else []
+    ranks = [
+        (e, found["rank"])
+        for e in rows
+        if e.get("key") == "rank" and (found := RANK_ROW.match(e.get("value"))) is not None
+    ]
+    codes = [e for e in rows if 0 < _code(e) < 126]
+    if not ranks or not codes:
+        return None
+    (row, rank), code = ranks[0], _code(codes[0])
+    if code != 1 and case.of("child_failed"):
+        return None  # the line just after its last words says more
+    said = [e for e in case.events if e.get("type") or e.kind in _LOST]
+    said = [e for e in said if not e.get("type").endswith("ChildFailedError")]
+    if any(e.who.rank is None or e.who.rank == int(rank) for e in said):
+        return None  # these may be the words of this rank
+    return found_by(
+        case,
+        RULE_ROWS["program.first-in-table"],
+        [row, codes[0]],
+        {"rank": rank, "code": str(code)},
+        hint=RULE_ROWS["program.first-in-table"].hint.format(rank=rank) if code == 1 else _EXIT_CODE.hint,
+        weight=_EXIT_CODE.weight if code != 1 else Weight.ENVELOPE + 5,
+        confidence=LOW if code == 1 else MEDIUM,
         ruled_out=_echoes_ruled_out(case),
     )
 

@@ -31,7 +31,8 @@ _WORDS = {
 }
 _OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
 _IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
-_RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
+_ROWS_OF_A_RANK = 8  # lines of torchrun's table, at most
+RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
 _CODES = ("code", "other", "rc", "make", "returned")  # of an event's fields
 # Sent by launchers, schedulers and users who tear down: they tell what was ended, not why.
 _SENT_FROM_OUTSIDE = (1, 2, 3, 15)
@@ -188,7 +189,7 @@ def _had_lost_its_peer(case: Case, event: LogEvent) -> bool:
 def _global_rank(case: Case, event: LogEvent) -> int | None:
     """Return the rank of a local rank by the launcher's table of failures; None if missing."""
     for row in case.of("table_row"):
-        match = _RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
+        match = RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
         same = row.line.path == event.line.path and row.who == event.who
         if match is not None and same and match["local"] == event.get("local_rank"):
             return int(match["rank"])
@@ -253,29 +254,33 @@ def ended_from_outside(case: Case) -> Iterator[LogFinding]:
         reported = [
             e for e in found if e.kind in ("signal_received", "killed_line", "loader_killed")
         ]
-        reported = [e for e in reported if not _was_ended_by_its_launcher(case, e)]
+        firsts = [e for e in reported if _is_first_in_table(case, e)]
+        reported = [e for e in reported if e in firsts or not _IN_A_TABLE.search(e.line.text)]
         if number not in _SENT_FROM_OUTSIDE or not reported:
             continue
         row = RULE_ROWS["signal.hangup"] if number == signal.SIGHUP else _FROM_OUTSIDE
-        yield found_by(case, row, reported, {"name": signal.Signals(number).name})
+        whom = "a rank" if len(firsts) == len(reported) else "its launcher"
+        yield found_by(case, row, reported, {"name": signal.Signals(number).name, "whom": whom})
 
 
-def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:
-    """Return whether a launcher reports a rank that it ended itself, after another one had failed.
+def _is_first_in_table(case: Case, event: LogEvent) -> bool:
+    """Return whether torchrun's table names this end as the first; the other ranks it ended itself."""
+    return any(event in rows for rows in first_in_tables(case))
 
-    It does so in the table of its failures, after it has reported the other failure.
-    """
-    if not _IN_A_TABLE.search(event.line.text):
-        return False
-    same = [
-        e
-        for e in case.of("child_failed", "signal_received", "killed_line")
-        if e.line.path == event.line.path
+
+def first_in_tables(case: Case) -> list[list[LogEvent]]:
+    """Return the rows of the first failure in each of torchrun's tables."""
+    rows = case.of("table_row", "exit_code", "signal_received")
+    return [
+        [
+            row
+            for row in rows
+            if row.line.path == table.line.path
+            and row.who == table.who
+            and 0 < row.line.order - table.line.order <= _ROWS_OF_A_RANK
+        ]
+        for table in case.of("root_cause_table")
     ]
-    return any(
-        signal_of(e) not in _SENT_FROM_OUTSIDE and (signal_of(e) or e.kind == "child_failed")
-        for e in same
-    )
 
 
 def meaning_of(number: int) -> str:
@@ -296,6 +301,7 @@ def interrupted(case: Case) -> Iterator[LogFinding]:
         first = case.earliest(found)
         who = str(first.who) or "the script"
         if "terminated" in first.get("message"):  # a server's handler of SIGTERM raises it
-            yield found_by(case, _FROM_OUTSIDE, found, {"name": "SIGTERM"}, confidence=LOW)
+            names = {"name": "SIGTERM", "whom": "its launcher"}
+            yield found_by(case, _FROM_OUTSIDE, found, names, confidence=LOW)
             return
         yield found_by(case, RULE_ROWS["signal.interrupted"], found, {"who": who})
