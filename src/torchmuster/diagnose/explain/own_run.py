@@ -20,6 +20,7 @@ from torchmuster.errors import HeadLostError
 from torchmuster.launcher.model.run import RunRecord
 
 _MAKES_STORE = re.compile(r"_create_c10d_store|_tcp_rendezvous_handler|_env_rendezvous_handler")
+_STACKS = re.compile(r"(?:^|/)stacks-\d+\.txt$")
 _BY_STATE = {
     RunState.PREEMPTED: (
         "preempted",
@@ -64,15 +65,18 @@ def with_own_result(
         if sure:  # such as the end of an earlier attempt
             note = f"the run has not ended: it is {final_state.value}"
             return replace(verdict, found=sure, collect=(), notes=(*notes, note))
-        return replace(
-            verdict, found=(), outcome=JobOutcome.RUNNING, collect=(), notes=notes
-        )
+        return replace(verdict, found=(), outcome=JobOutcome.RUNNING, collect=(), notes=notes)
     own = finding_of(result, final_state)
     if own is None:
         return verdict
     first = _joined(own, verdict)
-    # The head saw who went first: the others' lost connections follow from it.
-    rest = tuple(found for found in verdict.found if found.cause not in (first.cause, "peer-lost"))
+    # The head saw who went first, and which hang lasted: lost connections and stacks say no more.
+    rest = tuple(
+        found
+        for found in verdict.found
+        if found.cause not in (first.cause, "peer-lost")
+        and not (found.began is not None and _STACKS.search(found.began.path))
+    )
     return replace(
         verdict,
         found=(first, *rest),
@@ -177,7 +181,10 @@ def _joined(own: LogFinding, verdict: LogVerdict) -> LogFinding:
         own,
         cause=same.cause if better else own.cause,
         evidence=same.evidence,
-        hint="; ".join(text for text in (same.hint if better else None, own.hint) if text) or None,
+        hint="; ".join(
+            text for text in (same.hint if better or not own.hint else None, own.hint) if text
+        )
+        or None,
         confirm=same.confirm,
     )
 

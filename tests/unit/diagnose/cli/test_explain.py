@@ -107,3 +107,19 @@ def test_zstd_is_refused_with_the_command_that_reads_it(home, capsys, monkeypatc
     (home / "logs.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd....")
     assert run("logs.tar.zst") == 2
     assert "zstd -dc logs.tar.zst | muster explain -" in capsys.readouterr().err
+
+
+def test_source_code_is_no_log(home, capsys):
+    (home / "train.py").write_text(
+        'import os\nfor step in range(9):\n    print(f"step {step} loss 1")\n'
+    )
+    assert run("train.py") == 3
+    said = capsys.readouterr().out
+    assert "train.py is left out: it is source code in Python, no log" in said
+    assert "its steps go on" not in said
+
+
+def test_log_that_is_only_named_like_source_code_is_read(home, capsys):
+    (home / "job.py").write_text(TRACEBACK)
+    assert run("job.py") == 0
+    assert "ValueError: bad label" in capsys.readouterr().out

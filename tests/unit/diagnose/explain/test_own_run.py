@@ -1,5 +1,6 @@
 """What the head of a run saw is stronger than what its logs look like."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,12 @@ from kit.records import event, start
 from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
+from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.causes import CAUSES
+from torchmuster.diagnose.explain.events import JobOutcome
+from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import cause_of_end, finding_of, with_own_result
+from torchmuster.diagnose.logs.sources import read_logs
 from torchmuster.errors import HeadLostError
 from torchmuster.launcher.model.run import fold_run
 from unit.diagnose.explain.logs import explain, traceback_of
@@ -80,7 +85,7 @@ def test_run_that_succeeded_is_healthy_whatever_its_logs_say(tmp_path):
 def test_run_that_still_runs_is_said_to(tmp_path):
     verdict = explain(tmp_path, n1="step 1\n")
     own = joined(verdict, None, state=RunState.RUNNING)
-    assert any("running" in note for note in own.notes)
+    assert own.outcome is JobOutcome.RUNNING
 
 
 def test_number_of_attempts_is_said(tmp_path):
@@ -148,3 +153,42 @@ def test_end_without_a_worker_has_a_word(state, word):
 def test_run_of_which_nothing_is_known_is_judged_by_its_logs(tmp_path):
     verdict = explain(tmp_path, n1=traceback_of("ValueError: x"))
     assert joined(verdict, None) is verdict
+
+
+HUNG = "3 ranks wait in all_reduce (hang.py:15); rank 3 waits in all_gather (hang.py:13)"
+
+
+def test_run_that_is_alive_is_running_whatever_its_logs_lack_or_suggest(tmp_path):
+    for text in ("", "frobnicator: error: no such widget\n"):
+        own = joined(explain(tmp_path, n1=text), None, state=RunState.RUNNING)
+        assert own.outcome is JobOutcome.RUNNING
+        assert not own.collect
+
+
+def test_recorded_hang_is_told_of_a_run_that_is_alive(tmp_path):
+    verdict = explain(tmp_path, **{"stacks-0": HUNG})
+    hang = event(0, "hang", text=f"{HUNG}: if nothing moves, the attempt ends in 10 s")
+    own = joined(verdict, None, [hang], state=RunState.RUNNING)
+    assert any(HUNG in note for note in own.notes)
+    assert own.healthy
+
+
+def test_recorded_cause_leaves_no_room_for_stacks_and_lost_connections(tmp_path):
+    lost = traceback_of(
+        "RuntimeError: [x/pair.cc:5] Connection closed by peer [10.7.7.2]:1.", rank=0
+    )
+    explain(tmp_path, n1=lost, **{"stacks-0": HUNG})
+    os.rename(tmp_path / "stacks-0.log", tmp_path / "stacks-0.txt")
+    verdict = judge(Case(read_logs([str(tmp_path)], year=2026)))
+    assert {one.cause for one in verdict.found} == {"peer-lost", "collectives-differ"}
+    own = joined(verdict, result(cause=end(error=VALUE_ERROR)))
+    assert len(own.found) == 1
+
+
+def test_owner_that_has_gone_is_known(tmp_path):
+    verdict = explain(
+        tmp_path, n1="error: the owner of this run has gone, so its workers were ended\n"
+    )
+    own = joined(verdict, None, state=RunState.LOST)
+    assert len(own.found) == 1
+    assert "--detach" in own.first.hint

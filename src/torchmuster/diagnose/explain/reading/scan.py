@@ -372,7 +372,8 @@ _HOST_FILE = re.compile(
 _SURELY_A_HOST = re.compile(r"(?:[a-z]{1,12}-?\d{1,6}|ip(?:-\d+){4})$")
 _ENDING = re.compile(r"(?:[-_.](?:log|out|err|stdout|stderr|txt|gz|tar|tgz|zst))+$", re.IGNORECASE)
 _NO_HOST_FILE = re.compile(
-    r"^(?:rank|attempt|slurm|job|log|out|err|std|part|epoch|run|train|e|o)[-_]?\d+", re.IGNORECASE
+    r"^(?:rank|attempt|slurm|job|log|out|err|std|stacks|part|epoch|run|train|e|o)[-_]?\d+",
+    re.IGNORECASE,
 )
 
 

@@ -426,7 +426,9 @@ def _first_without_words(case: Case) -> LogFinding | None:
         RULE_ROWS["program.first-in-table"],
         [row, codes[0]],
         {"rank": rank, "code": str(code)},
-        hint=RULE_ROWS["program.first-in-table"].hint.format(rank=rank) if code == 1 else _EXIT_CODE.hint,
+        hint=RULE_ROWS["program.first-in-table"].hint.format(rank=rank)
+        if code == 1
+        else _EXIT_CODE.hint,
         weight=_EXIT_CODE.weight if code != 1 else Weight.ENVELOPE + 5,
         confidence=LOW if code == 1 else MEDIUM,
         ruled_out=_echoes_ruled_out(case),

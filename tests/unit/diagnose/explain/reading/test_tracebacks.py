@@ -136,3 +136,30 @@ def test_launcher_s_exception_on_its_child_is_not_the_cause(tmp_path):
     error = "subprocess.CalledProcessError: Command '['python', 't.py']' returned non-zero exit status 1."
     text = traceback_of(PEER, rank=0) + raised(error, function="<module>", file=library)
     assert cause_of(tmp_path, job=text) == "peer-lost"
+
+
+STACKS = """
+    3 ranks wait in all_reduce (hang.py:15); rank 3 {does}
+
+    rank 0 on n1, rank 1 on n1, rank 2 on n1:
+      Current thread  (most recent call first):
+        File "/opt/torch/distributed_c10d.py", line 3252 in all_reduce
+        File "/home/u/hang.py", line 15 in <module>
+
+    rank 3 on n1:
+      Current thread  (most recent call first):
+        File "/home/u/hang.py", line 13 in <module>
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "cause"),
+    [
+        ("waits in all_gather (hang.py:13)", "collectives-differ"),
+        ("on n1 is in read() (data.py:8) for 9 s", "rank-missing-in-collective"),
+        ("has words that nobody knows", "unknown"),
+    ],
+)
+def test_dump_of_stacks_is_no_traceback(tmp_path, does, cause):
+    assert cause_of(tmp_path, **{"stacks-0": STACKS.format(does=does)}) == cause

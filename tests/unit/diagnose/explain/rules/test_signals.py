@@ -69,3 +69,57 @@ def test_loader_worker_that_met_sigbus_points_at_shared_memory(tmp_path):
 )
 def test_shell_tells_how_its_command_ended(tmp_path, line, cause):
     assert cause_of(tmp_path, job=line + "\n") == cause
+
+
+def row(rank, code, words):
+    return (
+        f"[{rank}]:\n  time      : 2026-11-30_14:05:37\n  host      : localhost\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {rank + 20})\n"
+        f"  error_file: <N/A>\n  traceback : {words}\n"
+    )
+
+
+def ended_by_torchrun(rank):
+    return row(rank, -15, f"Signal 15 (SIGTERM) received by PID {rank + 20}")
+
+
+ROOT_CAUSE = "-----\nRoot Cause (first observed failure):\n"
+SEE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+SILENT = "=====\ntrain.py FAILED\n-----\nFailures:\n" + ended_by_torchrun(0) + ended_by_torchrun(1)
+END_OF_JOB = SILENT + ROOT_CAUSE + row(2, 1, SEE) + "=====\n"
+
+
+@pytest.mark.parametrize("num_lines", [9, 12, 17, 24, 99])
+@pytest.mark.parametrize("before", ["", traceback_of(PEER, rank=0), FAILED.format(code=1)])
+def test_end_of_a_log_names_the_rank_that_torchrun_names_and_nobody_outside(
+    tmp_path, num_lines, before
+):
+    tail = "".join((before + END_OF_JOB).splitlines(keepends=True)[-num_lines:])
+    verdict = explain(tmp_path, tail=tail)
+    assert verdict.first.cause == "exit-code"
+    assert verdict.first.error.startswith("torchrun's table names rank 2 first (exit code 1)")
+    assert "rank 2 above" in verdict.first.hint
+    assert len(verdict.found) == 1
+
+
+def test_rank_whose_words_are_there_is_not_said_to_lack_them(tmp_path):
+    text = traceback_of("KeyError: 'y'", rank=2) + traceback_of(PEER, rank=0) + END_OF_JOB
+    verdict = explain(tmp_path, job=text)
+    assert verdict.first.error == "rank 2 failed first: KeyError: 'y'"
+    assert len(verdict.found) == 1  # why the connections went is in these logs
+    assert cause_of(tmp_path, n1=traceback_of(PEER, rank=2) + END_OF_JOB) == "peer-lost"
+
+
+def test_other_exit_code_in_the_table_keeps_its_own_advice(tmp_path):
+    first = explain(tmp_path, tail=SILENT + ROOT_CAUSE + row(2, 17, SEE)).first
+    assert first.error.startswith("torchrun's table names rank 2 first (exit code 17)")
+    assert "sys.exit" in first.hint
+
+
+def test_table_without_its_first_failure_proves_no_end_from_outside(tmp_path):
+    assert cause_of(tmp_path, job=SILENT) != "cancelled"
+
+
+def test_first_failure_by_sigterm_is_a_rank_s_end_not_its_launcher_s(tmp_path):
+    first = explain(tmp_path, job=SILENT + ROOT_CAUSE + ended_by_torchrun(2)).first
+    assert first.error == "the job was ended from outside: a rank got SIGTERM"
