@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 BOUNDS = {
     "core": 15_540,
     "launcher": 27_850,
-    "diagnose": 12_710,
+    "diagnose": 12_770,
     "workflow": 11_480,
     "train": 7_830,
     "kubernetes": 8_230,

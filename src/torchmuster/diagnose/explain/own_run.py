@@ -20,7 +20,7 @@ from torchmuster.errors import HeadLostError
 from torchmuster.launcher.model.run import RunRecord
 
 _MAKES_STORE = re.compile(r"_create_c10d_store|_tcp_rendezvous_handler|_env_rendezvous_handler")
-_STACKS = re.compile(r"(?:^|/)stacks-\d+\.txt$")
+_STACKS = re.compile(r"\bstacks-\d+\.txt:")
 _BY_STATE = {
     RunState.PREEMPTED: (
         "preempted",
@@ -71,12 +71,9 @@ def with_own_result(
         return verdict
     first = _joined(own, verdict)
     # The head saw who went first, and which hang lasted: lost connections and stacks say no more.
-    rest = tuple(
-        found
-        for found in verdict.found
-        if found.cause not in (first.cause, "peer-lost")
-        and not (found.began is not None and _STACKS.search(found.began.path))
-    )
+    useless = (first.cause, "peer-lost")
+    rest = [one for one in verdict.found if one.cause not in useless]
+    rest = [one for one in rest if not _STACKS.search(one.at or "")]
     return replace(
         verdict,
         found=(first, *rest),
@@ -177,14 +174,12 @@ def _joined(own: LogFinding, verdict: LogVerdict) -> LogFinding:
     if same is None:
         return own
     better = own.cause in ENDINGS and same.weight >= Weight.PROGRAM and same.confidence is HIGH
+    theirs = same.hint if better or not own.hint else None
     return replace(
         own,
         cause=same.cause if better else own.cause,
         evidence=same.evidence,
-        hint="; ".join(
-            text for text in (same.hint if better or not own.hint else None, own.hint) if text
-        )
-        or None,
+        hint="; ".join(text for text in (theirs, own.hint) if text) or None,
         confirm=same.confirm,
     )
 

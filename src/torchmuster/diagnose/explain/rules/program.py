@@ -11,16 +11,10 @@ from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS, r
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.chains import BETWEEN, STANDARD_LIBRARY
 from torchmuster.diagnose.explain.reading.patterns import file_errno
-from torchmuster.diagnose.explain.rules import shape
+from torchmuster.diagnose.explain.rules import shape, signals
 from torchmuster.diagnose.explain.rules.collective import raised_by
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, fits, found_by, words_of
-from torchmuster.diagnose.explain.rules.signals import (
-    RANK_ROW,
-    code_of,
-    ended_process,
-    first_in_tables,
-    signal_of,
-)
+from torchmuster.diagnose.explain.rules.signals import code_of, ended_process, signal_of
 from torchmuster.diagnose.explain.rules.system import row_of_number
 from torchmuster.diagnose.finding import Confidence
 
@@ -404,31 +398,24 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
 
 def _first_without_words(case: Case) -> LogFinding | None:
     """Return the finding on the rank that torchrun's only table names first, if nothing else is known of it."""
-    tables = first_in_tables(case)
+    tables = signals.first_in_tables(case)
     rows = tables[0] if len(tables) == 1 else []
-    ranks = [
-        (e, found["rank"])
-        for e in rows
-        if e.get("key") == "rank" and (found := RANK_ROW.match(e.get("value"))) is not None
-    ]
+    ranks = [e for e in rows if e.get("key") == "rank"]
     codes = [e for e in rows if 0 < _code(e) < 126]
     if not ranks or not codes:
         return None
-    (row, rank), code = ranks[0], _code(codes[0])
+    rank, code = ranks[0].get("value").split()[0], _code(codes[0])
     if code != 1 and case.of("child_failed"):
         return None  # the line just after its last words says more
     said = [e for e in case.events if e.get("type") or e.kind in _LOST]
     said = [e for e in said if not e.get("type").endswith("ChildFailedError")]
-    if any(e.who.rank is None or e.who.rank == int(rank) for e in said):
+    if any(str(e.who.rank) in ("None", rank) for e in said):
         return None  # these may be the words of this rank
     return found_by(
         case,
         RULE_ROWS["program.first-in-table"],
-        [row, codes[0]],
+        [ranks[0], codes[0]],
         {"rank": rank, "code": str(code)},
-        hint=RULE_ROWS["program.first-in-table"].hint.format(rank=rank)
-        if code == 1
-        else _EXIT_CODE.hint,
         weight=_EXIT_CODE.weight if code != 1 else Weight.ENVELOPE + 5,
         confidence=LOW if code == 1 else MEDIUM,
         ruled_out=_echoes_ruled_out(case),

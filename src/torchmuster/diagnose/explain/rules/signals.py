@@ -32,7 +32,7 @@ _WORDS = {
 _OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
 _IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
 _ROWS_OF_A_RANK = 8  # lines of torchrun's table, at most
-RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
+_RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
 _CODES = ("code", "other", "rc", "make", "returned")  # of an event's fields
 # Sent by launchers, schedulers and users who tear down: they tell what was ended, not why.
 _SENT_FROM_OUTSIDE = (1, 2, 3, 15)
@@ -189,7 +189,7 @@ def _had_lost_its_peer(case: Case, event: LogEvent) -> bool:
 def _global_rank(case: Case, event: LogEvent) -> int | None:
     """Return the rank of a local rank by the launcher's table of failures; None if missing."""
     for row in case.of("table_row"):
-        match = RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
+        match = _RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
         same = row.line.path == event.line.path and row.who == event.who
         if match is not None and same and match["local"] == event.get("local_rank"):
             return int(match["rank"])
@@ -254,18 +254,14 @@ def ended_from_outside(case: Case) -> Iterator[LogFinding]:
         reported = [
             e for e in found if e.kind in ("signal_received", "killed_line", "loader_killed")
         ]
-        firsts = [e for e in reported if _is_first_in_table(case, e)]
+        # The other ranks of its table torchrun has ended itself.
+        firsts = [e for e in reported if any(e in rows for rows in first_in_tables(case))]
         reported = [e for e in reported if e in firsts or not _IN_A_TABLE.search(e.line.text)]
         if number not in _SENT_FROM_OUTSIDE or not reported:
             continue
         row = RULE_ROWS["signal.hangup"] if number == signal.SIGHUP else _FROM_OUTSIDE
         whom = "a rank" if len(firsts) == len(reported) else "its launcher"
         yield found_by(case, row, reported, {"name": signal.Signals(number).name, "whom": whom})
-
-
-def _is_first_in_table(case: Case, event: LogEvent) -> bool:
-    """Return whether torchrun's table names this end as the first; the other ranks it ended itself."""
-    return any(event in rows for rows in first_in_tables(case))
 
 
 def first_in_tables(case: Case) -> list[list[LogEvent]]:
