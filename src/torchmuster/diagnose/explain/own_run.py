@@ -71,8 +71,7 @@ def with_own_result(
         return verdict
     first = _joined(own, verdict)
     # The head saw who went first, and which hang lasted: lost connections and stacks say no more.
-    useless = (first.cause, "peer-lost")
-    rest = [one for one in verdict.found if one.cause not in useless]
+    rest = [one for one in verdict.found if one.cause not in (first.cause, "peer-lost")]
     rest = [one for one in rest if not _STACKS.search(one.at or "")]
     return replace(
         verdict,

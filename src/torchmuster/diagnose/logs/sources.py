@@ -345,8 +345,7 @@ def _is_python(head: bytes) -> bool:
             body = ast.parse(head).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    is_whole = len(head) < _MAX_SOURCE_BYTES
-    return is_whole and any(not isinstance(statement, ast.Expr) for statement in body)
+    return len(head) < _MAX_SOURCE_BYTES and any(not isinstance(one, ast.Expr) for one in body)
 
 
 def _open_tar(

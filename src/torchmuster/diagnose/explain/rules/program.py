@@ -401,12 +401,12 @@ def _first_without_words(case: Case) -> LogFinding | None:
     tables = signals.first_in_tables(case)
     rows = tables[0] if len(tables) == 1 else []
     ranks = [e for e in rows if e.get("key") == "rank"]
-    codes = [e for e in rows if 0 < _code(e) < 126]
+    # Of other codes the launcher's line just after the last words says more.
+    most = 1 if case.of("child_failed") else 125
+    codes = [e for e in rows if 0 < _code(e) <= most]
     if not ranks or not codes:
         return None
     rank, code = ranks[0].get("value").split()[0], _code(codes[0])
-    if code != 1 and case.of("child_failed"):
-        return None  # the line just after its last words says more
     said = [e for e in case.events if e.get("type") or e.kind in _LOST]
     said = [e for e in said if not e.get("type").endswith("ChildFailedError")]
     if any(str(e.who.rank) in ("None", rank) for e in said):
