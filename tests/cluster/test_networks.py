@@ -15,6 +15,7 @@ import pytest
 from cluster.netns import Nodes
 from kit.command import MUSTER, SOURCE
 from kit.namespaces import why_no_networks
+from kit.values import run_plan
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.engines.local import agent_argv
@@ -23,7 +24,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import parse
 from torchmuster.core.model.narration import narrate
-from torchmuster.core.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
+from torchmuster.core.model.plan import Limits, Tee
 from torchmuster.core.net.address import new_secret, write_secret
 from torchmuster.core.node.options import AgentOrder
 
@@ -87,20 +88,14 @@ def run_on(nodes, folder, *, env=None, heads=HEADS, limit_s=LIMIT_S):
     run_dir = RunDir(str(folder / "run"))
     os.makedirs(run_dir.logs)
     (folder / "script.py").write_text(SCRIPT)
-    program = Program(
-        kind=ScriptKind.FILE,
+    names = tuple(f"n{number}" for number in range(1, nodes.num_nodes + 1))
+    plan = run_plan(
+        len(names),
+        run_id="networks",
         target=str(folder / "script.py"),
         args=(str(folder),),
         python=(sys.executable,),
         cwd=str(folder),
-    )
-    names = tuple(f"n{number}" for number in range(1, nodes.num_nodes + 1))
-    plan = RunPlan(
-        run_id="networks",
-        program=program,
-        min_nodes=len(names),
-        max_nodes=len(names),
-        workers_per_node=(1,),
         limits=Limits(max_restarts=0, join_timeout_s=30.0),
         node_names=names,
         tee=Tee.NONE,

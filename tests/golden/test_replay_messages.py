@@ -11,10 +11,11 @@ import pytest
 
 from kit.command import SOURCE
 from kit.transcripts import read_sections
+from kit.values import run_plan, worker_end
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
-from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.core.model.plan import NodeSetup, Program, RunPlan, ScriptKind
+from torchmuster.core.model.failure import EndKind, PythonError
+from torchmuster.core.model.plan import NodeSetup
 
 FILE = "replays.txt"
 RUN_ID = "20260101-000000-train-ab12"
@@ -35,14 +36,12 @@ CASES = {
 
 
 def plan_of(work, *environment):
-    program = Program(
-        kind=ScriptKind.FILE, target="train.py", args=(), python=(sys.executable,), cwd=str(work)
-    )
-    return RunPlan(
+    return run_plan(
+        2,
         run_id=RUN_ID,
-        program=program,
-        min_nodes=2,
-        max_nodes=2,
+        target="train.py",
+        python=(sys.executable,),
+        cwd=str(work),
         workers_per_node=(2,),
         node_setup=NodeSetup(environment=environment),
     )
@@ -52,17 +51,7 @@ def failure():
     error = PythonError(
         type_name="ValueError", message="no", where="train.py:1", traceback="ValueError: no\n"
     )
-    return WorkerEnd(
-        attempt=0,
-        rank=2,
-        local_rank=0,
-        node="n2",
-        kind=EndKind.EXCEPTION,
-        asked=False,
-        elapsed_s=9.0,
-        error=error,
-        step=311,
-    )
+    return worker_end(EndKind.EXCEPTION, rank=2, node="n2", elapsed_s=9.0, error=error, step=311)
 
 
 @pytest.fixture

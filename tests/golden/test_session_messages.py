@@ -10,12 +10,13 @@ import pytest
 from test_bad_input import transcript
 
 from kit.command import muster_env, run_muster
+from kit.values import run_plan, run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report, report_of_error
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.create import create_run_dir, write_owner
 from torchmuster.errors import ChannelError, SessionBusyError
 from torchmuster.multirun.cli.places import error_at_end
@@ -53,11 +54,8 @@ def make(tmp_path, monkeypatch):
 
     def record(*, lives):
         python = (sys.executable,)
-        server = Program(
-            kind=ScriptKind.COMMAND, target="muster:door", args=(), python=python, cwd="/"
-        )
-        plan = RunPlan(
-            run_id=RUN_ID, program=server, min_nodes=2, max_nodes=2, workers_per_node=(1,)
+        plan = run_plan(
+            2, run_id=RUN_ID, kind=ScriptKind.COMMAND, target="muster:door", python=python
         )
         run_dir = create_run_dir(plan)
         setup = SessionSetup(
@@ -109,15 +107,7 @@ def test_a_session_that_never_opened_is_told_in_the_words_of_its_result(make, tm
         because=("nosuch.invalid: ssh: Could not resolve hostname nosuch.invalid",),
         hint="is the name right? look in ~/.ssh/config and DNS",
     )
-    result = Result(
-        run_id=RUN_ID,
-        state=RunState.FAILED,
-        exit_code=5,
-        attempts=0,
-        restarts_spent=0,
-        elapsed_s=0.0,
-        report=report,
-    )
+    result = run_result(RunState.FAILED, 5, run_id=RUN_ID, attempts=0, elapsed_s=0.0, report=report)
     atomic.write_json(run_dir.result, codec.to_plain(result))
     golden(FILE, "session_on_a_host_without_address", told().replace(RUN_ID, "$SESSION"))
     lines = [*told().splitlines(), "error: of another slot", "  because: it is another"]

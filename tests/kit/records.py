@@ -4,12 +4,11 @@ import json
 import os
 from datetime import UTC, datetime
 
+from kit.values import run_plan, run_result, worker_end
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 
 BEGAN = 1_800_000_000.0
 NODES = [
@@ -34,16 +33,7 @@ def start(after_s, attempt, why="start", nodes=NODES):
 
 def end_of_rank(rank, attempt=0, **fields):
     """Return the end of a rank on n2 as records have it, a SIGKILL."""
-    end = WorkerEnd(
-        attempt=attempt,
-        rank=rank,
-        local_rank=rank,
-        node="n2",
-        kind=EndKind.SIGNAL,
-        asked=False,
-        elapsed_s=1.0,
-        signum=9,
-    )
+    end = worker_end(rank=rank, local_rank=rank, attempt=attempt, node="n2", signum=9)
     return {**codec.to_plain(end), **fields}
 
 
@@ -129,24 +119,18 @@ def lines(path, rows):
 
 def result(state=RunState.SUCCEEDED, error=None, **fields):
     report = Report(error=error, because=("it said so",)) if error else None
-    given = {"exit_code": 0, "attempts": 2, "restarts_spent": 1, "elapsed_s": 25.0, **fields}
-    return codec.to_plain(Result(run_id="r", state=state, report=report, **given))
+    given = {"attempts": 2, "restarts_spent": 1, "elapsed_s": 25.0, **fields}
+    return codec.to_plain(run_result(state, report=report, **given))
 
 
 def make_run(folder, events=EVENTS, training=TRAINING, samples=(), ended=None, **plan):
     """Make the directory of a run, with what is given of it."""
     made = RunDir(str(folder))
     os.makedirs(made.logs)
-    program = Program(
-        kind=ScriptKind.FILE,
-        target="train.py",
-        args=plan.pop("args", ("--epochs", "2")),
-        python=("/usr/bin/python3",),
-        cwd="/home/u",
-    )
-    given = {"run_id": "r", "min_nodes": 2, "max_nodes": 2, "workers_per_node": (2,), **plan}
+    usual = {"target": "train.py", "args": ("--epochs", "2"), "python": ("/usr/bin/python3",)}
+    usual |= {"cwd": "/home/u", "workers_per_node": (2,)}
     with open(made.plan, "w") as file:
-        json.dump(codec.to_plain(RunPlan(program=program, **given)), file)
+        json.dump(codec.to_plain(run_plan(2, **{**usual, **plan})), file)
     lines(made.events, events)
     if training is not None:
         lines(made.training, training)

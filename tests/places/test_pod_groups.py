@@ -9,10 +9,11 @@ from cluster.netns import Nodes
 from kit import missing
 from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
+from kit.workflows import workflow_plan
 from places.pods import PodWorld
 from torchmuster.core.model.states import State
 from torchmuster.core.owner.record import read_lines, read_outcome
-from torchmuster.workflow.plan import GroupPlan, InputKind, InputPlan, TaskPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, InputKind, InputPlan, TaskPlan
 
 WAIT = 'until [ -e "{stop}" ]; do sleep 0.05; done; '
 LEAD = (
@@ -47,22 +48,17 @@ def pods_of_group(tmp_path, monkeypatch, lead, other):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     stop = tmp_path / "stop"
     made = InputPlan(kind=InputKind.TASK, source="made")
-    plan = WorkflowPlan(
-        run_id="w",
-        name="w",
-        groups=(
-            GroupPlan(name="before", tasks=(TaskPlan(name="made", command=("true",)),)),
-            GroupPlan(
-                name="work",
-                tasks=(
-                    bash("lead", lead, stop, lead=True, inputs=(made,)),
-                    bash("other", other, stop),
-                ),
-                after=("before",),
+    plan = workflow_plan(
+        GroupPlan(name="before", tasks=(TaskPlan(name="made", command=("true",)),)),
+        GroupPlan(
+            name="work",
+            tasks=(
+                bash("lead", lead, stop, lead=True, inputs=(made,)),
+                bash("other", other, stop),
             ),
+            after=("before",),
         ),
-        spec_path="w.yaml",
-        python=("python3",),
+        run_id="w",
         cwd=str(tmp_path),
         grace_s=2.0,
         backoff_s=0.1,

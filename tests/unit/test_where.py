@@ -14,11 +14,12 @@ from pkgutil import resolve_name
 import pytest
 from click.testing import CliRunner
 
+from kit.values import run_plan
 from torchmuster.core.cli.main import muster
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind, StartMethod
+from torchmuster.core.model.plan import StartMethod
 from torchmuster.core.model.states import State
 from torchmuster.core.model.verdict import Report, WorkflowResult
 from torchmuster.core.owner.create import failed_before_start
@@ -170,20 +171,7 @@ def world(tmp_path, monkeypatch):
     return is_inside
 
 
-PLAN = RunPlan(
-    run_id="s",
-    program=Program(
-        kind=ScriptKind.FILE,
-        target="train.py",
-        args=(),
-        python=("python3",),
-        cwd="/",
-        start=StartMethod.FRESH,
-    ),
-    min_nodes=1,
-    max_nodes=1,
-    workers_per_node=(1,),
-)
+PLAN = run_plan(run_id="s", target="train.py", start=StartMethod.FRESH)
 
 
 def hold(folder, monkeypatch):

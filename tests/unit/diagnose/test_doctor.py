@@ -5,13 +5,14 @@ import os
 
 import pytest
 
+from kit.values import run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import RecordEvent, Stamped
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.states import JobState, RunState
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 from torchmuster.diagnose.cli.doctor import render
 from torchmuster.diagnose.finding import Level
 from torchmuster.diagnose.gather import (
@@ -43,15 +44,7 @@ def job(*, right=True, sag=1.0):
 
 
 def result(state=RunState.SUCCEEDED, report=None):
-    return Result(
-        run_id="r",
-        state=state,
-        exit_code=0 if state is RunState.SUCCEEDED else 1,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=1.0,
-        report=report,
-    )
+    return run_result(state, 0 if state is RunState.SUCCEEDED else 1, report=report)
 
 
 @pytest.fixture

@@ -2,53 +2,25 @@
 
 from dataclasses import replace
 
-from torchmuster.core.head.membership import Member
+from kit.values import READY, run_plan
+from kit.values import member_of as make_member
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import fields_of
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.verdict import Report
-from torchmuster.core.net import messages
 from torchmuster.diagnose.preflight import HOLD_S, LIMIT_S, LONG_HOLD_S, SURVEY, Preflight
 from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 from unit.diagnose.doctor.made_up import facts
-
-READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)
-
-
-class FakeChannel:
-    def __init__(self, address):
-        self.peer_address = address
-
-
-def make_member(k, network_id):
-    hello = messages.Hello(
-        incarnation=f"i{k}",
-        version="0",
-        host=f"n{k}",
-        pid=k,
-        boot_id="b",
-        num_workers=1,
-        place=k - 1,
-        wants_place_0=k == 1,
-        network_id=network_id,
-    )
-    return Member(hello=hello, channel=FakeChannel(f"10.0.0.{k}"), heard_at=0.0, place=k - 1)
 
 
 class House:
     """A preflight with clocks, and agents that answer as the test says."""
 
     def __init__(self, form="short", num_nodes=2, one_machine=False):
-        program = Program(
-            kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/home/u"
-        )
-        plan = RunPlan(
-            run_id="r",
-            program=program,
-            min_nodes=num_nodes,
-            max_nodes=num_nodes,
-            workers_per_node=(1,),
+        plan = run_plan(
+            num_nodes,
+            target="train.py",
+            cwd="/home/u",
             node_names=tuple(f"n{k}" for k in range(1, num_nodes + 1)),
             preflight=form,
         )
@@ -64,7 +36,7 @@ class House:
             own_network_id="net1",
         )
         self.members = [
-            make_member(k, "net1" if one_machine else f"net{k}") for k in range(1, num_nodes + 1)
+            make_member(k, "net1" if one_machine else None) for k in range(1, num_nodes + 1)
         ]
         for member in self.members:
             self.preflight.greet(member)

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from kit.records import event, lines
+from kit.values import run_plan
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.errors import UsageError
 from torchmuster.multirun.sweep.plan import MetricChoice, MetricGoal, SweepPlan
 from torchmuster.report.cli.report import _two
@@ -22,14 +22,7 @@ VALUES = [0.5, math.nan, 0.25, None, 0.9]
 def made(folder, goal=MetricGoal.MIN, values=VALUES):
     run_dir = RunDir(str(folder / "20270115-080000-tune-3f2a"))
     os.makedirs(run_dir.path)
-    program = Program(kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd="/")
-    run = RunPlan(
-        run_id="20270115-080000-tune-3f2a",
-        program=program,
-        min_nodes=1,
-        max_nodes=1,
-        workers_per_node=(1,),
-    )
+    run = run_plan(run_id="20270115-080000-tune-3f2a", target="train.py", python=("python",))
     plan = SweepPlan(
         run=run,
         names=("lr", "<b>"),

@@ -1,5 +1,6 @@
 import pytest
 
+from kit.workflows import workflow_plan
 from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir
 from torchmuster.errors import UsageError
@@ -8,7 +9,7 @@ from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.model.job import NodeChunk
 from torchmuster.launcher.spec.site import Site
 from torchmuster.workflow.jobs import MARGIN_S, job_variables, plan_jobs
-from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan
 
 SLURM = load_dialect("slurm")
 
@@ -26,8 +27,8 @@ def group(name, *tasks, **given):
 
 
 def workflow(*groups, **given):
-    defaults = {"run_id": "r1", "name": "flow", "spec_path": "/w.yaml", "cwd": "/"}
-    return WorkflowPlan(groups=groups, python=("/env/bin/python",), **{**defaults, **given})
+    defaults = {"run_id": "r1", "name": "flow", "python": ("/env/bin/python",)}
+    return workflow_plan(*groups, **{**defaults, **given})
 
 
 def jobs(plan, dialect=SLURM, **site):

@@ -2,17 +2,17 @@ import re
 
 import pytest
 
+from kit.values import run_result
 from torchmuster.core.cli.messages import is_worth_a_report, paint_report, summary
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 
 REPORT = Report(error="it broke", at="a.py:1", because=("first", "second"), hint="mend it")
 
 
 def result(**given):
-    defaults = {"state": RunState.SUCCEEDED, "exit_code": 0, "attempts": 1, "restarts_spent": 0}
-    return Result(run_id="r", **{**defaults, "elapsed_s": 12.34, **given})
+    return run_result(**{"elapsed_s": 12.34, **given})
 
 
 def test_without_colour_a_report_is_plain_text():

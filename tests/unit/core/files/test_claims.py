@@ -7,20 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from kit.values import term
 from torchmuster.core.files.claims import Claims
-from torchmuster.core.model.succession import Term
 
 
 def claim(number, holder="a", place=1):
-    return Term(
-        number=number,
-        holder=holder,
-        place=place,
-        node="n2",
-        members=(0, 1),
-        next_attempt=number,
-        restarts_spent=0,
-    )
+    return term(number, holder=holder, place=place, node="n2", members=(0, 1))
 
 
 @pytest.fixture

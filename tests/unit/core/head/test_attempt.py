@@ -1,8 +1,9 @@
 """One life of the process group, by itself."""
 
+from kit.values import worker_end
 from torchmuster.core.head.attempt import Attempt, EndReports
 from torchmuster.core.model.events import WorkersEndedEvent
-from torchmuster.core.model.failure import EndKind, RanCode, ValueNote, WorkerEnd
+from torchmuster.core.model.failure import RanCode, ValueNote
 from unit.core.model.ends import succeeded
 
 
@@ -20,17 +21,7 @@ def test_ranks_that_end_one_by_one_are_told_every_ten_seconds():
 
 
 def _killed(rank, *, asked=True, **more):
-    return WorkerEnd(
-        attempt=4,
-        rank=rank,
-        local_rank=0,
-        node="n1",
-        kind=EndKind.SIGNAL,
-        asked=asked,
-        elapsed_s=float(rank),
-        signum=9,
-        **more,
-    )
+    return worker_end(attempt=4, rank=rank, asked=asked, elapsed_s=float(rank), signum=9, **more)
 
 
 def test_thousands_of_ends_are_a_few_events_and_none_is_missing():

@@ -4,37 +4,21 @@ import signal
 
 import pytest
 
+from kit.values import hello, run_plan, worker_end
 from torchmuster.core.head.membership import Leavers, Member
-from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.core.model.plan import Limits, Program, RunPlan, ScriptKind
-from torchmuster.core.net.messages import Hello
+from torchmuster.core.model.failure import EndKind
+from torchmuster.core.model.plan import Limits
 
 GRACE_S = 30.0
 
 
 def leavers(min_nodes=1, max_nodes=3):
-    plan = RunPlan(
-        run_id="r",
-        program=Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/"),
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        workers_per_node=(1,),
-        limits=Limits(grace_s=GRACE_S),
-    )
+    plan = run_plan(min_nodes=min_nodes, max_nodes=max_nodes, limits=Limits(grace_s=GRACE_S))
     return Leavers(plan)
 
 
 def member(host, *, is_head=False):
-    hello = Hello(
-        incarnation=host,
-        version="1",
-        host=host,
-        pid=1,
-        boot_id="",
-        num_workers=1,
-        wants_place_0=is_head,
-    )
-    return Member(hello=hello, channel=None, heard_at=0.0)
+    return Member(hello=hello(host, wants_place_0=is_head), channel=None, heard_at=0.0)
 
 
 HEAD, N2, N3 = member("n1", is_head=True), member("n2"), member("n3")
@@ -42,9 +26,7 @@ ALL = [HEAD, N2, N3]
 
 
 def end(node, kind=EndKind.SIGNAL):
-    return WorkerEnd(
-        attempt=0, rank=1, local_rank=0, node=node, kind=kind, asked=True, elapsed_s=1.0
-    )
+    return worker_end(kind, rank=1, node=node, asked=True)
 
 
 def test_a_node_may_leave_while_enough_others_stay():

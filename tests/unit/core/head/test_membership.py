@@ -4,14 +4,13 @@ import sys
 
 import pytest
 
+from kit import values
+from kit.values import READY, run_plan
 from torchmuster.core.head.membership import Membership
 from torchmuster.core.model.lease import SILENT_S, SLOW_S
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.net.messages import Hello, SpawnerReady
 
 VERSION = "1"
 BOOT = "this boot"
-READY = SpawnerReady(python="3.11", torch="2.13", forks=True)
 
 
 class Clock:
@@ -33,9 +32,7 @@ def roll(clock):
 
 
 def make_roll(clock, *, max_nodes=3, min_nodes=None, spares=0):
-    plan = RunPlan(
-        run_id="r",
-        program=Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/"),
+    plan = run_plan(
         min_nodes=min_nodes or max_nodes,
         max_nodes=max_nodes,
         workers_per_node=(2,),
@@ -46,8 +43,7 @@ def make_roll(clock, *, max_nodes=3, min_nodes=None, spares=0):
 
 
 def hello(host="h", **given):
-    defaults = {"incarnation": host, "version": VERSION, "boot_id": "another boot"}
-    return Hello(host=host, **{**defaults, "pid": os.getpid(), "num_workers": 2, **given})
+    return values.hello(host, **{"pid": os.getpid(), "num_workers": 2, **given})
 
 
 def admit(roll, host="h", **given):

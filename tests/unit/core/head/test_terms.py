@@ -5,10 +5,10 @@ import os
 
 import pytest
 
+from kit.values import term
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.head.membership import claim_attempt, is_deposed
 from torchmuster.core.head.options import HeadCredentials
-from torchmuster.core.model.succession import Term
 from torchmuster.errors import HeadLostError
 
 
@@ -20,15 +20,7 @@ def office(tmp_path):
 
 
 def claim(number, holder, node):
-    return Term(
-        number=number,
-        holder=holder,
-        place=0,
-        node=node,
-        members=(0,),
-        next_attempt=0,
-        restarts_spent=0,
-    )
+    return term(number, holder=holder, node=node, next_attempt=0)
 
 
 def start(office, attempt, said=None):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import torchmuster
+from kit.values import run_result
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.head.head import HeadClient
@@ -15,7 +16,7 @@ from torchmuster.core.head.training_head import TrainingHead
 from torchmuster.core.model.events import fields_of
 from torchmuster.core.model.plan import Limits
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result, StopCause
+from torchmuster.core.model.verdict import StopCause
 from torchmuster.core.net.channel import ChannelClosedError, Role
 from torchmuster.core.net.messages import (
     Goodbye,
@@ -133,9 +134,6 @@ def test_nobody_is_waited_for_when_all_have_called(make_head):
     assert asyncio.run(go()).exit_code == 1
 
 
-COUNTS = {"attempts": 0, "restarts_spent": 0, "elapsed_s": 0.1}
-
-
 class Head:
     """The agent beside a head."""
 
@@ -155,7 +153,7 @@ def ended(result=None, error=None):
 
 
 def test_the_head_s_own_agent_ends_with_its_head():
-    head, result = Head(), Result(run_id="r", state=RunState.FAILED, exit_code=1, **COUNTS)
+    head, result = Head(), run_result(RunState.FAILED, 1)
 
     _end_with_head(ended(result), head)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.values import READY, hello, run_plan, worker_end
 from kit.work import num_calls
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.head.attempt import AttemptPhase
@@ -25,9 +26,9 @@ from torchmuster.core.head.node_policy import (
 from torchmuster.core.head.options import TrainingHeadOptions
 from torchmuster.core.head.training_policy import TrainingPolicy
 from torchmuster.core.model.events import WorkersStartedEvent
-from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd, first_cause
+from torchmuster.core.model.failure import EndKind, PythonError, first_cause
 from torchmuster.core.model.lease import LEASE_S
-from torchmuster.core.model.plan import Limits, Program, RunPlan, ScriptKind
+from torchmuster.core.model.plan import Limits
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import StopCause
 from torchmuster.core.net import messages
@@ -200,13 +201,11 @@ class World:
 
     def end(self, node, rank, how, *, asked):
         what = ENDS[how]
-        end = WorkerEnd(
+        end = worker_end(
             attempt=node.attempt,
             rank=rank,
-            local_rank=0,
             node=self.plan.node_name(node.place),
             asked=asked,
-            elapsed_s=1.0,
             error=ERRORS.get(how),
             **what,
         )
@@ -264,10 +263,9 @@ class World:
             self.clear(node)
         node.owes.clear()  # what could not be said is lost
         node.line, node.is_silent = FakeLine(), False
-        hello = messages.Hello(
+        said = hello(
+            f"host{node.place}",
             incarnation=str(node.incarnation),
-            version=VERSION,
-            host=f"host{node.place}",
             pid=100_000 + node.incarnation,
             boot_id="here" if node.local else "there",
             num_workers=WORKERS_PER_NODE,
@@ -277,14 +275,14 @@ class World:
             wants_place_0=node.place == 0,
             network_id="net",
         )
-        self.alive_pids.add(hello.pid)
+        self.alive_pids.add(said.pid)
         node.heard_at = self.now
-        node.member = self.policy.called(self.now, hello, node.line, VERSION)
+        node.member = self.policy.called(self.now, said, node.line, VERSION)
         if node.member is not None:
             self.policy.said(
                 self.now,
                 node.member,
-                messages.SpawnerReady(python="3.11", torch="2.13", forks=True),
+                READY,
             )
             return
         while actions := self.policy.take_actions():
@@ -424,11 +422,9 @@ class World:
 
 
 def make_plan(num_nodes, *, min_nodes=None, max_restarts=3, grow=True, spares=0):
-    return RunPlan(
-        run_id="r",
-        program=Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/"),
+    return run_plan(
+        num_nodes,
         min_nodes=min_nodes or num_nodes,
-        max_nodes=num_nodes,
         workers_per_node=(WORKERS_PER_NODE,),
         node_names=tuple(f"n{place + 1}" for place in range(num_nodes + spares)),
         spares=spares,

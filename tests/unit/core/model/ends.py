@@ -1,11 +1,12 @@
 """Ends of workers for tests, each with only what matters given."""
 
-from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
+from kit.values import worker_end
+from torchmuster.core.model.failure import EndKind, PythonError
 
 
 def end_of(rank, kind, **given):
-    defaults = {"attempt": 1, "local_rank": rank % 2, "node": f"n{rank // 2 + 1}", "asked": False}
-    return WorkerEnd(rank=rank, kind=kind, **{**defaults, "elapsed_s": 12.0, **given})
+    defaults = {"attempt": 1, "local_rank": rank % 2, "node": f"n{rank // 2 + 1}"}
+    return worker_end(kind, rank=rank, **{**defaults, "elapsed_s": 12.0, **given})
 
 
 def raised(

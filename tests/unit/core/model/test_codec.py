@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.values import run_plan, worker_end
 from torchmuster.core import plugs
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import CodecError, from_plain, to_plain
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.net import messages
 from torchmuster.errors import UsageError
@@ -17,13 +18,7 @@ from unit.strategies import JSON_VALUES, instances
 
 list(plugs.every("messages"))  # of all rooms that are here
 MESSAGE_CLASSES = list(messages.Message.words.values())
-PLAN = RunPlan(
-    run_id="r",
-    program=Program(kind=ScriptKind.FILE, target="t.py", args=("-x",), python=("py",), cwd="/"),
-    min_nodes=1,
-    max_nodes=2,
-    workers_per_node=(4, 2),
-)
+PLAN = run_plan(args=("-x",), max_nodes=2, workers_per_node=(4, 2))
 
 
 @pytest.mark.parametrize("cls", MESSAGE_CLASSES, ids=lambda cls: cls.__name__)
@@ -122,15 +117,7 @@ def test_no_json_makes_the_codec_fail_in_another_way(value):
 
 
 def test_enums_travel_as_their_words():
-    end = WorkerEnd(
-        attempt=0,
-        rank=0,
-        local_rank=0,
-        node="n1",
-        kind=EndKind.NODE_LOST,
-        asked=False,
-        elapsed_s=1.0,
-    )
+    end = worker_end(EndKind.NODE_LOST)
 
     assert to_plain(end)["kind"] == "node_lost"
 

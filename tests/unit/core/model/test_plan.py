@@ -1,10 +1,9 @@
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from kit.values import program, run_plan
+from torchmuster.core.model.plan import ScriptKind
 
 
 def plan(**given):
-    program = Program(kind=ScriptKind.MODULE, target="a.b", args=("-x",), python=("p",), cwd="/")
-    defaults = {"min_nodes": 1, "max_nodes": 3, "workers_per_node": (4, 2), "node_names": ("n1",)}
-    return RunPlan(run_id="r", program=program, **{**defaults, **given})
+    return run_plan(**{"max_nodes": 3, "workers_per_node": (4, 2), "node_names": ("n1",), **given})
 
 
 def test_a_place_beyond_the_end_takes_the_last_number_of_workers():
@@ -21,7 +20,7 @@ def test_a_plan_is_elastic_when_its_number_of_nodes_may_change():
 
 
 def test_a_module_is_displayed_with_its_flag():
-    assert plan().program.display() == ("-m", "a.b", "-x")
+    assert program("a.b", kind=ScriptKind.MODULE, args=("-x",)).display() == ("-m", "a.b", "-x")
 
 
 def test_a_longer_wait_is_spelled_as_the_command_that_made_the_plan_takes_it():

@@ -1,10 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
+from kit.values import run_result, worker_end
+from torchmuster.core.model.failure import EndKind, PythonError
 from torchmuster.core.model.repeats import ShownOutput, shortened
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 
 FRAMES = """Traceback (most recent call last):
   File "/w/train.py", line 9, in <module>
@@ -117,24 +118,12 @@ def test_for_any_chunking_the_only_rank_of_the_only_attempt_loses_nothing(texts,
 
 def end(traceback):
     error = PythonError(type_name="ValueError", message="no 0", where="t", traceback=traceback)
-    kind = EndKind.EXCEPTION
-    return WorkerEnd(
-        attempt=0, rank=0, local_rank=0, node="n1", kind=kind, asked=False, elapsed_s=1, error=error
-    )
+    return worker_end(EndKind.EXCEPTION, error=error)
 
 
 def result_of(traceback):
     report = Report(error="rank 0 raised it", because=("a", *traceback.splitlines(), "then rank 1"))
-    return Result(
-        run_id="r",
-        state=RunState.FAILED,
-        exit_code=1,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=1.0,
-        report=report,
-        cause=end(traceback),
-    )
+    return run_result(RunState.FAILED, 1, report=report, cause=end(traceback))
 
 
 def test_a_verdict_has_the_whole_traceback_unless_it_is_on_the_terminal():

@@ -6,8 +6,9 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kit.values import term
 from torchmuster.core.model.lease import LEASE_S
-from torchmuster.core.model.succession import ASK_EVERY_S, Heir, HeirView, Move, Term, is_voted_out
+from torchmuster.core.model.succession import ASK_EVERY_S, Heir, HeirView, Move, is_voted_out
 from unit.core.model.succession_world import World
 
 HISTORIES = int(os.environ.get("MUSTER_SUCCESSIONS", "300"))
@@ -15,15 +16,7 @@ QUIET_STEPS = 160  # 80 s: two leases, the votes, a gathering
 
 
 def claim(number=3, place=0, members=(0, 1, 2)):
-    return Term(
-        number=number,
-        holder="x",
-        place=place,
-        node="n1",
-        members=members,
-        next_attempt=number,
-        restarts_spent=0,
-    )
+    return term(number, place=place, members=members)
 
 
 def silent(newest, *votes, proved=False):

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from torchmuster.core.model.failure import EndKind, ErrorParts, PythonError, WorkerEnd
+from kit.values import worker_end
+from torchmuster.core.model.failure import EndKind, ErrorParts, PythonError
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import (
@@ -172,14 +173,9 @@ def test_only_four_states_are_not_final():
 
 
 def test_a_hang_is_told_with_where_it_stood_and_what_to_change():
-    end = WorkerEnd(
-        attempt=0,
+    end = worker_end(
+        EndKind.HANG,
         rank=2,
-        local_rank=0,
-        node="n1",
-        kind=EndKind.HANG,
-        asked=False,
-        elapsed_s=90.0,
         detail="rank 2 stood still for 74 s while 3 ranks waited in all_reduce",
         error=PythonError(
             type_name="Hang", message="", where="data.py:88 in read", traceback="3 ranks wait"

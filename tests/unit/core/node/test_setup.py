@@ -4,9 +4,10 @@ import sys
 
 import pytest
 
+from kit.values import run_plan
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.plan import NodeSetup, Program, RunPlan, ScriptKind
+from torchmuster.core.model.plan import NodeSetup
 from torchmuster.core.node.leftovers import remove_scratch
 from torchmuster.core.node.options import AgentOptions, HeadPlace
 from torchmuster.core.node.setup import NodeWork
@@ -27,17 +28,7 @@ class Host:
 
 
 def work_of(tmp_path, setup):
-    program = Program(
-        kind=ScriptKind.FILE, target="t.py", args=(), python=(sys.executable,), cwd=str(tmp_path)
-    )
-    plan = RunPlan(
-        run_id="r",
-        program=program,
-        min_nodes=1,
-        max_nodes=1,
-        workers_per_node=(1,),
-        node_setup=setup,
-    )
+    plan = run_plan(python=(sys.executable,), cwd=str(tmp_path), node_setup=setup)
     options = AgentOptions(
         plan=plan,
         num_workers=1,

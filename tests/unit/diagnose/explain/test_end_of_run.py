@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from kit.records import start
+from kit.values import run_result, worker_end
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
+from torchmuster.core.model.failure import EndKind, PythonError
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 from torchmuster.diagnose.explain import end_of_run
 from unit.diagnose.explain.logs import traceback_of
 
@@ -32,17 +33,7 @@ def explained(result, folder, *, limit_s=60.0):
 
 
 def end(kind=EndKind.EXIT_CODE, *, rank=1, error=None, **more):
-    return WorkerEnd(
-        attempt=0,
-        rank=rank,
-        local_rank=0,
-        node="n2",
-        kind=kind,
-        asked=False,
-        elapsed_s=9.0,
-        error=error,
-        **more,
-    )
+    return worker_end(kind, rank=rank, node="n2", elapsed_s=9.0, error=error, **more)
 
 
 def raised(words, traceback="Traceback"):
@@ -53,16 +44,7 @@ def raised(words, traceback="Traceback"):
 
 def result_of(cause, *, state=RunState.FAILED, because=("its last lines:",)):
     report = Report(error="rank 1 ended with exit code 3", because=because, hint="see the logs")
-    return Result(
-        run_id="r-1",
-        state=state,
-        exit_code=3,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=9.0,
-        report=report,
-        cause=cause,
-    )
+    return run_result(state, 3, run_id="r-1", elapsed_s=9.0, report=report, cause=cause)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from kit.records import event, start
-from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd
+from kit.values import run_result, worker_end
+from torchmuster.core.model.failure import EndKind, PythonError
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain.case import Case
@@ -21,9 +22,7 @@ from unit.diagnose.explain.logs import explain, traceback_of
 
 
 def end(kind=EndKind.EXCEPTION, **more):
-    return WorkerEnd(
-        attempt=0, rank=1, local_rank=0, node="n2", kind=kind, asked=False, elapsed_s=9.0, **more
-    )
+    return worker_end(kind, rank=1, node="n2", elapsed_s=9.0, **more)
 
 
 def result(
@@ -32,16 +31,7 @@ def result(
     report = Report(
         error=error, at="train.py:9, rank 1 of 2 on n2, attempt 0", because=because, hint="see logs"
     )
-    return Result(
-        run_id="r-1",
-        state=state,
-        exit_code=1,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=10.0,
-        report=report,
-        cause=cause,
-    )
+    return run_result(state, 1, run_id="r-1", elapsed_s=10.0, report=report, cause=cause)
 
 
 def joined(verdict, result, lines=(), **more):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.values import run_result
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
@@ -22,14 +23,7 @@ from torchmuster.kubernetes.firstpod.conduct import (
 )
 from torchmuster.kubernetes.node.order import AGAIN_CODE, FINAL_CODE, NUM_FILES_KEY, VALUES_KEY
 
-DONE = Result(
-    run_id="s.1",
-    state=RunState.SUCCEEDED,
-    exit_code=0,
-    attempts=1,
-    restarts_spent=0,
-    elapsed_s=2.0,
-)
+DONE = run_result(run_id="s.1", elapsed_s=2.0)
 
 
 @pytest.fixture

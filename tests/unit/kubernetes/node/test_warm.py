@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from kit.values import run_plan
 from torchmuster.core import proc
-from torchmuster.core.model.plan import NodeSetup, Program, RunPlan, ScriptKind, StartMethod
+from torchmuster.core.model.plan import NodeSetup, ScriptKind, StartMethod
 from torchmuster.core.node.options import AgentOrder
 from torchmuster.core.proc import importable
 from torchmuster.kubernetes.node.warm import has_use, variables_of_workers
@@ -13,10 +14,7 @@ from torchmuster.multirun.server.messages import fork_order
 from torchmuster.multirun.server.modules import changed_variables, read_by_imports
 from torchmuster.multirun.server.remote import PodForkServer
 
-PROGRAM = Program(
-    kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/code"
-)
-PLAN = RunPlan(run_id="r", program=PROGRAM, min_nodes=2, max_nodes=2, workers_per_node=(2,))
+PLAN = run_plan(2, target="train.py", cwd="/code", workers_per_node=(2,))
 
 
 def test_a_script_that_may_be_forked_has_use_for_it():
@@ -33,7 +31,7 @@ def test_a_script_that_may_be_forked_has_use_for_it():
     ],
 )
 def test_programs_that_begin_otherwise_have_none(given):
-    assert not has_use(replace(PLAN, program=replace(PROGRAM, **given)))
+    assert not has_use(replace(PLAN, program=replace(PLAN.program, **given)))
 
 
 def test_a_node_that_is_set_up_first_has_none():

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from kit.values import run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.kubernetes.firstpod.conduct import link_earlier_snapshots
 from torchmuster.kubernetes.pods.again import find_earlier_run
@@ -77,15 +77,7 @@ def test_a_folder_of_the_script_on_no_volume_is_lost_although_the_run_is_on_one(
 
 
 def test_a_step_that_only_the_result_tells_of_is_lost_too(run_dir):
-    result = Result(
-        run_id=RUN_ID,
-        state=RunState.CANCELLED,
-        exit_code=130,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=1.0,
-        saved_step=9,
-    )
+    result = run_result(RunState.CANCELLED, 130, run_id=RUN_ID, saved_step=9)
     atomic.write_json(run_dir.result, codec.to_plain(result))
     with pytest.raises(UsageError) as caught:
         find_earlier_run(run_dir, order_of(), job())

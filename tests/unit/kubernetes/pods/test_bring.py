@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.values import run_plan
 from torchmuster.core import proc
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.owner.create import create_run_dir
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import DIALECT
@@ -60,14 +60,7 @@ def code(tmp_path, monkeypatch, home):
 
 
 def plan_of(code):
-    program = Program(
-        kind=ScriptKind.FILE,
-        target="train.py",
-        args=(),
-        python=("python3",),
-        cwd=str(code),
-    )
-    return RunPlan(run_id=RUN_ID, program=program, min_nodes=2, max_nodes=2, workers_per_node=(1,))
+    return run_plan(2, run_id=RUN_ID, target="train.py", cwd=str(code))
 
 
 def bring(code, folder, job=DEFAULT, **given) -> tuple:

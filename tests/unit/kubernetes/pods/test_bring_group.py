@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.errors import UsageError
@@ -35,7 +36,6 @@ from torchmuster.workflow.plan import (
     TaskNetwork,
     TaskPlan,
     TrainingPlan,
-    WorkflowPlan,
 )
 
 SITE = Site(
@@ -76,12 +76,11 @@ def code(tmp_path, monkeypatch):
 
 
 def plan_of(code, *tasks, **more):
-    return WorkflowPlan(
+    return workflow_plan(
+        GroupPlan(name="work", tasks=tasks),
         run_id="20261123-101010-two-1acd",
         name="two",
-        groups=(GroupPlan(name="work", tasks=tasks),),
         spec_path="two.yaml",
-        python=("python3",),
         cwd=str(code / "inner"),
         **more,
     )

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, RunState, State
@@ -27,7 +28,7 @@ from torchmuster.launcher.views.control import stop_and_wait
 from torchmuster.launcher.views.find import find_run, owner_lives, view_run
 from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.owner.view import view_remote_workflow
-from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan
 
 SITE = Site(
     name="k",
@@ -60,13 +61,8 @@ def workflow(tmp_path, monkeypatch, cache):
         (tmp_path / home / "cache").symlink_to(cache)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "theirs"))
     monkeypatch.delenv("MUSTER_DATASETS", raising=False)
-    plan = WorkflowPlan(
-        run_id=RUN_ID,
-        name="two",
-        groups=GROUPS,
-        spec_path="two.yaml",
-        python=("python3",),
-        cwd=str(tmp_path),
+    plan = workflow_plan(
+        *GROUPS, run_id=RUN_ID, name="two", spec_path="two.yaml", cwd=str(tmp_path)
     )
     theirs = create_workflow_dir(plan, "", "")
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "mine"))

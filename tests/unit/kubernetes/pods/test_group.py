@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 
 from kit.waiting import wait_until
+from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
@@ -17,21 +18,14 @@ from torchmuster.launcher.jobs.jobs import forget_views
 from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.spec.site import Site
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.plan import PODS_ENGINE, GroupNodes, GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.workflow.plan import PODS_ENGINE, GroupNodes, GroupPlan, TaskPlan
 from unit.kubernetes.pods.conftest import JOB_ID, answers, order_of
 
 
 def group_of(run_dir, hear):
     """Return a group of one task, and its workflow's folder."""
     group = GroupPlan(name="work", tasks=(TaskPlan(name="t", command=("true",)),))
-    plan = WorkflowPlan(
-        run_id="w",
-        name="w",
-        groups=(group,),
-        spec_path="w.yaml",
-        python=("python3",),
-        cwd=run_dir.path,
-    )
+    plan = workflow_plan(group, run_id="w", cwd=run_dir.path)
     site = Site(name="k", kind="kubernetes", origin="muster.toml:1:1")
     return PodGroup(plan, group, run_dir, site, hear, print)
 

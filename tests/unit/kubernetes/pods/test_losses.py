@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from kit.values import run_result, worker_end
+from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.states import RunState, State
 from torchmuster.core.model.verdict import (
     Circumstances,
     FailureFacts,
     GroupOutcome,
-    Result,
     TaskOutcome,
     explain_failure,
     explain_task_failure,
@@ -30,7 +31,7 @@ from torchmuster.kubernetes.pods.losses import (
 from torchmuster.kubernetes.pods.reach import find_pods
 from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.launcher.views.find import view_run
-from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, TaskPlan
 from unit.kubernetes.pods.conftest import JOB_ID, RUN_ID, order_of
 
 # In `job-pods-oomkilled` the pod of index 1 was killed at 00:27:09, and its replacement at 00:28:10.
@@ -39,13 +40,10 @@ BETWEEN, BEFORE, AFTER = "2026-11-22T00:27:30", "2026-11-22T00:26:50", "2026-11-
 
 def failed(node="run-7f3a-1 (n2)", **given):
     """Return what the head says of a run that has lost a pod."""
-    end = WorkerEnd(
-        attempt=0,
+    end = worker_end(
+        EndKind.NODE_LOST,
         rank=4,
-        local_rank=0,
         node=node,
-        kind=EndKind.NODE_LOST,
-        asked=False,
         elapsed_s=9.0,
         signum=9,
         detail="its agent has gone (the other side closed the connection)",
@@ -62,11 +60,10 @@ def failed(node="run-7f3a-1 (n2)", **given):
         restart_hint=True,
         log_path=None,
     )
-    return Result(
+    return run_result(
+        RunState.FAILED,
+        137,
         run_id=RUN_ID,
-        state=RunState.FAILED,
-        exit_code=137,
-        attempts=1,
         restarts_spent=1,
         elapsed_s=9.0,
         report=explain_failure(end, [end], known),
@@ -281,14 +278,7 @@ def group(run_dir):
         TaskPlan(name="a", command=("true",), lead=True),
         TaskPlan(name="b", command=("true",)),
     )
-    plan = WorkflowPlan(
-        run_id=RUN_ID,
-        name="w",
-        groups=(GroupPlan(name="work", tasks=tasks),),
-        spec_path="w.yaml",
-        python=("python3",),
-        cwd="/",
-    )
+    plan = workflow_plan(GroupPlan(name="work", tasks=tasks), run_id=RUN_ID)
     atomic.write_json(run_dir.workflow, codec.to_plain(plan))
     os.makedirs(run_dir.group("work").path)
     with open(run_dir.group("work").events, "w") as file:

@@ -11,11 +11,11 @@ import pytest
 
 from kit.records import start
 from kit.training import view_training
+from kit.values import run_plan, run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import read_lines, read_result
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.node import order as orders
@@ -60,10 +60,7 @@ def sweep(tmp_path, monkeypatch, cache):
     code = tmp_path / "code"
     code.mkdir()
     (code / "fit.py").write_text("print('hi')\n")
-    program = Program(
-        kind=ScriptKind.FILE, target="fit.py", args=(), python=("python3",), cwd=str(code)
-    )
-    run = RunPlan(run_id="s", program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+    run = run_plan(run_id="s", target="fit.py", cwd=str(code))
     plan = SweepPlan(run=run, names=("n",), members=(("0",), ("1",), ("2",)), slots=2)
     return plan, create_sweep_dir(plan)
 
@@ -100,14 +97,7 @@ def pod(index, state, **status):
 def ended(code, number=None, state=RunState.SUCCEEDED, reason="Completed", **more):
     message = ""
     if number is not None:
-        result = Result(
-            run_id=f"s.{number}",
-            state=state,
-            exit_code=0,
-            attempts=1,
-            restarts_spent=0,
-            elapsed_s=2.0,
-        )
+        result = run_result(state, run_id=f"s.{number}", elapsed_s=2.0)
         message = json.dumps(codec.to_plain(result) | more)
     return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
 

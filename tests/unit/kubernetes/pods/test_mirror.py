@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kit.ports import reserve_port
+from kit.values import run_result
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
@@ -28,14 +29,7 @@ FORBIDDEN = (
     'Error from server (Forbidden): pods "run-7f3a-0-x" is forbidden: User "u" cannot create resource "pods/portforward"'
     ' in API group "" in the namespace "research"\n'
 )
-RESULT = Result(
-    run_id=RUN_ID,
-    state=RunState.FAILED,
-    exit_code=1,
-    attempts=1,
-    restarts_spent=0,
-    elapsed_s=2.0,
-)
+RESULT = run_result(RunState.FAILED, 1, run_id=RUN_ID, elapsed_s=2.0)
 
 
 class FakeFirstPod:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from kit.values import run_result
 from torchmuster.core.model.states import JobState, RunState
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 from torchmuster.errors import JoinTimeoutError
 from torchmuster.kubernetes.engine.dialect import DIALECT
 from torchmuster.kubernetes.pods.starts import PodStarts
@@ -22,7 +23,7 @@ def late(**given):
     """Return a result of pods of which one did not come."""
     report = Report(error="only 1 of 2 pods came", because=("run-7f3a-1 (its name is not known)",))
     plain = {"exit_code": JoinTimeoutError.exit_code, "attempts": 0, "report": report, **given}
-    return Result(run_id="r", state=RunState.FAILED, restarts_spent=0, elapsed_s=1.0, **plain)
+    return run_result(RunState.FAILED, **plain)
 
 
 def test_a_start_may_take_as_long_as_a_queue_unless_a_limit_was_given(cluster):

@@ -1,12 +1,10 @@
 import os
 from types import SimpleNamespace
 
+from kit.values import run_plan, run_result
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.launcher.cli.torchrun import _create_run_dir, _say_end, _warn_of_late_option
 
 RUN_ID = "20260101-000000-train-ab12"
@@ -16,16 +14,12 @@ def test_the_head_names_the_runs_folder_and_its_end_on_standard_error(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
-    program = Program(kind=ScriptKind.FILE, target="t.py", args=(), python=("py",), cwd="/")
-    plan = RunPlan(run_id=RUN_ID, program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+    plan = run_plan(run_id=RUN_ID)
     folder = str(tmp_path / "runs" / RUN_ID)
 
     assert _create_run_dir(RunDir(folder), plan) == f"run train-ab12; its files are in {folder}"
 
-    state = RunState.SUCCEEDED
-    result = Result(
-        run_id=RUN_ID, state=state, exit_code=0, attempts=1, restarts_spent=0, elapsed_s=2.0
-    )
+    result = run_result(run_id=RUN_ID, elapsed_s=2.0)
     write_json(RunDir(folder).result, codec.to_plain(result))
     _say_end(SimpleNamespace(head=SimpleNamespace(run_dir=RunDir(folder))))
     said = capsys.readouterr()

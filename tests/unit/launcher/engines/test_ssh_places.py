@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from kit.values import run_plan
 from torchmuster.launcher.engines.ssh_command import HostProblem, SshHost
 from torchmuster.launcher.engines.ssh_places import HostPlaces, bad_hosts, place_to_free, workers_of
 
@@ -40,11 +40,8 @@ def test_spare_host_that_takes_a_place_is_spare_no_more():
     ],
 )
 def test_the_head_gets_the_host_that_an_attempt_can_do_without(nodes, living, trained, want):
-    program = Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/")
     low, high = nodes
-    plan = RunPlan(
-        run_id="r", program=program, min_nodes=low, max_nodes=high, workers_per_node=(1,)
-    )
+    plan = run_plan(min_nodes=low, max_nodes=high)
     assert place_to_free(living, trained, plan) == want
 
 
@@ -56,8 +53,7 @@ def test_places_that_exchange_their_hosts_keep_them_apart():
 
 
 def test_slots_win_over_gpus_and_gpus_over_the_plan():
-    program = Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/")
-    plan = RunPlan(run_id="r", program=program, min_nodes=1, max_nodes=3, workers_per_node=(5,))
+    plan = run_plan(max_nodes=3, workers_per_node=(5,))
     hosts = [SshHost(name="a", slots=2), B, C]
     assert workers_of(hosts, {"a": 8, "b": 4}, plan) == (2, 4, 5)
 

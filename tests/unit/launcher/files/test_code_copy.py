@@ -7,13 +7,14 @@ import tarfile
 
 import pytest
 
-from torchmuster.core.model.plan import Program, ScriptKind
+from kit import values
+from torchmuster.core.model.plan import ScriptKind
 from torchmuster.errors import UsageError
 from torchmuster.launcher.files import code_copy
 
 
 def program(cwd, target="train.py", kind=ScriptKind.FILE):
-    return Program(kind=kind, target=target, args=(), python=("python3",), cwd=str(cwd))
+    return values.program(target, kind=kind, cwd=str(cwd))
 
 
 def archive_of(root, names):

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.values import worker_end
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.failure import EndKind, WorkerEnd
+from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import MAX_FRAME_BYTES
@@ -83,10 +84,7 @@ def test_who_waits_for_a_slow_rank_is_seen_in_the_time_of_its_steps(board):
 
 def test_a_rank_that_nobody_told_of_or_that_has_ended_is_said_to_be_so(board):
     board.take(102.0, [plain(0, 1.0), plain(1, 1.0)])
-    end = WorkerEnd(
-        attempt=0, rank=1, local_rank=1, node="n1", kind=EndKind.SUCCESS, asked=False, elapsed_s=1.0
-    )
-    board.note_ends([end])
+    board.note_ends([worker_end(EndKind.SUCCESS, rank=1, local_rank=1)])
 
     assert shown(board, 103.0).states == ("R", "", "?", "?")
 

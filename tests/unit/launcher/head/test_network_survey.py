@@ -1,9 +1,8 @@
 """The head's side of the survey, with agents that are only messages."""
 
-from torchmuster.core.head.membership import Member
+from kit.values import READY, member_of
 from torchmuster.core.model.events import fields_of
 from torchmuster.core.model.network import Interface
-from torchmuster.core.net import messages
 from torchmuster.launcher.head.network_survey import (
     CONNECT_S,
     LIMIT_S,
@@ -13,29 +12,11 @@ from torchmuster.launcher.head.network_survey import (
 from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 
-READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)
-
-
-class FakeChannel:
-    def __init__(self, address):
-        self.peer_address = address
-
 
 def make_member(k, network_id=None, *, ready=False):
-    hello = messages.Hello(
-        incarnation=f"i{k}",
-        version="0",
-        host=f"n{k}",
-        pid=k,
-        boot_id="b",
-        num_workers=1,
-        place=k - 1,
-        wants_place_0=k == 1,
-        network_id=f"net{k}" if network_id is None else network_id,
-    )
-    member = Member(hello=hello, channel=FakeChannel(f"10.10.0.{k}"), heard_at=0.0, place=k - 1)
-    member.ready = READY if ready else None
-    return member
+    made = member_of(k, network_id, net="10.10.0")
+    made.ready = READY if ready else None
+    return made
 
 
 class House:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from kit.values import run_result
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.conduct import with_scheduler_reason
 from torchmuster.launcher.jobs.links import mark_cancelled
@@ -20,15 +21,7 @@ PREEMPTED = (
 
 def stopped(state=RunState.CANCELLED, code=143):
     report = Report(error="the run was stopped with SIGTERM", because=("the system asked for it",))
-    return Result(
-        run_id="r",
-        state=state,
-        exit_code=code,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=9.0,
-        report=report,
-    )
+    return run_result(state, code, elapsed_s=9.0, report=report)
 
 
 @pytest.fixture

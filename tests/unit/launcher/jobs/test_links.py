@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from kit.values import run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.links import Links
 from torchmuster.core.model.states import JobState, RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.core.proc import CommandOutput
 from torchmuster.launcher.jobs import links
 from torchmuster.launcher.jobs.links import (
@@ -20,14 +20,7 @@ from torchmuster.launcher.jobs.links import (
 )
 from torchmuster.launcher.model.job import JobView
 
-PREEMPTED = Result(
-    run_id="r",
-    state=RunState.PREEMPTED,
-    exit_code=75,
-    attempts=1,
-    restarts_spent=0,
-    elapsed_s=9.0,
-)
+PREEMPTED = run_result(RunState.PREEMPTED, 75, elapsed_s=9.0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from kit.values import run_plan
 from torchmuster.launcher.net import remote_messages
 from torchmuster.launcher.net.frames import FrameReader, FrameWriter
 from torchmuster.launcher.net.remote_messages import (
@@ -127,8 +127,7 @@ def test_what_is_no_message_is_refused(payload):
 
 
 def test_secret_is_not_in_what_a_message_shows_of_itself():
-    program = Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/")
-    plan = RunPlan(run_id="r", program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+    plan = run_plan()
     message = remote_messages.SetUpRun(
         plan=plan,
         run_dir="/r",

@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from kit.values import program
 from kit.waiting import wait_until_async
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.plan import Program, ScriptKind
+from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.net import messages
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.inquiries import FactsServer, script_path
 
-PROGRAM = Program(
-    kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/home/u"
-)
+PROGRAM = program("train.py", cwd="/home/u")
 LIMIT_S = 90.0
 
 

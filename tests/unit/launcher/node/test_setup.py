@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kit.values import program, run_plan
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
 from torchmuster.core.model.plan import (
     NodeSetup,
-    Program,
-    RunPlan,
-    ScriptKind,
     ShippedEnvironment,
 )
 from torchmuster.core.node.leftovers import remove_scratch
@@ -42,18 +40,11 @@ class Host:
 
 
 def program_in(folder, python=(sys.executable,)):
-    return Program(kind=ScriptKind.FILE, target="t.py", args=(), python=python, cwd=str(folder))
+    return program(python=python, cwd=str(folder))
 
 
 def options_of(folder, setup, host, place, environment, python=(sys.executable,)):
-    plan = RunPlan(
-        run_id="r",
-        program=program_in(folder, python),
-        min_nodes=1,
-        max_nodes=2,
-        workers_per_node=(1,),
-        node_setup=setup,
-    )
+    plan = run_plan(program=program_in(folder, python), max_nodes=2, node_setup=setup)
     return AgentOptions(
         plan=plan,
         num_workers=1,

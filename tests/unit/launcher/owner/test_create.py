@@ -3,20 +3,14 @@ import stat
 
 import pytest
 
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from kit.values import run_plan
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.owner.create import check_run_id, create_run_dir, new_run_id
 from torchmuster.core.owner.record import read_plan
 from torchmuster.errors import RunDirectoryError, UsageError
 from torchmuster.launcher.views.find import owner_lives
 
-PLAN = RunPlan(
-    run_id="mine",
-    program=Program(kind=ScriptKind.FILE, target="t.py", args=(), python=("p",), cwd="/"),
-    min_nodes=1,
-    max_nodes=1,
-    workers_per_node=(1,),
-)
+PLAN = run_plan(run_id="mine")
 
 
 @pytest.fixture(autouse=True)

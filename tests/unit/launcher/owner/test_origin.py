@@ -6,11 +6,12 @@ import sys
 
 import pytest
 
+from kit.values import program
 from kit.waiting import wait_until
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, ScriptKind
+from torchmuster.core.model.plan import ScriptKind
 from torchmuster.launcher.owner.origin import (
     MAX_DIFFERENCE_BYTES,
     Origin,
@@ -153,22 +154,19 @@ def test_a_repository_cannot_have_commands_run(repository, tmp_path):
 
 
 def test_the_version_is_that_of_the_scripts_folder(tmp_path):
-    def program(kind, target):
-        return Program(kind=kind, target=target, args=(), python=("p",), cwd="/home/u")
+    def folder(kind, target):
+        return folder_of(program(target, kind=kind, cwd="/home/u"))
 
-    assert folder_of(program(ScriptKind.FILE, "code/train.py")) == "/home/u/code"
-    assert folder_of(program(ScriptKind.FILE, "/x/train.py")) == "/x"
-    assert folder_of(program(ScriptKind.FILE, "train.py")) == "/home/u"
-    assert folder_of(program(ScriptKind.MODULE, "a.b")) == "/home/u"
+    assert folder(ScriptKind.FILE, "code/train.py") == "/home/u/code"
+    assert folder(ScriptKind.FILE, "/x/train.py") == "/x"
+    assert folder(ScriptKind.FILE, "train.py") == "/home/u"
+    assert folder(ScriptKind.MODULE, "a.b") == "/home/u"
 
 
 def test_the_note_is_written_beside_the_start(repository, tmp_path):
     run_dir = RunDir(str(tmp_path))
-    program = Program(
-        kind=ScriptKind.FILE, target=str(repository / "train.py"), args=(), python=("p",), cwd="/"
-    )
 
-    note_origin(run_dir, program)
+    note_origin(run_dir, program(str(repository / "train.py")))
 
     wait_until(lambda: os.path.exists(run_dir.origin), "origin.json", 20)
     noted = codec.from_plain(Origin, atomic.read_json(run_dir.origin))

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from kit.records import failure, start
+from kit.values import run_result
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.links import Link, Links, ResubmitMethod
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.links import mark_cancelled, read_links, write_links
@@ -20,9 +20,7 @@ from torchmuster.launcher.owner.resubmit import Chain, find_end, parse_method, r
 
 
 def result(state):
-    return Result(
-        run_id="r", state=state, exit_code=75, attempts=4, restarts_spent=0, elapsed_s=1.0
-    )
+    return run_result(state, 75, attempts=4)
 
 
 class Scheduler:

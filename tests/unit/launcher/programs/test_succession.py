@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from kit.values import term
 from kit.waiting import wait_until_async
 from torchmuster.core.files.claims import Claims
-from torchmuster.core.model.succession import Term
 from torchmuster.launcher.programs import successor as succession
 from torchmuster.launcher.programs.successor import SuccessionWatch
 
@@ -32,15 +32,7 @@ class Agents:
     def __init__(self, folder, num, answer="sys.exit(1)"):
         self.claims = Claims(str(folder))
         self.claims.take(
-            Term(
-                number=0,
-                holder="first",
-                place=0,
-                node="n0",
-                members=tuple(range(num + 1)),
-                next_attempt=1,
-                restarts_spent=0,
-            )
+            term(holder="first", node="n0", members=tuple(range(num + 1)), next_attempt=1)
         )
         self.links = {place: Link() for place in range(1, num + 1)}
         self.heads, self.said = [], []

@@ -4,14 +4,14 @@ import os
 import pytest
 from click.testing import CliRunner
 
+from kit.values import run_plan, run_result
 from torchmuster.core.cli.ending import last_line, say_end
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.repeats import ShownOutput
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.create import choose_run_id
 from torchmuster.core.spec.launch import JobLimits, RunRequest
 from torchmuster.errors import NotFoundError, UsageError
@@ -32,14 +32,7 @@ from torchmuster.launcher.views.find import find_run, view_run
 RUN_ID = "20260101-000000-train-ab12"
 
 
-ENDED_WELL = Result(
-    run_id=RUN_ID,
-    state=RunState.SUCCEEDED,
-    exit_code=0,
-    attempts=1,
-    restarts_spent=0,
-    elapsed_s=2.0,
-)
+ENDED_WELL = run_result(run_id=RUN_ID, elapsed_s=2.0)
 
 
 @pytest.fixture
@@ -57,8 +50,7 @@ def write_events(path, *events):
 
 
 def leave_result(run_dir, state, **fields):
-    given = {"exit_code": 1, "attempts": 1, "restarts_spent": 0, "elapsed_s": 2.0}
-    result = Result(run_id=RUN_ID, state=state, **{**given, **fields})
+    result = run_result(state, run_id=RUN_ID, **{"exit_code": 1, "elapsed_s": 2.0, **fields})
     write_json(run_dir.result, codec.to_plain(result))
 
 
@@ -195,11 +187,7 @@ def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
 
 
 def leave_plan(run_dir, target="train.py", **fields):
-    program = Program(
-        kind=ScriptKind.FILE, target=target, args=(), python=("python",), cwd=run_dir.path
-    )
-    one = {"min_nodes": 1, "max_nodes": 1, "workers_per_node": (1,)}
-    plan = RunPlan(run_id=RUN_ID, program=program, **(one | fields))
+    plan = run_plan(run_id=RUN_ID, target=target, cwd=run_dir.path, **fields)
     write_json(run_dir.plan, codec.to_plain(plan))
 
 
@@ -211,8 +199,7 @@ def leave_record(run_dir, folder, saved=None):
 
 
 def cancelled(**fields):
-    given = {"exit_code": 130, "attempts": 1, "restarts_spent": 0, "elapsed_s": 2.0}
-    return Result(run_id=RUN_ID, state=RunState.CANCELLED, **{**given, **fields})
+    return run_result(RunState.CANCELLED, 130, run_id=RUN_ID, elapsed_s=2.0, **fields)
 
 
 def test_the_last_lines_find_snapshots_in_a_folder_that_the_script_chose(run_dir, tmp_path):
@@ -331,10 +318,7 @@ def test_an_ambiguous_word_names_five_candidates_and_how_many_more(run_dir):
 
 
 def test_a_job_is_named_as_its_script_first(run_dir):
-    program = Program(
-        kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd=run_dir.path
-    )
-    plan = RunPlan(run_id=RUN_ID, program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+    plan = run_plan(run_id=RUN_ID, target="train.py", cwd=run_dir.path)
 
     site = Site(name="slurm", kind="slurm")
     job = make_job(plan, run_dir, site, RunRequest(script="train.py"), JobLimits())

@@ -4,13 +4,13 @@ import random
 import pytest
 
 from kit.records import result
+from kit.values import run_result
 from torchmuster.core import proc
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.create import write_owner
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.views import find
@@ -229,14 +229,7 @@ def test_a_run_without_owner_and_result_is_lost(make_run):
 
 def test_the_result_says_the_state_whatever_became_of_the_owner(make_run):
     run_dir = make_run("r", event("attempt_started"))
-    result = Result(
-        run_id="r",
-        state=RunState.SUCCEEDED,
-        exit_code=0,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=1.0,
-    )
+    result = run_result()
     write_json(run_dir.result, codec.to_plain(result))
 
     view = view_run(run_dir)

@@ -9,13 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from kit.values import run_plan, run_result
 from torchmuster.core import proc
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.create import write_owner
 from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.jobs.answers import JobStatusCache
@@ -23,13 +21,7 @@ from torchmuster.launcher.views.prune import is_good_snapshot, measure, plan_pru
 
 DAY_S = 86400.0
 NOW = 2_000_000_000.0
-PLAN = RunPlan(
-    run_id="r",
-    program=Program(kind=ScriptKind.FILE, target="t.py", args=(), python=("p",), cwd="/"),
-    min_nodes=1,
-    max_nodes=1,
-    workers_per_node=(1,),
-)
+PLAN = run_plan()
 
 
 @pytest.fixture
@@ -51,15 +43,7 @@ def make(home):
         os.makedirs(run_dir.logs)
         write_json(run_dir.plan, codec.to_plain(PLAN))
         if ended:
-            result = Result(
-                run_id=name,
-                state=RunState.SUCCEEDED,
-                exit_code=0,
-                attempts=1,
-                restarts_spent=0,
-                elapsed_s=1.0,
-            )
-            write_json(run_dir.result, codec.to_plain(result))
+            write_json(run_dir.result, codec.to_plain(run_result(run_id=name)))
         age(run_dir.path, days)
         return run_dir
 

@@ -2,9 +2,9 @@
 
 import os
 
+from kit.values import term
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.succession import Term
 from torchmuster.launcher.views.run_view import lost_head
 
 
@@ -12,17 +12,7 @@ def test_a_run_whose_head_is_lost_says_what_the_others_wait_for(tmp_path):
     run_dir = RunDir(str(tmp_path))
     os.mkdir(run_dir.succession)
     claims = Claims(run_dir.succession)
-    claims.take(
-        Term(
-            number=3,
-            holder="x",
-            place=0,
-            node="n1",
-            members=(0, 1),
-            next_attempt=1,
-            restarts_spent=0,
-        )
-    )
+    claims.take(term(3, members=(0, 1), next_attempt=1))
     assert lost_head(run_dir) == ()
     claims.vote(3, 1)
     (sentence,) = lost_head(run_dir)

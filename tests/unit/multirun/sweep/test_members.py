@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
+from kit.values import run_plan
 from torchmuster.multirun.sweep.create import create_sweep_dir
 from torchmuster.multirun.sweep.members import prepare_member
 from torchmuster.multirun.sweep.plan import SweepPlan
@@ -14,10 +14,7 @@ from torchmuster.multirun.sweep.plan import SweepPlan
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    program = Program(
-        kind=ScriptKind.FILE, target="fit.py", args=(), python=("python",), cwd=str(tmp_path)
-    )
-    run = RunPlan(run_id="s", program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+    run = run_plan(run_id="s", target="fit.py", cwd=str(tmp_path))
     plan = SweepPlan(run=run, names=("n",), members=(("0",),), slots=1)
     return plan, create_sweep_dir(plan)
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from kit.values import run_plan
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.multirun.sweep.create import create_sweep_dir
 from torchmuster.multirun.sweep.owner import SweepOwner
 from torchmuster.multirun.sweep.plan import SweepPlan
@@ -14,10 +14,7 @@ from torchmuster.multirun.sweep.plan import SweepPlan
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    program = Program(
-        kind=ScriptKind.FILE, target="t.py", args=(), python=("python3",), cwd=str(tmp_path)
-    )
-    run = RunPlan(run_id="s", program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+    run = run_plan(run_id="s", cwd=str(tmp_path))
     return SweepPlan(run=run, names=("n",), members=(("0",), ("1",)), slots=2)
 
 

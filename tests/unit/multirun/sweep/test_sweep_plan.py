@@ -1,8 +1,8 @@
 """How the values of a member reach its script."""
 
+from kit.values import program, run_plan
 from torchmuster.core.files.layout import member_of_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.multirun.sweep.plan import (
     MetricChoice,
     SweepPlan,
@@ -11,15 +11,11 @@ from torchmuster.multirun.sweep.plan import (
     with_values,
 )
 
-PROGRAM = Program(
-    kind=ScriptKind.FILE, target="train.py", args=("--epochs", "3"), python=("python",), cwd="/"
-)
+PROGRAM = program("train.py", args=("--epochs", "3"))
 
 
 def plan(**more):
-    run = RunPlan(
-        run_id="s", program=PROGRAM, min_nodes=1, max_nodes=1, workers_per_node=(1,), **more
-    )
+    run = run_plan(run_id="s", program=PROGRAM, **more)
     return SweepPlan(run=run, names=("lr", "seed"), members=(("1e-3", "0"), ("1e-4", "1")))
 
 
@@ -34,14 +30,8 @@ def test_values_are_words_for_hydra_and_none_in_the_environment():
 
 
 def test_a_placeholder_takes_its_value_and_other_braces_stay():
-    program = Program(
-        kind=ScriptKind.FILE,
-        target="t.py",
-        args=("out/{lr}-{seed}", "{other}", '{"a": {lr}}', "{lr"),
-        python=("python",),
-        cwd="/",
-    )
-    args = with_values(program, {"lr": "{seed}", "seed": "7"}, ValueStyle.OPTION).args
+    words = program(args=("out/{lr}-{seed}", "{other}", '{"a": {lr}}', "{lr"))
+    args = with_values(words, {"lr": "{seed}", "seed": "7"}, ValueStyle.OPTION).args
     assert args == ("out/{seed}-7", "{other}", '{"a": {seed}}', "{lr")
 
 

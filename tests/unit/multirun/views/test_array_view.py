@@ -5,21 +5,19 @@ import os
 
 import pytest
 
+from kit.values import run_plan, run_result
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays
 from torchmuster.multirun.sweep.plan import MetricChoice, SweepPlan
 from torchmuster.multirun.views.array_view import view_arrays
 
 REQUEST = JobRequest(name="s", chunks=(NodeChunk(),), head=("x",), log_path="/s/job.log")
-PROGRAM = Program(kind=ScriptKind.FILE, target="t.py", args=(), python=("python",), cwd="/")
-RUN = RunPlan(run_id="s", program=PROGRAM, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+RUN = run_plan(run_id="s")
 
 
 @pytest.fixture
@@ -42,9 +40,7 @@ def end(run_dir, number, state, text=""):
     os.makedirs(folder.attempt_logs(0), exist_ok=True)
     with open(folder.rank_log(0, 0), "w") as log:
         log.write(text)
-    result = Result(
-        run_id=f"s.{number}", state=state, exit_code=0, attempts=1, restarts_spent=0, elapsed_s=2.0
-    )
+    result = run_result(state, run_id=f"s.{number}", elapsed_s=2.0)
     atomic.write_json(folder.result, codec.to_plain(result))
 
 

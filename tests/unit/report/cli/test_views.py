@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from kit.values import run_plan, run_result
 from torchmuster.core.cli.main import main
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.create import write_owner
 from torchmuster.launcher.cli.views import identity
 from torchmuster.launcher.ui.status_line import status_rows
@@ -22,15 +21,11 @@ from torchmuster.launcher.views.run_view import RunView
 def view_of(tmp_path, **fields):
     run_dir = RunDir(str(tmp_path / "20260101-000000-train-ab12"))
     os.makedirs(run_dir.path)
-    program = Program(
-        kind=ScriptKind.FILE, target="/code/train.py", args=("--lr", "1"), python=("py",), cwd="/"
-    )
-    plan = RunPlan(
+    plan = run_plan(
         run_id="20260101-000000-train-ab12",
-        program=program,
-        min_nodes=1,
-        max_nodes=1,
-        workers_per_node=(1,),
+        target="/code/train.py",
+        args=("--lr", "1"),
+        python=("py",),
     )
     write_json(run_dir.plan, codec.to_plain(plan))
     given = {"state": RunState.WAITING, "plan": plan, "result": None}
@@ -84,14 +79,7 @@ def leave_start(run_dir, world_size):
 def test_a_run_of_a_removed_engine_is_shown(run_dir, muster, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     write_json(run_dir.job, {"engine": "torque", "job_id": "10.server"})
-    result = Result(
-        run_id=os.path.basename(run_dir.path),
-        state=RunState.SUCCEEDED,
-        exit_code=0,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=2.0,
-    )
+    result = run_result(run_id=os.path.basename(run_dir.path), elapsed_s=2.0)
     write_json(run_dir.result, codec.to_plain(result))
 
     assert "succeeded" in muster("status train")
@@ -204,14 +192,7 @@ def test_a_loss_that_is_not_finite_is_said_by_all_views(
         for step, logged in [(50, dict.fromkeys(values, 1.0)), (100, values), (150, values)]:
             line = {"time": "2027-01-15T08:00:10Z", "event": "metrics", "step": step}
             record.write(json.dumps({**line, "values": logged}) + "\n")
-    ended = Result(
-        run_id="r",
-        state=RunState.SUCCEEDED,
-        exit_code=0,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=1.0,
-    )
+    ended = run_result()
     write_json(run_dir.result, codec.to_plain(ended))
     views = {
         ("ps",): in_list,

@@ -8,11 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kit.odd_records import ODD
+from kit.values import run_plan, run_result
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.create import write_owner
 from torchmuster.core.owner.record import RecordTail, last_event
 from torchmuster.launcher.model.run import RunRecord
@@ -48,13 +46,8 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
     made = RunDir(str(tmp_path / "runs" / "20270115-080000-train-3f2a"))
     os.makedirs(made.path)
-    program = Program(kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd="/")
-    plan = RunPlan(
-        run_id="20270115-080000-train-3f2a",
-        program=program,
-        min_nodes=2,
-        max_nodes=2,
-        workers_per_node=(2,),
+    plan = run_plan(
+        2, run_id="20270115-080000-train-3f2a", target="train.py", workers_per_node=(2,)
     )
     write(made.plan, codec.to_plain(plan))
     return made
@@ -263,14 +256,7 @@ def test_the_last_event_is_found_without_reading_the_record(run_dir):
 
 def test_the_last_attempt_ends_with_its_run_where_the_record_is_cut(run_dir):
     write(run_dir.events, STARTED, "{torn")
-    result = Result(
-        run_id="r",
-        state=RunState.SUCCEEDED,
-        exit_code=0,
-        attempts=1,
-        restarts_spent=0,
-        elapsed_s=3.0,
-    )
+    result = run_result(elapsed_s=3.0)
     write(run_dir.result, codec.to_plain(result))
 
     (attempt,) = LiveReader(run_dir).read().attempts

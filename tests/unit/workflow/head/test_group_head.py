@@ -9,6 +9,7 @@ import time
 import pytest
 
 from kit.waiting import wait_until_async
+from kit.workflows import workflow_plan
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import State
@@ -25,7 +26,7 @@ from torchmuster.workflow.head.group_head import (
     port_candidates,
     port_names,
 )
-from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan
 from unit.core.net.loopback import SECRET, raw_connection, run
 
 AGAIN = ExitRule(action=ExitAction.RESCHEDULE, ranges=((7, 7),))
@@ -198,17 +199,7 @@ class Stage:
         os.makedirs(self.run_dir.group("g").path)
         self.starter = FakeStarter(behaviours, start_takes_s)
         self.starter.folder = str(folder)
-        plan = WorkflowPlan(
-            run_id="r",
-            name="r",
-            groups=(plan_group,),
-            spec_path="",
-            python=(),
-            cwd="",
-            backoff_s=backoff_s,
-            grace_s=0.5,
-            uuid="u",
-        )
+        plan = workflow_plan(plan_group, backoff_s=backoff_s, grace_s=0.5, uuid="u")
         self.disk = DiskWriter()
         self.disk.start()
         self.head = GroupHead(
@@ -487,9 +478,7 @@ def with_ports(*chosen):
 
 def test_tasks_get_the_same_ports_which_are_free_for_all(conduct):
     plan_group = group("a", "b", command=PORT)
-    plan = WorkflowPlan(
-        run_id="r", name="r", groups=(plan_group,), spec_path="", python=(), cwd="", uuid="u"
-    )
+    plan = workflow_plan(plan_group, uuid="u")
     candidates = port_candidates(plan, plan_group)
     assert port_names(plan_group) == ["", "other"]
     _, stage = conduct(
@@ -506,9 +495,7 @@ def test_tasks_get_the_same_ports_which_are_free_for_all(conduct):
 def test_who_begins_later_gets_the_ports_that_the_others_have(conduct):
     """The lead listens on its port by then, so the newcomer does not find it free."""
     plan_group = group("a", "b", command=PORT)
-    plan = WorkflowPlan(
-        run_id="r", name="r", groups=(plan_group,), spec_path="", python=(), cwd="", uuid="u"
-    )
+    plan = workflow_plan(plan_group, uuid="u")
     candidates = port_candidates(plan, plan_group)
     later = asyncio.Event()
 

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.workflows import workflow_plan
 from torchmuster.workflow.owner.capacity import (
     Capacity,
     Machine,
@@ -11,7 +12,7 @@ from torchmuster.workflow.owner.capacity import (
     gpus_of,
     this_machine,
 )
-from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan
 
 GIB = 1 << 30
 
@@ -113,13 +114,9 @@ def test_a_training_task_asks_for_each_of_its_nodes():
     assert (cpus_of(task), gpus_of(task)) == (6, 3)
 
 
-def plan(*groups):
-    return WorkflowPlan(run_id="r", name="r", groups=groups, spec_path="", python=(), cwd="")
-
-
 def test_what_a_group_asks_for_too_much_is_said_for_each_kind():
     found = describe_shortfalls(
-        plan(
+        workflow_plan(
             group("a", {"gpu": 2, "cpu": 3}, {"cpu": 3}),
             group("b", {"memory_bytes": 128 * GIB, "storage_bytes": 50 * GIB}),
         ),
@@ -134,7 +131,9 @@ def test_what_a_group_asks_for_too_much_is_said_for_each_kind():
 
 def test_what_fits_is_not_spoken_of():
     assert (
-        describe_shortfalls(plan(group("a", {"cpu": 4}), group("b", {"cpu": 4})), machine(cpus=4))
+        describe_shortfalls(
+            workflow_plan(group("a", {"cpu": 4}), group("b", {"cpu": 4})), machine(cpus=4)
+        )
         == []
     )
 
@@ -178,12 +177,5 @@ def test_no_gpu_is_held_twice_and_every_group_runs_in_the_end(groups, data):
 
 
 def test_a_size_of_a_terabyte_is_a_plain_number():
-    plan = WorkflowPlan(
-        run_id="r",
-        name="r",
-        groups=(group("a", {"memory_bytes": 1024 * GIB}),),
-        spec_path="",
-        python=(),
-        cwd="",
-    )
+    plan = workflow_plan(group("a", {"memory_bytes": 1024 * GIB}))
     assert "memory: 1,024 GiB asked for, 64 GiB here" in describe_shortfalls(plan, machine())[0]

@@ -2,13 +2,14 @@
 
 import pytest
 
+from kit.workflows import workflow_plan
 from torchmuster.workflow.owner.host_capacity import (
     HostCapacity,
     HostFacts,
     describe_crowding,
     largest_min_hosts,
 )
-from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan, TrainingPlan
 
 GIB = 1 << 30
 
@@ -112,18 +113,12 @@ def test_what_did_not_fit_leaves_nothing_taken():
     assert capacity.try_take(group("i", task("w"))) is not None
 
 
-def workflow(*groups):
-    return WorkflowPlan(
-        run_id="r", name="w", groups=groups, spec_path="w.yaml", python=("python",), cwd="/"
-    )
-
-
 def test_the_widest_training_task_says_how_many_hosts_are_needed():
-    plan = workflow(group("g", task("t", "2:5")), group("h", task("u", "3"), task("v")))
+    plan = workflow_plan(group("g", task("t", "2:5")), group("h", task("u", "3"), task("v")))
     assert largest_min_hosts(plan) == ("u", 3)
 
 
 def test_more_tasks_than_hosts_are_said():
-    plan = workflow(group("g", task("t"), task("u")))
+    plan = workflow_plan(group("g", task("t"), task("u")))
     assert describe_crowding(plan, 2) is None
     assert "group g has 2 tasks for 1 host" in describe_crowding(plan, 1)

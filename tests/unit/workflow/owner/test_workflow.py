@@ -6,12 +6,13 @@ import os
 import sys
 import threading
 
+from kit.workflows import workflow_plan
 from torchmuster.core.model.states import State
 from torchmuster.workflow.owner import workflow
 from torchmuster.workflow.owner.capacity import Machine
 from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.owner.workflow import WorkflowOwner
-from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, TaskPlan
 
 DEADLINE_S = 30.0
 
@@ -37,10 +38,9 @@ def alone(name, command):
 def own(tmp_path, monkeypatch, groups, spoil=lambda run_dir: None, display=None):
     """Own a workflow whose run directory `spoil` has changed; return result and lines."""
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
-    plan = WorkflowPlan(
-        run_id="r",
+    plan = workflow_plan(
+        *groups,
         name="r",
-        groups=tuple(groups),
         spec_path=str(tmp_path / "w.yaml"),
         python=(sys.executable,),
         cwd=str(tmp_path),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
@@ -10,7 +11,7 @@ from torchmuster.core.model.verdict import GroupOutcome
 from torchmuster.launcher.jobs.jobs import view_jobs
 from torchmuster.launcher.model.job import JobView
 from torchmuster.workflow.owner.view import view_job_workflow
-from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, TaskPlan
 
 
 @pytest.fixture
@@ -20,9 +21,7 @@ def run_dir(tmp_path):
         GroupPlan(name=name, tasks=(TaskPlan(name=f"t{name}", command=("true",)),), after=after)
         for name, after in (("a", ()), ("b", ("a",)), ("c", ("b",)))
     )
-    plan = WorkflowPlan(
-        run_id="r", name="w", groups=groups, spec_path="/w.yaml", python=("python3",), cwd="/"
-    )
+    plan = workflow_plan(*groups)
     found = RunDir(str(tmp_path))
     atomic.write_json(found.workflow, codec.to_plain(plan))
     for name in "abc":

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.workflows import workflow_plan
 from torchmuster.core import proc
 from torchmuster.core.model.states import State
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.workflow.plan import GroupPlan, TaskNetwork, TaskPlan, TrainingPlan, WorkflowPlan
+from torchmuster.workflow.plan import GroupPlan, TaskNetwork, TaskPlan, TrainingPlan
 from torchmuster.workflow.sandbox import container
 from torchmuster.workflow.sandbox.container import Container, ContainerSpec, Mount, container_argv
 
@@ -38,17 +39,7 @@ def spec(kind="podman", **changes):
 
 
 def plan(*tasks, kind="podman", network=TaskNetwork.SHARED):
-    group = GroupPlan(name="g", tasks=tasks)
-    return WorkflowPlan(
-        run_id="r",
-        name="w",
-        groups=(group,),
-        spec_path="w.yaml",
-        python=("python",),
-        cwd="/",
-        container=kind,
-        network=network,
-    )
+    return workflow_plan(GroupPlan(name="g", tasks=tasks), container=kind, network=network)
 
 
 def nowhere(name):

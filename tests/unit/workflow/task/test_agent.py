@@ -5,6 +5,7 @@ import os
 import sys
 
 from kit.waiting import wait_until_async
+from kit.workflows import workflow_plan
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
@@ -31,10 +32,8 @@ class Head:
     def __init__(self, tmp_path, monkeypatch, command):
         monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
         task = TaskPlan(name="t", lead=True, command=command)
-        plan = WorkflowPlan(
-            run_id="r",
-            name="r",
-            groups=(GroupPlan(name="g", tasks=(task,)),),
+        plan = workflow_plan(
+            GroupPlan(name="g", tasks=(task,)),
             spec_path=str(tmp_path / "w.yaml"),
             python=(sys.executable,),
             cwd=str(tmp_path),

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, WorkingFolder
 from torchmuster.core.model import codec
@@ -15,7 +16,6 @@ from torchmuster.workflow.plan import (
     TaskPlan,
     TrainingInput,
     TrainingPlan,
-    WorkflowPlan,
 )
 from torchmuster.workflow.task.command import make_folders, training_words
 from torchmuster.workflow.task.setup import TaskFacts
@@ -61,9 +61,7 @@ def test_a_training_task_hands_over_a_start_without_tokens(tmp_path, nodes):
     )
     task = TaskPlan(name="t", training=training)
     group = GroupPlan(name="g", tasks=(task,))
-    plan = WorkflowPlan(
-        run_id="r", name="r", groups=(group,), spec_path="", python=(), cwd="/home/me", grace_s=3.0
-    )
+    plan = workflow_plan(group, cwd="/home/me", grace_s=3.0)
     os.makedirs(run_dir.group("g").path)
     os.makedirs(place.path)
     if nodes is not None:

@@ -4,6 +4,7 @@ import base64
 
 import pytest
 
+from kit.workflows import workflow_plan
 from torchmuster.core.files.layout import WorkingFolder
 from torchmuster.errors import MusterError
 from torchmuster.workflow.plan import (
@@ -13,7 +14,6 @@ from torchmuster.workflow.plan import (
     InputPlan,
     TaskFile,
     TaskPlan,
-    WorkflowPlan,
 )
 from torchmuster.workflow.task.setup import (
     TaskFacts,
@@ -34,9 +34,7 @@ def facts_of(task=None, **changed):
         name="w", inputs=(InputPlan(kind=InputKind.TASK, source="make"),), command=("true",)
     )
     group = GroupPlan(name="g", tasks=(TaskPlan(name="lead", lead=True), task))
-    workflow = WorkflowPlan(
-        run_id="run-1", name="x", groups=(group,), spec_path="", python=(), cwd="", uuid="u-1"
-    )
+    workflow = workflow_plan(group, run_id="run-1", name="x", uuid="u-1")
     given = {
         "workflow": workflow,
         "group": group,

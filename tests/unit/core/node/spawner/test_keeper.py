@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.values import program
 from torchmuster.core.model.lease import LEASE_S
-from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.net.messages import SpawnerReady, SpawnerRefused
 from torchmuster.core.node.spawner import keeper
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import SpawnerKeeper
 
-PROGRAM = Program(kind=ScriptKind.FILE, target="t", args=(), python=("p",), cwd="/")
+PROGRAM = program()
 READY = orders.InterpreterReady(python="3.11", torch="2.13", forks=True, why=None)
 KILLED = -9
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.values import program
 from kit.waiting import wait_until_async
 from torchmuster.core.model.message import decode
-from torchmuster.core.model.plan import Program, ScriptKind
+from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.node.leftovers import make_socket_folder
 from torchmuster.core.node.spawner.messages import InterpreterReady, SpawnerEvent, TorchFound
 from torchmuster.core.node.spawner.start import (
@@ -95,11 +96,9 @@ def begin(folder, tmp_path, text):
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f"#!/bin/sh\n{text}\n")
     wrapper.chmod(0o755)
-    program = Program(
-        kind=ScriptKind.COMMAND, target="true", args=(), python=(str(wrapper),), cwd=str(tmp_path)
-    )
+    command = program("true", kind=ScriptKind.COMMAND, python=(str(wrapper),), cwd=str(tmp_path))
     heard = asyncio.Queue()
-    started = start_spawner(program, os.environ, os.path.join(folder, "agent.sock"))
+    started = start_spawner(command, os.environ, os.path.join(folder, "agent.sock"))
     link = make_link(*started, heard.put_nowait, lambda: heard.put_nowait(None))
     assert isinstance(link, WrappedLink)
     link.open()
@@ -137,10 +136,8 @@ def test_a_wrapper_that_ends_before_is_noticed_with_its_last_words(folder, tmp_p
 
 
 def test_a_python_inherits_its_socket_as_ever(folder, tmp_path):
-    program = Program(
-        kind=ScriptKind.COMMAND, target="true", args=(), python=(sys.executable,), cwd=str(tmp_path)
-    )
-    child, control = start_spawner(program, os.environ, os.path.join(folder, "agent.sock"))
+    command = program("true", kind=ScriptKind.COMMAND, python=(sys.executable,), cwd=str(tmp_path))
+    child, control = start_spawner(command, os.environ, os.path.join(folder, "agent.sock"))
     link = make_link(child, control, print, print)
     control.setblocking(True)
     events = [decode(control.recv(1 << 16), SpawnerEvent) for _ in range(2)]

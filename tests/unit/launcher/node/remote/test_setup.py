@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from kit.values import run_plan
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.plan import Limits, Program, RunPlan, ScriptKind
+from torchmuster.core.model.plan import ScriptKind
 from torchmuster.launcher.net.remote_messages import SetUpRun
 from torchmuster.launcher.node.remote.files import MARK_FILE, TOKEN_FILE, write_private
 from torchmuster.launcher.node.remote.main import RemotePlace
@@ -18,17 +19,8 @@ TOKEN = "ab" * 16
 def message(tmp_path, monkeypatch):
     """A set-up whose client's run directory has the path of the host's own, as the first pod's has in other pods."""
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
-    program = Program(
-        kind=ScriptKind.COMMAND, target="true", args=(), python=(sys.executable,), cwd="/"
-    )
-    plan = RunPlan(
-        run_id="r",
-        program=program,
-        min_nodes=1,
-        max_nodes=1,
-        workers_per_node=(1,),
-        limits=Limits(),
-        node_names=("n1",),
+    plan = run_plan(
+        kind=ScriptKind.COMMAND, target="true", python=(sys.executable,), node_names=("n1",)
     )
 
     def make(mark):
