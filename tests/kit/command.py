@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from click.testing import CliRunner
+
 from kit.waiting import wait_until
 from torchmuster.core.model.verdict import AGAIN_AFTER_S
 
@@ -31,6 +33,14 @@ def run_muster(*words, env, cwd=None, limit_s=240.0):
         text=True,
         timeout=limit_s,
     )
+
+
+def call(command, *words, stdin=None):
+    """Return what a command of ours comes to in this process; its error is raised."""
+    done = CliRunner().invoke(command, words, input=stdin, standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return done
 
 
 class Child(subprocess.Popen):

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import torchmuster
+from kit.command import call
 from torchmuster.core.cli.run import run
 from torchmuster.errors import UsageError
 
@@ -52,14 +52,11 @@ def dry_run(tmp_path, monkeypatch):
         if name.startswith(("SLURM_", "PBS_")):
             monkeypatch.delenv(name)
 
-    def call(*words):
+    def dry_run(*words):
         line = ["--run-id", "r1", "--nodes", "2", "--dry-run", *words, "train.py", "--lr", "a b"]
-        done = CliRunner().invoke(run, line, standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done
+        return call(run, *line)
 
-    return call
+    return dry_run
 
 
 def plain(text, folder):

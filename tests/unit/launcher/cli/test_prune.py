@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
+from kit import command
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.errors import UsageError
@@ -22,10 +22,7 @@ def run(tmp_path, monkeypatch):
 
 
 def call(*words):
-    done = CliRunner().invoke(prune, list(words), standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    return done
+    return command.call(prune, *words)
 
 
 def test_a_dry_run_shows_and_removes_nothing(run):

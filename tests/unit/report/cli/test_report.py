@@ -4,8 +4,8 @@ import json
 import os
 
 import pytest
-from click.testing import CliRunner
 
+from kit import command
 from kit.records import make_run, result
 from torchmuster.errors import RunDirectoryError, UsageError
 from torchmuster.report.cli.report import report
@@ -19,10 +19,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def call(*words):
-    done = CliRunner().invoke(report, words, standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    return done.stdout
+    return command.call(report, *words).stdout
 
 
 def test_the_page_lies_in_the_run_directory(runs):

@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
+from kit.command import call
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.cli.data import data
 
@@ -12,14 +12,7 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/a").write_bytes(b"a")
     monkeypatch.chdir(tmp_path)
-
-    def call(*words, stdin=None):
-        done = CliRunner().invoke(data, words, input=stdin, standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return call
+    return lambda *words, stdin=None: call(data, *words, stdin=stdin).stdout
 
 
 def test_files_go_there_and_back_and_away(run, tmp_path):

@@ -2,8 +2,8 @@ import json
 
 import click
 import pytest
-from click.testing import CliRunner
 
+from kit.command import call
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.cli.data import data
 from torchmuster.workflow.cli.dataset import dataset
@@ -15,14 +15,7 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/a").write_bytes(b"a")
     monkeypatch.chdir(tmp_path)
-
-    def call(group, *words, stdin=None):
-        done = CliRunner().invoke(group, words, input=stdin, standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return call
+    return lambda group, *words, stdin=None: call(group, *words, stdin=stdin).stdout
 
 
 def test_a_dataset_goes_through_its_life(run, tmp_path):

@@ -6,8 +6,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
+from kit.command import call
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.engines import engines
 from torchmuster.launcher.cli.init import init, section
@@ -38,13 +38,6 @@ def here(tmp_path, monkeypatch):
             path.chmod(0o755)
 
     return add
-
-
-def call(command, *words):
-    done = CliRunner().invoke(command, list(words), standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    return done
 
 
 def slurm(add):

@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import torchmuster
+from kit.command import call
 from torchmuster.errors import ManyErrors
 from torchmuster.workflow.cli.submit import submit
 
@@ -35,15 +35,7 @@ def dry_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-    def call(*words):
-        line = ["flow.yaml", "--run-id", "r1", *words]
-        done = CliRunner().invoke(submit, line, standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return done.stdout
-
-    return call
+    return lambda *words: call(submit, "flow.yaml", "--run-id", "r1", *words).stdout
 
 
 def test_all_engines_are_shown(dry_run):
