@@ -5,6 +5,7 @@ import string
 
 import pytest
 
+from kit.tables import rows
 from torchmuster.diagnose.explain.advice.values import VALUES
 from torchmuster.diagnose.explain.catalogue.entry import Row, Telling, read_rows
 from torchmuster.diagnose.explain.catalogue.index import (
@@ -92,205 +93,60 @@ def test_what_tells_most_wins_whatever_stands_first():
 
 
 @pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        (
-            "../aten/src/ATen/native/cuda/Indexing.cu:1290: block: [4,0,0], Assertion `srcIndex < srcSelectDimSize` failed.",
-            "cuda.index-assert",
-        ),
-        (
-            "[3] transport/net_ib.cc:1121 NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_2:1",
-            "nccl.ib-path-setup",
-        ),
-        (
-            "[1] transport/net_ib.cc:1302 NCCL WARN NET/IB: Got completion from peer 10.4.0.17<48812> with status=IBV_WC_WR_FLUSH_ERR(5) opcode=IBV_WC_SEND(0) vendor_err=249 (Send) hca mlx5_0",
-            "nccl.ib-flushed",
-        ),
-        (
-            "NCCL WARN NET/IB : Got completion from peer 172.16.9.4<51110> with error 4, opcode 0, len 0, vendor err 81",
-            "nccl.ib-memory",
-        ),
-        (
-            "[0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Bad address",
-            "nccl.ib-gpudirect-register",
-        ),
-        (
-            "NCCL WARN NET/IB : mlx5_3:1 async fatal event: port error",
-            "nccl.ib-link-down",
-        ),
-        (
-            "NCCL WARN NET/IB : Attempted to connect incompatible devices: [0]mlx5_0:1/IB and [2]mlx5_2:1/RoCE. Try selecting NICs of only one link type using NCCL_IB_HCA",
-            "nccl.ib-mixed-links",
-        ),
-        (
-            "[2] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.12.3.9<41233> failed : No route to host",
-            "nccl.connect-no-route",
-        ),
-        (
-            "[5] misc/socket.cc:550 NCCL WARN socketPollConnect: Connect to 172.17.0.1<38211> returned 110(Connection timed out) errno 110(Connection timed out)",
-            "nccl.connect-timed-out",
-        ),
-        (
-            "[0] bootstrap.cc:77 NCCL WARN Message truncated : received 1024 bytes instead of 256",
-            "nccl.truncated",
-        ),
-        (
-            "[0] bootstrap.cc:290 NCCL WARN Bootstrap Root : mismatch in rank count from procs 16 : 8",
-            "nccl.rank-count",
-        ),
-        (
-            "[0] bootstrap.cc:301 NCCL WARN Bootstrap Root : rank 3 of 8 ranks has already checked in",
-            "nccl.rank-twice",
-        ),
-        (
-            "[0] NCCL WARN Invalid rank requested : 8/8",
-            "nccl.rank-beyond",
-        ),
-        (
-            "[1] enqueue.cc:1610 NCCL WARN Broadcast : invalid root 12 (root should be in the 0..8 range)",
-            "nccl.argument",
-        ),
-        (
-            "[4] transport/nvls.cc:254 NCCL WARN Cuda failure 401 'the operation cannot be performed in the present state'",
-            "nccl.nvls",
-        ),
-        (
-            "[0] mnnvl.cc:61 NCCL WARN MNNVL (cliqueSize 18) is available but not working on this system. Check the IMEX channel configuration (/dev/nvidia-caps-imex-channels).",
-            "nccl.mnnvl",
-        ),
-        (
-            "graph/paths.cc:311 NCCL WARN P2P is disabled between NVLINK connected GPUs 2 and 5. This should not be the case given their connectivity, and is probably due to a hardware issue.",
-            "nccl.p2p-disabled",
-        ),
-        (
-            "[0] NCCL INFO NET/Plugin: Could not find: libnccl-net-ofi.so. Using internal net plugin.",
-            "nccl.plugin-chatter",
-        ),
-        (
-            "NVRM: Xid (PCI:0000:9b:00): 31, pid=20413, name=python, Ch 0000001b, intr 00000000. MMU Fault: ENGINE GRAPHICS",
-            "kernel.xid-31",
-        ),
-        (
-            "NVRM: Xid (PCI:0000:1a:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 05",
-            "kernel.xid-136",
-        ),
-        (
-            "NVRM: Xid (PCI:0000:c1:00): 119, pid=811, Timeout after 6s of waiting for RPC response from GPU1 GSP!",
-            "kernel.xid-119",
-        ),
-        (
-            "nvidia-nvswitch3: SXid (PCI:0000:c5:00.0): 20034, Fatal, Link 32 LTSSM Fault Up",
-            "kernel.sxid-fatal",
-        ),
-        (
-            "NVRM: API mismatch: the client has the version 550.54.15, but",
-            "kernel.driver-mismatch",
-        ),
-        (
-            "python[40221]: segfault at 18 ip 00007f1b2c4e1a30 sp 00007ffd0a1b error 4 in libtorch_cpu.so[7f1b28000000+1a2b000]",
-            "kernel.segfault",
-        ),
-        (
-            "INFO: task python3:88123 blocked for more than 120 seconds.",
-            "kernel.blocked",
-        ),
-        (
-            "EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#1_DIMM#0",
-            "kernel.hardware-error",
-        ),
-        (
-            "blk_update_request: I/O error, dev nvme1n1, sector 81264640 op 0x0:(READ)",
-            "kernel.disk",
-        ),
-        (
-            "mlx5_core 0000:5e:00.0 ibs3: Link down",
-            "kernel.link-down",
-        ),
-        (
-            "nf_conntrack: nf_conntrack: table full, dropping packet",
-            "kernel.network-table",
-        ),
-        (
-            "MultinomialKernel.cu:112: block: [3,0,0], thread: [41,0,0] Assertion `probability >= 0` failed.",
-            "cuda.probability-assert",
-        ),
-        (
-            "UserWarning: NVIDIA B200 with CUDA capability sm_100 is not compatible with the current PyTorch installation.",
-            "cuda.arch-not-compatible",
-        ),
-        (
-            "nvcc fatal   : Unsupported gpu architecture 'compute_120'",
-            "cuda.nvrtc-arch",
-        ),
-        (
-            "Could not load library libcudnn_cnn_train.so.8. Error: libcudnn_ops_train.so.8: cannot open shared object file: No such file or directory",
-            "cuda.cudnn-missing",
-        ),
-        (
-            "ERROR: This container was built for NVIDIA Driver Release 560.35 or later, but",
-            "cuda.container-driver-old",
-        ),
-        (
-            "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded",
-            "noise.one-thread",
-        ),
-        (
-            "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.",
-            "fabrics.verbs-memlock",
-        ),
-        (
-            "socket.cpp:506 The server socket on [cn04]:29400 has failed to bind (errno: 99 - Cannot assign requested address).",
-            "c10d.bind-address",
-        ),
-        (
-            "socket.cpp:506 The server socket on [::]:443 has failed to bind (errno: 13 - Permission denied).",
-            "c10d.port-forbidden",
-        ),
-        (
-            "barrier failed -- missing ranks: [5, 7]",
-            "c10d.missing-ranks",
-        ),
-        (
-            "finetune.py: error: unrecognized arguments: --local-rank=3",
-            "c10d.local-rank-argument",
-        ),
-        (
-            "Observed flight recorder dump signal from another rank via TCPStore.",
-            "c10d.flight-recorder",
-        ),
-        (
-            "[/build/gloo/transport/tcp/pair.cc:144] socket: Too many open files",
-            "c10d.gloo-too-many",
-        ),
-        (
-            "Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding",
-            "python.home",
-        ),
-        (
-            "double free or corruption (!prev)",
-            "python.heap-corrupted",
-        ),
-        (
-            "OMP: Error #15: Initializing libiomp5.so, but found libomp.so already initialized.",
-            "python.two-openmp",
-        ),
-        (
-            "OpenBLAS blas_thread_init: pthread_create failed for thread 31 of 64: Resource temporarily unavailable",
-            "python.thread-limit",
-        ),
-        (
-            "EnvironmentNameNotFound: Could not find conda environment: llm311",
-            "python.conda-environment",
-        ),
-        (
-            "ERROR: No matching distribution found for torch==2.9.9",
-            "python.no-distribution",
-        ),
-        (
-            "RuntimeError: module compiled against ABI version 0x2000000 but this version of numpy is 0x1000009",
-            "python.numpy-api",
-        ),
-    ],
+    ("name", "line"),
+    rows(
+        """
+        cuda.index-assert           ../aten/src/ATen/native/cuda/Indexing.cu:1290: block: [4,0,0], Assertion `srcIndex < srcSelectDimSize` failed.
+        nccl.ib-path-setup          [3] transport/net_ib.cc:1121 NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_2:1
+        nccl.ib-flushed             [1] transport/net_ib.cc:1302 NCCL WARN NET/IB: Got completion from peer 10.4.0.17<48812> with status=IBV_WC_WR_FLUSH_ERR(5) opcode=IBV_WC_SEND(0) vendor_err=249 (Send) hca mlx5_0
+        nccl.ib-memory              NCCL WARN NET/IB : Got completion from peer 172.16.9.4<51110> with error 4, opcode 0, len 0, vendor err 81
+        nccl.ib-gpudirect-register  [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Bad address
+        nccl.ib-link-down           NCCL WARN NET/IB : mlx5_3:1 async fatal event: port error
+        nccl.ib-mixed-links         NCCL WARN NET/IB : Attempted to connect incompatible devices: [0]mlx5_0:1/IB and [2]mlx5_2:1/RoCE. Try selecting NICs of only one link type using NCCL_IB_HCA
+        nccl.connect-no-route       [2] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.12.3.9<41233> failed : No route to host
+        nccl.connect-timed-out      [5] misc/socket.cc:550 NCCL WARN socketPollConnect: Connect to 172.17.0.1<38211> returned 110(Connection timed out) errno 110(Connection timed out)
+        nccl.truncated              [0] bootstrap.cc:77 NCCL WARN Message truncated : received 1024 bytes instead of 256
+        nccl.rank-count             [0] bootstrap.cc:290 NCCL WARN Bootstrap Root : mismatch in rank count from procs 16 : 8
+        nccl.rank-twice             [0] bootstrap.cc:301 NCCL WARN Bootstrap Root : rank 3 of 8 ranks has already checked in
+        nccl.rank-beyond            [0] NCCL WARN Invalid rank requested : 8/8
+        nccl.argument               [1] enqueue.cc:1610 NCCL WARN Broadcast : invalid root 12 (root should be in the 0..8 range)
+        nccl.nvls                   [4] transport/nvls.cc:254 NCCL WARN Cuda failure 401 'the operation cannot be performed in the present state'
+        nccl.mnnvl                  [0] mnnvl.cc:61 NCCL WARN MNNVL (cliqueSize 18) is available but not working on this system. Check the IMEX channel configuration (/dev/nvidia-caps-imex-channels).
+        nccl.p2p-disabled           graph/paths.cc:311 NCCL WARN P2P is disabled between NVLINK connected GPUs 2 and 5. This should not be the case given their connectivity, and is probably due to a hardware issue.
+        nccl.plugin-chatter         [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-ofi.so. Using internal net plugin.
+        kernel.xid-31               NVRM: Xid (PCI:0000:9b:00): 31, pid=20413, name=python, Ch 0000001b, intr 00000000. MMU Fault: ENGINE GRAPHICS
+        kernel.xid-136              NVRM: Xid (PCI:0000:1a:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 05
+        kernel.xid-119              NVRM: Xid (PCI:0000:c1:00): 119, pid=811, Timeout after 6s of waiting for RPC response from GPU1 GSP!
+        kernel.sxid-fatal           nvidia-nvswitch3: SXid (PCI:0000:c5:00.0): 20034, Fatal, Link 32 LTSSM Fault Up
+        kernel.driver-mismatch      NVRM: API mismatch: the client has the version 550.54.15, but
+        kernel.segfault             python[40221]: segfault at 18 ip 00007f1b2c4e1a30 sp 00007ffd0a1b error 4 in libtorch_cpu.so[7f1b28000000+1a2b000]
+        kernel.blocked              INFO: task python3:88123 blocked for more than 120 seconds.
+        kernel.hardware-error       EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#1_DIMM#0
+        kernel.disk                 blk_update_request: I/O error, dev nvme1n1, sector 81264640 op 0x0:(READ)
+        kernel.link-down            mlx5_core 0000:5e:00.0 ibs3: Link down
+        kernel.network-table        nf_conntrack: nf_conntrack: table full, dropping packet
+        cuda.probability-assert     MultinomialKernel.cu:112: block: [3,0,0], thread: [41,0,0] Assertion `probability >= 0` failed.
+        cuda.arch-not-compatible    UserWarning: NVIDIA B200 with CUDA capability sm_100 is not compatible with the current PyTorch installation.
+        cuda.nvrtc-arch             nvcc fatal   : Unsupported gpu architecture 'compute_120'
+        cuda.cudnn-missing          Could not load library libcudnn_cnn_train.so.8. Error: libcudnn_ops_train.so.8: cannot open shared object file: No such file or directory
+        cuda.container-driver-old   ERROR: This container was built for NVIDIA Driver Release 560.35 or later, but
+        noise.one-thread            Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded
+        fabrics.verbs-memlock       libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.
+        c10d.bind-address           socket.cpp:506 The server socket on [cn04]:29400 has failed to bind (errno: 99 - Cannot assign requested address).
+        c10d.port-forbidden         socket.cpp:506 The server socket on [::]:443 has failed to bind (errno: 13 - Permission denied).
+        c10d.missing-ranks          barrier failed -- missing ranks: [5, 7]
+        c10d.local-rank-argument    finetune.py: error: unrecognized arguments: --local-rank=3
+        c10d.flight-recorder        Observed flight recorder dump signal from another rank via TCPStore.
+        c10d.gloo-too-many          [/build/gloo/transport/tcp/pair.cc:144] socket: Too many open files
+        python.home                 Fatal Python error: init_fs_encoding: failed to get the Python codec of the filesystem encoding
+        python.heap-corrupted       double free or corruption (!prev)
+        python.two-openmp           OMP: Error #15: Initializing libiomp5.so, but found libomp.so already initialized.
+        python.thread-limit         OpenBLAS blas_thread_init: pthread_create failed for thread 31 of 64: Resource temporarily unavailable
+        python.conda-environment    EnvironmentNameNotFound: Could not find conda environment: llm311
+        python.no-distribution      ERROR: No matching distribution found for torch==2.9.9
+        python.numpy-api            RuntimeError: module compiled against ABI version 0x2000000 but this version of numpy is 0x1000009
+        """
+    ),
 )
 def test_a_line_is_the_message_that_its_program_prints(line, name):
     found = match(line)
@@ -299,181 +155,54 @@ def test_a_line_is_the_message_that_its_program_prints(line, name):
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (
-            "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method",
-            "cuda.forked",
-        ),
-        (
-            "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
-            "cuda.busy",
-        ),
-        (
-            "RuntimeError: CUDA error: invalid configuration argument",
-            "cuda.launch-size",
-        ),
-        (
-            "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-            "cuda.cublas-create",
-        ),
-        (
-            "RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime version (8, 9, 7).",
-            "cuda.cudnn-versions",
-        ),
-        (
-            "RuntimeError: GET was unable to find an engine to execute this computation",
-            "cuda.cudnn-start",
-        ),
-        (
-            "RuntimeError: FlashAttention only supports Ampere GPUs or newer.",
-            "cuda.flash-attention-gpu",
-        ),
-        (
-            "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
-            "cuda.no-toolkit",
-        ),
-        (
-            "RuntimeError: Error building extension 'fused_rope'",
-            "cuda.extension-build",
-        ),
-        (
-            "RuntimeError: use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0 to disable it.",
-            "c10d.no-libuv",
-        ),
-        (
-            "ValueError: port must have value from 0 to 65535 but was 71422.",
-            "c10d.port-value",
-        ),
-        (
-            "ValueError: Error initializing torch.distributed using env:// rendezvous: rank parameter missing",
-            "c10d.env-value",
-        ),
-        (
-            "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
-            "c10d.no-process-group",
-        ),
-        (
-            "ValueError: Cannot use ReduceOp.BAND with non-integral dtype",
-            "c10d.gloo-tensor",
-        ),
-        (
-            "IndexError: index out of range in self",
-            "torch.embedding-index",
-        ),
-        (
-            "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons",
-            "torch.ddp-ready-twice",
-        ),
-        (
-            "RuntimeError: DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.",
-            "torch.ddp-no-parameters",
-        ),
-        (
-            "ValueError: trying to initialize the default process group twice!",
-            "torch.group-twice",
-        ),
-        (
-            "ValueError: Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32",
-            "torch.fsdp-dtypes",
-        ),
-        (
-            "RuntimeError: aten.mm.default: got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed operators!",
-            "torch.dtensor-mixed",
-        ),
-        (
-            "RuntimeError: each element in list of batch should be of equal size",
-            "torch.collate-sizes",
-        ),
-        (
-            "ValueError: num_samples should be a positive integer value, but got num_samples=0",
-            "torch.empty-dataset",
-        ),
-        (
-            "AttributeError: Can't pickle local object 'build.<locals>.collate'",
-            "torch.not-picklable",
-        ),
-        (
-            "RuntimeError: Error(s) in loading state_dict for DenseNet:",
-            "torch.state-dict",
-        ),
-        (
-            "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
-            "torch.optimizer-state",
-        ),
-        (
-            "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
-            "torch.checkpoint-broken",
-        ),
-        (
-            "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options",
-            "torch.weights-only",
-        ),
-        (
-            "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:",
-            "torch.compile-failed",
-        ),
-        (
-            "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
-            "torch.compile-no-compiler",
-        ),
-        (
-            "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.",
-            "torch.triton-resources",
-        ),
-        (
-            "ModuleNotFoundError: No module named 'distutils'",
-            "python.removed-modules",
-        ),
-        (
-            "ModuleNotFoundError: No module named '_lzma'",
-            "python.built-without",
-        ),
-        (
-            "AttributeError: partially initialized module 'wandb' has no attribute 'init' (most likely due to a circular import)",
-            "python.circular-import",
-        ),
-        (
-            "ImportError: /env/lib/python3.11/site-packages/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
-            "program.extension-of-other-torch",
-        ),
-        (
-            "ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
-            "python.opencv-gl",
-        ),
-        (
-            "PIL.UnidentifiedImageError: cannot identify image file '/data/train/0421.jpg'",
-            "python.image",
-        ),
-        (
-            "EOFError: Compressed file ended before the end-of-stream marker was reached",
-            "python.compressed",
-        ),
-        (
-            "RuntimeError: Socket Timeout",
-            "c10d.socket-timeout",
-        ),
-        (
-            "RuntimeError: CUDA driver error: out of memory",
-            "cuda.driver-memory",
-        ),
-        (
-            "RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR",
-            "cuda.solver",
-        ),
-        (
-            "RuntimeError: Invalid device string: 'cuda:local'",
-            "torch.device-string",
-        ),
-        (
-            "AttributeError: 'DistributedDataParallel' object has no attribute 'save_pretrained'",
-            "torch.wrapped-model",
-        ),
-        (
-            "AttributeError: module 'torch.library' has no attribute 'register_fake'",
-            "python.package-version",
-        ),
-    ],
+    ("name", "words"),
+    rows(
+        """
+        cuda.forked                       RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
+        cuda.busy                         RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable
+        cuda.launch-size                  RuntimeError: CUDA error: invalid configuration argument
+        cuda.cublas-create                RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`
+        cuda.cudnn-versions               RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime version (8, 9, 7).
+        cuda.cudnn-start                  RuntimeError: GET was unable to find an engine to execute this computation
+        cuda.flash-attention-gpu          RuntimeError: FlashAttention only supports Ampere GPUs or newer.
+        cuda.no-toolkit                   OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.
+        cuda.extension-build              RuntimeError: Error building extension 'fused_rope'
+        c10d.no-libuv                     RuntimeError: use_libuv was requested but PyTorch was built without libuv support, run with USE_LIBUV=0 to disable it.
+        c10d.port-value                   ValueError: port must have value from 0 to 65535 but was 71422.
+        c10d.env-value                    ValueError: Error initializing torch.distributed using env:// rendezvous: rank parameter missing
+        c10d.no-process-group             ValueError: Default process group has not been initialized, please make sure to call init_process_group.
+        c10d.gloo-tensor                  ValueError: Cannot use ReduceOp.BAND with non-integral dtype
+        torch.embedding-index             IndexError: index out of range in self
+        torch.ddp-ready-twice             RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons
+        torch.ddp-no-parameters           RuntimeError: DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient.
+        torch.group-twice                 ValueError: trying to initialize the default process group twice!
+        torch.fsdp-dtypes                 ValueError: Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32
+        torch.dtensor-mixed               RuntimeError: aten.mm.default: got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling distributed operators!
+        torch.collate-sizes               RuntimeError: each element in list of batch should be of equal size
+        torch.empty-dataset               ValueError: num_samples should be a positive integer value, but got num_samples=0
+        torch.not-picklable               AttributeError: Can't pickle local object 'build.<locals>.collate'
+        torch.state-dict                  RuntimeError: Error(s) in loading state_dict for DenseNet:
+        torch.optimizer-state             ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group
+        torch.checkpoint-broken           RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory
+        torch.weights-only                _pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options
+        torch.compile-failed              torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:
+        torch.compile-no-compiler         RuntimeError: Failed to find C compiler. Please specify via CC environment variable.
+        torch.triton-resources            triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.
+        python.removed-modules            ModuleNotFoundError: No module named 'distutils'
+        python.built-without              ModuleNotFoundError: No module named '_lzma'
+        python.circular-import            AttributeError: partially initialized module 'wandb' has no attribute 'init' (most likely due to a circular import)
+        program.extension-of-other-torch  ImportError: /env/lib/python3.11/site-packages/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi
+        python.opencv-gl                  ImportError: libGL.so.1: cannot open shared object file: No such file or directory
+        python.image                      PIL.UnidentifiedImageError: cannot identify image file '/data/train/0421.jpg'
+        python.compressed                 EOFError: Compressed file ended before the end-of-stream marker was reached
+        c10d.socket-timeout               RuntimeError: Socket Timeout
+        cuda.driver-memory                RuntimeError: CUDA driver error: out of memory
+        cuda.solver                       RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR
+        torch.device-string               RuntimeError: Invalid device string: 'cuda:local'
+        torch.wrapped-model               AttributeError: 'DistributedDataParallel' object has no attribute 'save_pretrained'
+        python.package-version            AttributeError: module 'torch.library' has no attribute 'register_fake'
+        """
+    ),
 )
 def test_an_exception_is_the_message_that_its_program_raises(words, name):
     found = match(words, is_raised=True)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kit.tables import rows
 from unit.diagnose.explain.logs import cause_of, explain, traceback_of
 
 STEPS = "".join(f"step {number} loss 0.5\n" for number in range(30))
@@ -26,73 +27,42 @@ def loader_error(type_name, message):
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "data-broken"),
-        ("_pickle.UnpicklingError: pickle data was truncated", "checkpoint-broken"),
-        (
-            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)",
-            "shapes-differ",
-        ),
-        ("ValueError: time limit exceeded in config", "exception"),
-        ("MemoryError", "memory"),
-        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "no-gpu"),
-        ("RuntimeError: operator torchvision::nms does not exist", "builds-differ"),
-        (
-            "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
-            "no-process-group",
-        ),
-        ("KeyError: 'SLURM_PROCID'", "no-launcher"),
-        ("KeyError: 'OMPI_COMM_WORLD_RANK'", "no-launcher"),
-        ("KeyError: 'model'", "exception"),
-        (
-            "RuntimeError: unable to mmap 1024 bytes from file </torch_1_2>: Cannot allocate memory (12)",
-            "memory",
-        ),
-        (
-            "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)",
-            "open-files",
-        ),
-        (
-            "RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)",
-            "small-dev-shm",
-        ),
-        ("RuntimeError: received 0 items of ancdata", "open-files"),
-        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "system-error"),
-        ("RuntimeError: can't start new thread", "system-error"),
-        ("sqlite3.OperationalError: database or disk is full", "disk-full"),
-        ("sqlite3.OperationalError: attempt to write a readonly database", "read-only"),
-        (
-            "pyarrow.lib.ArrowInvalid: Error writing bytes. Detail: [errno 28] No space left on device",
-            "disk-full",
-        ),
-        ("some.Error: the project quota has been exceeded", "quota"),
-        (
-            "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>",
-            "download-failed",
-        ),
-        (
-            "requests.exceptions.ConnectionError: Max retries exceeded with url: /x ([Errno 101] Network is unreachable)",
-            "download-failed",
-        ),
-        (
-            "OSError: We couldn't connect to 'https://huggingface.co' to load this file",
-            "download-failed",
-        ),
-        ("RuntimeError: CUDA error: out of memory", "cuda-out-of-memory"),
-        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuda-out-of-memory"),
-        ("RuntimeError: Distributed package doesn't have NCCL built in", "no-gpu"),
-        (
-            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
-            "no-gpu",
-        ),
-        (
-            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver",
-            "driver-mismatch",
-        ),
-        ("KeyError: 'LOCAL_RANK'", "no-launcher"),
-        ("KeyError: 'RANKING'", "exception"),
-    ],
+    ("cause", "error"),
+    rows(
+        """
+        data-broken         json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
+        checkpoint-broken   _pickle.UnpicklingError: pickle data was truncated
+        shapes-differ       RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)
+        exception           ValueError: time limit exceeded in config
+        memory              MemoryError
+        no-gpu              AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'
+        builds-differ       RuntimeError: operator torchvision::nms does not exist
+        no-process-group    ValueError: Default process group has not been initialized, please make sure to call init_process_group.
+        no-launcher         KeyError: 'SLURM_PROCID'
+        no-launcher         KeyError: 'OMPI_COMM_WORLD_RANK'
+        exception           KeyError: 'model'
+        memory              RuntimeError: unable to mmap 1024 bytes from file </torch_1_2>: Cannot allocate memory (12)
+        open-files          RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)
+        small-dev-shm       RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)
+        open-files          RuntimeError: received 0 items of ancdata
+        system-error        BlockingIOError: [Errno 11] Resource temporarily unavailable
+        system-error        RuntimeError: can't start new thread
+        disk-full           sqlite3.OperationalError: database or disk is full
+        read-only           sqlite3.OperationalError: attempt to write a readonly database
+        disk-full           pyarrow.lib.ArrowInvalid: Error writing bytes. Detail: [errno 28] No space left on device
+        quota               some.Error: the project quota has been exceeded
+        download-failed     urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>
+        download-failed     requests.exceptions.ConnectionError: Max retries exceeded with url: /x ([Errno 101] Network is unreachable)
+        download-failed     OSError: We couldn't connect to 'https://huggingface.co' to load this file
+        cuda-out-of-memory  RuntimeError: CUDA error: out of memory
+        cuda-out-of-memory  RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED
+        no-gpu              RuntimeError: Distributed package doesn't have NCCL built in
+        no-gpu              RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.
+        driver-mismatch     RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver
+        no-launcher         KeyError: 'LOCAL_RANK'
+        exception           KeyError: 'RANKING'
+        """
+    ),
 )
 def test_exception_of_any_library_is_named_by_what_it_means(tmp_path, error, cause):
     assert cause_of(tmp_path, job=traceback_of(error)) == cause
