@@ -1,11 +1,15 @@
-"""Tables of cases in text: a line for each, whose cells stand two blanks or more apart."""
+r"""Tables of cases in text: a line for each, whose cells stand two blanks or more apart; `\n` ends a line in a cell."""
 
 import re
 
 
 def rows(text, columns=2):
-    """Return the rows of a table; the last cell of a line may have blanks of any number."""
-    lines = (line.strip() for line in text.splitlines())
-    found = [re.split(r" {2,}", line, maxsplit=columns - 1) for line in lines if line]
+    """Return the rows of a table; its last column may have blanks of any number, and what begins with `# ` is for readers."""
+    lines = [line.strip() for line in text.splitlines()]
+    found = [
+        re.split(r" {2,}", line.replace(r"\n", "\n"), maxsplit=columns - 1)
+        for line in lines
+        if line and not line.startswith("# ")
+    ]
     assert all(len(row) == columns for row in found), found
     return found

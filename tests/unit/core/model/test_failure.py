@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from kit.tables import rows
 from torchmuster.core.model.failure import (
     EndKind,
     ErrorParts,
@@ -14,77 +15,24 @@ from unit.core.model.ends import end_of, exited, killed, lost, preempted, raised
 
 # What healthy ranks were seen to say after another one's death, word for word.
 ECHOES = {
-    "gloo_closed": (
-        "RuntimeError",
-        (
-            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer"
-            " [127.0.0.1]:42467"
-        ),
-    ),
-    "gloo_reset": (
-        "RuntimeError",
-        (
-            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:463] Read error"
-            " [10.1.0.2]:9123: Connection reset by peer"
-        ),
-    ),
-    "gloo_timeout": (
-        "RuntimeError",
-        (
-            "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81]"
-            " Timed out waiting 1800000ms for recv operation to complete"
-        ),
-    ),
-    "gloo_pair": ("RuntimeError", "Application timeout caused pair closure"),
-    "gloo_mesh": (
-        "RuntimeError",
-        (
-            "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144]"
-            " no error"
-        ),
-    ),
-    "nccl_remote": (
-        "torch.distributed.DistBackendError",
-        (
-            "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, remote process exited"
-            " or there was a network error, NCCL version 2.27.3\nncclRemoteError: A call failed possibly"
-            " due to a network error or a remote process exiting prematurely."
-        ),
-    ),
-    "nccl_watchdog": (
-        "torch.distributed.DistBackendError",
-        (
-            "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9,"
-            " OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds"
-            " before timing out."
-        ),
-    ),
-    "store_connect": (
-        "torch.distributed.DistNetworkError",
-        "The client socket has timed out after 60000ms while trying to connect to (n1, 29500).",
-    ),
-    "store_wait": (
-        "torch.distributed.DistStoreError",
-        "wait timeout after 300000ms, keys: /default_pg/0//cuda//0",
-    ),
-    "store_closed": (
-        "torch.distributed.DistNetworkError",
-        "failed to recv, got 0 bytes",
-    ),
-    "store_recv": (
-        "RuntimeError",
-        (
-            "recvValue failed on SocketImpl(fd=61, addr=[localhost]:58110,"
-            " remote=[localhost]:29500): Connection reset by peer"
-        ),
-    ),
-    "barrier": (
-        "RuntimeError",
-        (
-            "Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send"
-            "/recv from rank 0."
-        ),
-    ),
+    name: (kind, said)
+    for name, kind, said in rows(
+        r"""
+        gloo_closed    RuntimeError                        [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:42467
+        gloo_reset     RuntimeError                        [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:463] Read error [10.1.0.2]:9123: Connection reset by peer
+        gloo_timeout   RuntimeError                        [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete
+        gloo_pair      RuntimeError                        Application timeout caused pair closure
+        gloo_mesh      RuntimeError                        Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] no error
+        nccl_remote    torch.distributed.DistBackendError  NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, remote process exited or there was a network error, NCCL version 2.27.3\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+        nccl_watchdog  torch.distributed.DistBackendError  [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.
+        store_connect  torch.distributed.DistNetworkError  The client socket has timed out after 60000ms while trying to connect to (n1, 29500).
+        store_wait     torch.distributed.DistStoreError    wait timeout after 300000ms, keys: /default_pg/0//cuda//0
+        store_closed   torch.distributed.DistNetworkError  failed to recv, got 0 bytes
+        store_recv     RuntimeError                        recvValue failed on SocketImpl(fd=61, addr=[localhost]:58110, remote=[localhost]:29500): Connection reset by peer
+        barrier        RuntimeError                        Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0.
+        """,
+        3,
+    )
 }
 OWN_WORDS = {
     "value": ("ValueError", "expected 10 classes, got 12"),

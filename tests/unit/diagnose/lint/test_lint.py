@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.tables import rows
 from torchmuster.diagnose.lint.lint import RULES, lint
 from torchmuster.diagnose.lint.numbers import parse
 
@@ -151,13 +152,44 @@ def test_a_good_script_has_no_finding(name):
     assert found(GOOD[name]) == []
 
 
-# rule: (script, line of the finding, level)
+# rule: (script, line of the finding, level); first those of a job of Slurm
 BAD = {
-    "head-only": (SLURM + RUN, 7, "error"),
-    "standalone": (SLURM + "srun torchrun --standalone --nproc_per_node 4 t.py", 7, "error"),
-    "nnodes": (SLURM + f"srun {RUN}".replace("nnodes=2", "nnodes=4"), 7, "error"),
+    rule: (SLURM + script, int(line), level)
+    for rule, level, line, script in rows(
+        rf"""
+        head-only          error    7  {RUN}
+        standalone         error    7  srun torchrun --standalone --nproc_per_node 4 t.py
+        nnodes             error    7  srun {RUN.replace("nnodes=2", "nnodes=4")}
+        run-by-wrapper     error    7  srun muster run t.py
+        late-directive     error    7  #SBATCH --mem=4G\nsrun {RUN}
+        misspelt-variable  error    7  echo $SLURM_NNODE\nsrun {RUN}
+        unset-variable     note     7  srun {RUN} --lr $LR
+        launch-address     error    7  export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\nsrun {RUN}
+        srun-export        warning  7  srun --export=NCCL_DEBUG=INFO {RUN}
+        visible-devices    warning  7  export CUDA_VISIBLE_DEVICES=0,1\nsrun {RUN}
+        conda-activate     warning  7  conda activate x\nsrun {RUN}
+        launcher-nodes     error    7  srun accelerate launch --multi_gpu t.py
+        deepspeed-hosts    error    7  deepspeed --num_gpus=4 t.py
+        deepspeed-ssh      note     7  deepspeed --hostfile hosts t.py
+        lightning          error    7  srun python fit.py --trainer.devices=4
+        ray-nodes          error    7  ray start --head\npython tune.py
+        idle-nodes         warning  7  python train.py --epochs 3
+        rdzv-id            error    7  srun bash -c 'torchrun {MEET.replace("$HEAD", "n1")} --rdzv_id=$RANDOM t.py'
+        own-endpoint       error    7  srun bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):1 t.py'
+        loopback           error    7  srun {RUN.replace("$HEAD", "localhost")}
+        first-address      warning  7  HEAD=$(hostname -I | awk '{{print $1}}')\nsrun {RUN}
+        own-address        warning  7  HEAD=`hostname -i`\nsrun {RUN}
+        falls-back         warning  7  HEAD=$(scontrol show hostnames | head -1 || echo localhost)\nsrun {RUN}
+        node-rank          error    7  srun torchrun --nnodes=2 --nproc_per_node=4 --master_addr=$HEAD --node_rank=0 t.py
+        not-exported       warning  7  NCCL_DEBUG=INFO\nsrun {RUN}
+        own-nccl           warning  8  N=/opt/nccl-2.26\nexport LD_LIBRARY_PATH=$N/lib:$LD_LIBRARY_PATH\nsrun {RUN}
+        efa-provider       error    7  export FI_PROVIDER=efa\nexport NCCL_SOCKET_IFNAME=hsn\nsrun {RUN}
+        ping-to-itself     note     7  ping -c 1 $HEAD\nsrun {RUN}
+        """,
+        4,
+    )
+} | {
     "several-per-node": (SLURM.replace("node=1", "node=4") + f"srun {RUN}", 7, "error"),
-    "run-by-wrapper": (SLURM + "srun muster run t.py", 7, "error"),
     "workers-without-gpu": (
         SLURM.replace("gpus-per-node=4", "gpus-per-node=2") + f"srun {RUN}",
         7,
@@ -184,62 +216,16 @@ BAD = {
         7,
         "note",
     ),
-    "late-directive": (SLURM + f"#SBATCH --mem=4G\nsrun {RUN}", 7, "error"),
     "deprecated-launch": (
         "python -m torch.distributed.launch --nproc_per_node=2 t.py",
         1,
         "warning",
     ),
     "refused-line": ("torchrun --nproc_per_nodes=2 --nnode=x --rdzv-thing t.py", 1, "error"),
-    "misspelt-variable": (SLURM + f"echo $SLURM_NNODE\nsrun {RUN}", 7, "error"),
-    "unset-variable": (SLURM + f"srun {RUN} --lr $LR", 7, "note"),
-    "launch-address": (
-        SLURM + f"export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\nsrun {RUN}",
-        7,
-        "error",
-    ),
-    "srun-export": (SLURM + f"srun --export=NCCL_DEBUG=INFO {RUN}", 7, "warning"),
-    "visible-devices": (SLURM + f"export CUDA_VISIBLE_DEVICES=0,1\nsrun {RUN}", 7, "warning"),
-    "conda-activate": (SLURM + f"conda activate x\nsrun {RUN}", 7, "warning"),
     "pbs-home": (
         PBS.replace("cd $PBS_O_WORKDIR\n", "") + f"mpiexec -n 2 --ppn 1 {PBS_RUN}",
         6,
         "warning",
-    ),
-    "launcher-nodes": (SLURM + "srun accelerate launch --multi_gpu t.py", 7, "error"),
-    "deepspeed-hosts": (SLURM + "deepspeed --num_gpus=4 t.py", 7, "error"),
-    "deepspeed-ssh": (SLURM + "deepspeed --hostfile hosts t.py", 7, "note"),
-    "lightning": (SLURM + "srun python fit.py --trainer.devices=4", 7, "error"),
-    "ray-nodes": (SLURM + "ray start --head\npython tune.py", 7, "error"),
-    "idle-nodes": (SLURM + "python train.py --epochs 3", 7, "warning"),
-    "rdzv-id": (
-        SLURM + f"srun bash -c 'torchrun {MEET} --rdzv_id=$RANDOM t.py'".replace("$HEAD", "n1"),
-        7,
-        "error",
-    ),
-    "own-endpoint": (
-        SLURM
-        + "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):1 t.py'",
-        7,
-        "error",
-    ),
-    "loopback": (SLURM + f"srun {RUN}".replace("$HEAD", "localhost"), 7, "error"),
-    "first-address": (
-        SLURM + f"HEAD=$(hostname -I | awk '{{print $1}}')\nsrun {RUN}",
-        7,
-        "warning",
-    ),
-    "own-address": (SLURM + f"HEAD=`hostname -i`\nsrun {RUN}", 7, "warning"),
-    "falls-back": (
-        SLURM + f"HEAD=$(scontrol show hostnames | head -1 || echo localhost)\nsrun {RUN}",
-        7,
-        "warning",
-    ),
-    "node-rank": (
-        SLURM
-        + "srun torchrun --nnodes=2 --nproc_per_node=4 --master_addr=$HEAD --node_rank=0 t.py",
-        7,
-        "error",
     ),
     "world-size-of-nodes": (
         SLURM.replace("node=1", "node=4") + "export WORLD_SIZE=$SLURM_NNODES\nsrun python t.py",
@@ -269,18 +255,6 @@ BAD = {
     ),
     "windows-lines": ("torchrun t.py\r\n", 1, "error"),
     "windows-path": ("source my\\bin\\activate\ntorchrun t.py", 1, "error"),
-    "not-exported": (SLURM + f"NCCL_DEBUG=INFO\nsrun {RUN}", 7, "warning"),
-    "own-nccl": (
-        SLURM + f"N=/opt/nccl-2.26\nexport LD_LIBRARY_PATH=$N/lib:$LD_LIBRARY_PATH\nsrun {RUN}",
-        8,
-        "warning",
-    ),
-    "efa-provider": (
-        SLURM + f"export FI_PROVIDER=efa\nexport NCCL_SOCKET_IFNAME=hsn\nsrun {RUN}",
-        7,
-        "error",
-    ),
-    "ping-to-itself": (SLURM + f"ping -c 1 $HEAD\nsrun {RUN}", 7, "note"),
     "not-carried": (PBS + f"export NCCL_DEBUG=INFO\npbsdsh -- /opt/{PBS_RUN}", 8, "warning"),
     "pbsdsh-dashes": (PBS + f"pbsdsh /opt/{PBS_RUN}", 7, "error"),
     "bare-pbsdsh": (PBS + f"pbsdsh -- {PBS_RUN}", 7, "error"),
@@ -370,68 +344,31 @@ def test_muster_run_is_started_once(line, times):
 
 
 @pytest.mark.parametrize(
-    ("line", "rule", "words"),
-    [
-        ("accelerate launch --num_processes 8 t.py", "head-only", "accelerate launch starts on"),
-        ("fabric run --devices=4 t.py", "head-only", "fabric run starts on"),
-        ("srun fabric run --devices=4 t.py", "launcher-nodes", "--num_nodes is missing"),
-        (f"srun accelerate launch {ACCELERATE} t.py", "node-rank", "no node is told its --machine"),
-        (
-            f"srun accelerate launch {ACCELERATE} --machine_rank $SLURM_NODEID t.py",
-            "node-rank",
-            "every node gets --machine_rank=$SLURM_NODEID",
-        ),
-        (
-            f"srun accelerate launch {ACCELERATE} --rdzv_backend c10d t.py".replace(
-                "n1", "localhost"
-            ),
-            "loopback",
-            "at localhost",
-        ),
-        (
-            f"srun accelerate launch {ACCELERATE} --rdzv_backend c10d t.py".replace(
-                "machines 2", "machines 4"
-            ),
-            "launcher-nodes",
-            "--num_machines is 4, and the job has 2 nodes",
-        ),
-        (
-            f"srun accelerate launch {ACCELERATE} --rdzv_backend c10d t.py".replace(" 8", " 4"),
-            "idle-gpus",
-            "2 workers on each node",
-        ),
-        (
-            "srun accelerate launch --num_machines 2 --main_process_ip n1 --rdzv_backend c10d t.py",
-            "idle-gpus",
-            "4 workers on all 2 nodes",
-        ),
-        (
-            f"srun accelerate launch {ACCELERATE} --rdzv_backend c10d t.py".replace(" 8", " 16"),
-            "workers-without-gpu",
-            "8 workers on each node",
-        ),
-        ("srun deepspeed t.py", "deepspeed-hosts", "--hostfile is missing"),
-        ("srun deepspeed --hostfile h t.py", "deepspeed-hosts", "each one starts all nodes"),
-        ("deepspeed --hostfile h --num_nodes 3 t.py", "deepspeed-hosts", "--num_nodes is 3"),
-        ("srun ray start --head --block &", "ray-nodes", "a head of Ray on every node"),
-        (
-            "srun -N1 -w n1 ray start --head\nray start --address=n1:1",
-            "ray-nodes",
-            "without --block",
-        ),
-        (
-            "ray start --head\nsrun -w n2 ray start --address=localhost:1 --block",
-            "loopback",
-            "at localhost",
-        ),
-        (
-            "srun torchrun " + MEET.replace("node=4", "node=2") + " t.py",
-            "idle-gpus",
-            "starts 2 workers",
-        ),
-        ("mpirun -np 4 python t.py", "idle-gpus", "starts 4 ranks, and the job has 8 GPUs"),
-        ("srun python fit.py --trainer.num_nodes=4", "lightning", "num_nodes is 4"),
-    ],
+    ("rule", "words", "line"),
+    rows(
+        rf"""
+        head-only            accelerate launch starts on                   accelerate launch --num_processes 8 t.py
+        head-only            fabric run starts on                          fabric run --devices=4 t.py
+        launcher-nodes       --num_nodes is missing                        srun fabric run --devices=4 t.py
+        node-rank            no node is told its --machine                 srun accelerate launch {ACCELERATE} t.py
+        node-rank            every node gets --machine_rank=$SLURM_NODEID  srun accelerate launch {ACCELERATE} --machine_rank $SLURM_NODEID t.py
+        loopback             at localhost                                  srun accelerate launch {ACCELERATE.replace("n1", "localhost")} --rdzv_backend c10d t.py
+        launcher-nodes       --num_machines is 4, and the job has 2 nodes  srun accelerate launch {ACCELERATE.replace("machines 2", "machines 4")} --rdzv_backend c10d t.py
+        idle-gpus            2 workers on each node                        srun accelerate launch {ACCELERATE.replace(" 8", " 4")} --rdzv_backend c10d t.py
+        idle-gpus            4 workers on all 2 nodes                      srun accelerate launch --num_machines 2 --main_process_ip n1 --rdzv_backend c10d t.py
+        workers-without-gpu  8 workers on each node                        srun accelerate launch {ACCELERATE.replace(" 8", " 16")} --rdzv_backend c10d t.py
+        deepspeed-hosts      --hostfile is missing                         srun deepspeed t.py
+        deepspeed-hosts      each one starts all nodes                     srun deepspeed --hostfile h t.py
+        deepspeed-hosts      --num_nodes is 3                              deepspeed --hostfile h --num_nodes 3 t.py
+        ray-nodes            a head of Ray on every node                   srun ray start --head --block &
+        ray-nodes            without --block                               srun -N1 -w n1 ray start --head\nray start --address=n1:1
+        loopback             at localhost                                  ray start --head\nsrun -w n2 ray start --address=localhost:1 --block
+        idle-gpus            starts 2 workers                              srun torchrun {MEET.replace("node=4", "node=2")} t.py
+        idle-gpus            starts 4 ranks, and the job has 8 GPUs        mpirun -np 4 python t.py
+        lightning            num_nodes is 4                                srun python fit.py --trainer.num_nodes=4
+        """,
+        3,
+    ),
 )
 def test_a_launcher_is_held_to_the_numbers_of_the_job(line, rule, words):
     assert words in one(SLURM + line, rule).error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.tables import rows
 from torchmuster.core.model.states import JobState
 from torchmuster.kubernetes.engine.answers import (
     queue_reasons,
@@ -162,35 +163,19 @@ def test_a_pod_that_is_prepared_for_ever_says_why_in_events_alone():
 
 
 @pytest.mark.parametrize(
-    ("reason", "sentence"),
-    [
+    ("sentence", "reason"),
+    rows(
+        """
         # kubernetes pkg/volume/util/operationexecutor: of a volume that is ReadWriteOnce, for a pod on another node.
-        (
-            'FailedAttachVolume: Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) run-0',
-            "a volume that it names is attached to another node, and can be to one only",
-        ),
-        (
-            "Unschedulable: 0/4 nodes are available: 4 node(s) had volume node affinity conflict.",
-            "a volume that it names is not to be had on the nodes that would have room",
-        ),
+        a volume that it names is attached to another node, and can be to one only  FailedAttachVolume: Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) run-0
+        a volume that it names is not to be had on the nodes that would have room   Unschedulable: 0/4 nodes are available: 4 node(s) had volume node affinity conflict.
         # Of a scheduler of 1.36, for nodes of which one has the label.
-        (
-            "Unschedulable: 0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node affinity/selector.",
-            "no node has room for it now",
-        ),
-        (
-            "Unschedulable: 0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) didn't match Pod's node affinity/selector.",
-            "no node has room for it now",
-        ),
-        (
-            "Unschedulable: 0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.",
-            "no node has the labels that it asks for",
-        ),
-        (
-            'FailedCreatePodSandBox: Failed to create pod sandbox: plugin type="calico" failed',
-            "the node can't give it a network",
-        ),
-    ],
+        no node has room for it now                                                 Unschedulable: 0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node affinity/selector.
+        no node has room for it now                                                 Unschedulable: 0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) didn't match Pod's node affinity/selector.
+        no node has the labels that it asks for                                     Unschedulable: 0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.
+        the node can't give it a network                                            FailedCreatePodSandBox: Failed to create pod sandbox: plugin type="calico" failed
+        """
+    ),
 )
 def test_what_no_record_has_is_read_from_kubernetes_source(reason, sentence):
     view = JobView(job_id="1", state=JobState.PENDING, reason=reason)

@@ -36,64 +36,23 @@ ANSWER = {
         ],
     },
 }
+
+
+def queue(name, pending, status, reason, message):
+    active = {"type": "Active", "status": status, "reason": reason, "message": message}
+    return {
+        "metadata": {"name": name},
+        "status": {"pendingWorkloads": pending, "conditions": [active]},
+    }
+
+
 # Recorded: LocalQueues of Kueue 0.13.
+GIVES_NONE = "Can't submit new workloads to clusterQueue"
 QUEUES = [
-    {
-        "metadata": {"name": "held"},
-        "status": {
-            "pendingWorkloads": 0,
-            "conditions": [
-                {
-                    "type": "Active",
-                    "status": "False",
-                    "reason": "Stopped",
-                    "message": "LocalQueue is stopped",
-                }
-            ],
-        },
-    },
-    {
-        "metadata": {"name": "nowhere"},
-        "status": {
-            "pendingWorkloads": 1,
-            "conditions": [
-                {
-                    "type": "Active",
-                    "status": "False",
-                    "reason": "ClusterQueueDoesNotExist",
-                    "message": "Can't submit new workloads to clusterQueue",
-                }
-            ],
-        },
-    },
-    {
-        "metadata": {"name": "stopped"},
-        "status": {
-            "pendingWorkloads": 1,
-            "conditions": [
-                {
-                    "type": "Active",
-                    "status": "False",
-                    "reason": "ClusterQueueIsInactive",
-                    "message": "Can't submit new workloads to clusterQueue",
-                }
-            ],
-        },
-    },
-    {
-        "metadata": {"name": "team"},
-        "status": {
-            "pendingWorkloads": 1,
-            "conditions": [
-                {
-                    "type": "Active",
-                    "status": "True",
-                    "reason": "Ready",
-                    "message": "Can submit new workloads to localQueue",
-                }
-            ],
-        },
-    },
+    queue("held", 0, "False", "Stopped", "LocalQueue is stopped"),
+    queue("nowhere", 1, "False", "ClusterQueueDoesNotExist", GIVES_NONE),
+    queue("stopped", 1, "False", "ClusterQueueIsInactive", GIVES_NONE),
+    queue("team", 1, "True", "Ready", "Can submit new workloads to localQueue"),
 ]
 ADMIN = {"status": {"resourceRules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}}
 
