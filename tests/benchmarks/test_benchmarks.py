@@ -5,12 +5,12 @@ They run as on a cluster's login node, inside a job: none of it may reach what i
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kit.command import ran
 from kit.namespaces import why_no_networks
 from kit.world import HIDDEN
 from lab.netlab import why_not
@@ -64,9 +64,7 @@ def login_node(tmp_path):
 
 def run(name, words, environment, tmp_path):
     argv = [sys.executable, BENCHMARKS / f"{name}.py", *words, "--json", tmp_path / f"{name}.json"]
-    return subprocess.run(
-        argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    return ran(argv, limit_s=LIMIT_S, env=environment, cwd=tmp_path)
 
 
 @pytest.mark.timeout(400)  # seconds on an idle machine, minutes on a busy one
@@ -124,13 +122,7 @@ print(rendezvous.take(case).lost)
 
 def test_a_rendezvous_that_does_not_come_about_says_what_was_missing(login_node, tmp_path):
     environment = {**login_node, "PYTHONPATH": f"{BENCHMARKS}:{login_node['PYTHONPATH']}"}
-    done = subprocess.run(
-        [sys.executable, "-c", MUTE],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = ran([sys.executable, "-c", MUTE], limit_s=LIMIT_S, env=environment)
     assert done.stdout.startswith(
         "2 agents have joined, 0 are missing, 0 are ready to start workers; last events:"
     ), done.stderr
@@ -142,10 +134,5 @@ def test_a_lost_job_is_told_with_the_line_that_says_why():
         "said = 'muster: run 1\\nerror: this looks like a login node\\nhint: --here\\n'\n"
         "print(lost_with('muster: exit code 2', said))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
-        capture_output=True,
-        text=True,
-    )
+    done = ran([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(BENCHMARKS)})
     assert done.stdout == "muster: exit code 2: error: this looks like a login node\n"

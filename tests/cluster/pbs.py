@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.command import muster_env, ran, run_muster
 from kit.waiting import wait_until
 
 # Notes each step with the time, its host, its attempt and its spawner; ends when there is a file. Nothing of ours protects the notes.
@@ -57,19 +58,18 @@ class FakePbs:
         self.home.mkdir()
         # The commands' first line asks for a python3: this one.
         path = f"{FAKES}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path, "FAKE_PBS": str(self.state)}
+        self._own = {"PATH": path, "FAKE_PBS": str(self.state)}
+        self.environment = os.environ | self._own
         self._scripts = 0
 
     def call(self, *words, limit_s=30):
         """Run a command as on the login node; its texts and exit code."""
-        return subprocess.run(
-            words,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-        )
+        return ran(words, limit_s=limit_s, cwd=self.folder, env=self.environment)
+
+    def muster(self, *words, limit_s=120):
+        """Run `muster` on the login node, with a home in `folder`."""
+        env = muster_env(self.folder / "home", **self._own)
+        return run_muster(*words, env=env, cwd=self.folder, limit_s=limit_s)
 
     def settings(self, **values):
         """Change what the server is like, before any job: hosts, queues, history, kill_delay_s, walltime_lag_s."""

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from kit import namespaces
-from kit.command import SOURCE, Child
+from kit.command import SOURCE, Child, finished
 from kit.waiting import wait_until
 from kit.world import MACHINE, MACHINE_PATH
 from torchmuster.core import proc
@@ -266,17 +266,9 @@ class SlurmLab:
             [*namespaces.ENTER, *place, *map(str, words)], env=self.env | (env or {}), **options
         )
 
-    def run(self, words, *, on=None, env=None, cwd=None, uid=None, limit_s=60.0, stdin=None):
+    def run(self, words, *, limit_s=60.0, **options):
         """Run `words` and return its `CompletedProcess` (text); see `popen`."""
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        options["stdin"] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-        with self.popen(words, on=on, env=env, cwd=cwd, uid=uid, **options) as child:
-            try:
-                out, err = child.communicate(stdin, timeout=limit_s)
-            except BaseException:
-                child.kill()
-                raise
-        return subprocess.CompletedProcess(words, child.returncode, out, err)
+        return finished(self.popen, words, limit_s=limit_s, **options)
 
     def submit(self, script, *options, uid=None):
         """Give sbatch a script (bash, without the first line); return the job's id, as text.

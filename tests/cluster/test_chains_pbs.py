@@ -20,7 +20,7 @@ from cluster.test_chains_slurm import (
     weights,
 )
 from cluster.test_fake_slurm import SCRIPT
-from kit.command import SOURCE, run_muster
+from kit.command import SOURCE
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -33,19 +33,13 @@ ON = ("run", "--on", "q", "--nproc-per-node", "2", "--run-id", "r", "--resubmit"
 def muster(pbs, tmp_path):
     """Return a function that runs `muster` on the login node of the pretended PBS."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {
-        **pbs.environment,
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(tmp_path / "home"),
-        "OMP_NUM_THREADS": "1",
-    }
 
     def call(*words, way=None, limit_s=120):
         line = f'resubmit_with = "{way}"\n' if way else ""
         lines = ["export OMP_NUM_THREADS=1", f"export PYTHONPATH={SOURCE}"]
         setup = f"setup = {json.dumps(lines)}\n"
         (tmp_path / "muster.toml").write_text(f'[engines.q]\nkind = "pbs"\n{setup}{line}')
-        return run_muster(*words, env=environment, cwd=tmp_path, limit_s=limit_s)
+        return pbs.muster(*words, limit_s=limit_s)
 
     return call
 

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.pbs import NOTES
 from cluster.test_fake_slurm import SCRIPT
-from kit.command import SOURCE, run_muster
+from kit.command import SOURCE
 from kit.ports import reserve_port
 from kit.waiting import wait_until
 
@@ -19,16 +19,7 @@ from kit.waiting import wait_until
 def muster(pbs, tmp_path):
     """Return a function that runs `muster` on the login node of the pretended PBS."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {
-        **pbs.environment,
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(tmp_path / "home"),
-    }
-
-    def call(*words, limit_s=90):
-        return run_muster(*words, env=environment, cwd=tmp_path, limit_s=limit_s)
-
-    return call
+    return pbs.muster
 
 
 ON = ("run", "--on", "pbs", "--nodes", "2", "--nproc-per-node", "1", "--run-id", "r")

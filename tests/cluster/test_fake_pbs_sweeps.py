@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from kit.command import SOURCE, run_muster
 from kit.waiting import wait_until
 
 SCRIPT = """
@@ -24,17 +23,7 @@ ON = ("sweep", "--on", "pbs", "--run-id", "s", "--style", "env", "--cpus-per-nod
 def muster(pbs, tmp_path):
     """Return a function that runs `muster` on the login node of the pretended PBS."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {
-        **pbs.environment,
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(tmp_path / "home"),
-        "OMP_NUM_THREADS": "1",
-    }
-
-    def call(*words, limit_s=120):
-        return run_muster(*words, env=environment, cwd=tmp_path, limit_s=limit_s)
-
-    return call
+    return pbs.muster
 
 
 def members(muster):

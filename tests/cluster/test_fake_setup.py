@@ -1,6 +1,5 @@
 """Setup lines, interpreters and staged data on the hosts of pretended Slurm and PBS clusters."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from cluster.test_fake_pbs_runs import muster as on_pbs
 from cluster.test_fake_slurm import cluster, muster
+from kit.command import ran
 from kit.venvs import make_venv
 
 __all__ = ["cluster", "on_pbs"]
@@ -96,9 +96,7 @@ def test_a_python_of_another_processor_on_the_first_node_is_replaced(cluster, tm
     script = shown[shown.index("#!") :].replace(f"PYTHON={sys.executable}", "PYTHON=/nope/python3")
     head = script.rindex("exec ")
     (tmp_path / "job.sh").write_text(script[:head] + 'echo "chosen $PYTHON"\n')
-    done = subprocess.run(
-        ["bash", str(tmp_path / "job.sh")], capture_output=True, text=True, timeout=30
-    )
+    done = ran(["bash", str(tmp_path / "job.sh")], limit_s=30)
     said = done.stdout + done.stderr
 
     assert "muster: /nope/python3 does not run on" in said

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, muster_env, run_muster
+from kit.command import MUSTER, muster_env, run_muster, spawned
 from kit.waiting import wait_until
 
 FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
@@ -313,14 +313,7 @@ def test_who_waits_for_a_job_that_was_cancelled_in_the_queue_hears_what_status_s
 
 
 def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(cluster, tmp_path):
-    client = subprocess.Popen(
-        [*MUSTER, *ON, "train.py", "wait"],
-        cwd=tmp_path,
-        env=cluster,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    client = spawned([*MUSTER, *ON, "train.py", "wait"], cwd=tmp_path, env=cluster)
     log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
     wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
     client.send_signal(signal.SIGINT)

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kit.command import muster_env, run_muster
+from kit.command import muster_env, ran, run_muster
 from kit.waiting import wait_until
 
 FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
@@ -155,15 +154,7 @@ if __name__ == "__main__":
 
 def test_a_function_travels_to_the_elements_and_its_values_come_back(cluster):
     (cluster.folder / "client.py").write_text(CLIENT)
-    done = subprocess.run(
-        [sys.executable, "client.py"],
-        cwd=cluster.folder,
-        env=cluster.env,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = ran([sys.executable, "client.py"], limit_s=150, cwd=cluster.folder, env=cluster.env)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[{'loss': 1.0}, {'loss': 1.5}] 0\n"
     assert len(cluster.commands("sbatch")) == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.netns import Nodes
-from kit.command import MUSTER, SOURCE
+from kit.command import MUSTER, SOURCE, spawned
 from kit.namespaces import why_no_networks
 from kit.values import run_plan
 from kit.waiting import wait_until
@@ -120,13 +120,9 @@ def torchrun_on(nodes, folder, limit_s=LIMIT_S):
             argv += [f"--nnodes={nodes.num_nodes}", f"--node-rank={node - 1}"]
             argv += ["--master-addr=10.10.0.1", "--master-port=29511"]
             agents.append(
-                subprocess.Popen(
+                spawned(
                     nodes.argv(node, [*argv, str(folder / "script.py"), str(folder)]),
                     env=environment | {"MUSTER_HOME": str(folder / "home")},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
                 )
             )
             stack.callback(agents[-1].kill)
@@ -150,12 +146,10 @@ def start_and_wait(nodes, run_dir, folder, env, heads, limit_s):
             def start(node, argv):
                 log = stack.enter_context(open(folder / f"agent-{node}.err", "wb"))
                 agents.append(
-                    subprocess.Popen(
+                    spawned(
                         nodes.argv(node, argv),
                         env=environment | env.get(node, {}),
-                        stdin=subprocess.DEVNULL,
                         stdout=log,
-                        stderr=log,
                         pass_fds=[lifeline],
                     )
                 )

@@ -5,13 +5,13 @@ Changed: GPUs to CPUs, the data set to made-up data, the launcher's word to must
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from cluster.test_fake_slurm import _lives, cluster
+from kit.command import ran
 from kit.ports import reserve_port
 from kit.waiting import wait_until
 
@@ -130,9 +130,7 @@ def submit(cluster, tmp_path):
     def call(job):
         (tmp_path / "job.sh").write_text(job)
         words = ["sbatch", "job.sh"]
-        done = subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30
-        )
+        done = ran(words, limit_s=30, cwd=tmp_path, env=environment)
         number = done.stdout.strip()
         record = json.loads((tmp_path / "queue" / f"{number}.json").read_text())
         wait_until(lambda: not _lives(record["pid"]), "the end of the job", 120.0)

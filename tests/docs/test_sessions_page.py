@@ -1,13 +1,12 @@
 """What docs/sessions.md shows is run: here what needs one machine, in tests/cluster and tests/ssh the rest."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 
 from kit import sessions_page as page
-from kit.command import MUSTER, muster_env, run_muster
+from kit.command import MUSTER, muster_env, ran, run_muster
 from kit.screen import TerminalOf
 
 LIMIT_S = 120.0
@@ -58,15 +57,7 @@ def test_a_save_runs_again_as_the_page_shows_it(tmp_path, env, monkeypatch):
 
 def test_the_python_of_the_page_works(tmp_path, env):
     (tmp_path / "hold.py").write_text(page.CODE[0])
-    done = subprocess.run(
-        [sys.executable, "hold.py"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = ran([sys.executable, "hold.py"], limit_s=LIMIT_S, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     listed = run_muster("session", "list", "--json", env=env, cwd=tmp_path)
     assert listed.stdout.strip() in ("[]", ""), listed.stdout

@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from kit.browser import Look, chromium, needs_chromium
+from kit.command import ran
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS, read_messages
 from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.launcher.files.paragraphs import read_paragraphs
@@ -53,10 +53,8 @@ def site(tmp_path_factory):
     """Build the site as `make docs` does; a link that leads nowhere fails it."""
     folder = tmp_path_factory.mktemp("site")
     words = ["-m", "mkdocs", "build", "--config-file", str(ROOT / "mkdocs.yml")]
-    done = subprocess.run(
+    done = ran(
         [sys.executable, *words, "--site-dir", str(folder)],
-        capture_output=True,
-        text=True,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr

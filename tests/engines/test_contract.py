@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.command import ran
 from torchmuster.core.model.links import ResubmitMethod
 from torchmuster.core.model.states import JobState
 from torchmuster.errors import UsageError
@@ -40,9 +41,7 @@ def directives(script, contract):
 
 
 def test_script_is_valid_shell(of_scripts):
-    done = subprocess.run(
-        ["bash", "-n"], input=of_scripts.script(JOB), text=True, capture_output=True
-    )
+    done = ran(["bash", "-n"], input=of_scripts.script(JOB))
     assert (done.returncode, done.stderr) == (0, "")
 
 

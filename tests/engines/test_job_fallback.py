@@ -1,11 +1,11 @@
 """What a job script does where the Python of the client can't run."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kit.command import ran
 from torchmuster.launcher.engines.base import PYTHON, body
 from torchmuster.launcher.files.travel import place_package
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
@@ -23,9 +23,7 @@ def run_script(tmp_path, python, *lines, path="/usr/bin:/bin"):
     )
     script = tmp_path / "job.sh"
     script.write_text("\n".join(body(job)))
-    return subprocess.run(
-        ["/bin/bash", str(script)], env={"PATH": path}, capture_output=True, text=True, timeout=30
-    )
+    return ran(["/bin/bash", str(script)], limit_s=30, env={"PATH": path})
 
 
 def test_where_the_clients_python_runs_no_line_is_run_in_the_script(tmp_path):
@@ -86,12 +84,7 @@ def test_a_node_without_the_clients_torchmuster_takes_the_copy_beside_the_run(
     script = tmp_path / "job.sh"
     script.write_text("\n".join(body(job)))
     for _ in range(2):  # the second time it is there already
-        done = subprocess.run(
-            ["/bin/bash", str(script)],
-            env={"PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-        )
+        done = ran(["/bin/bash", str(script)], env={"PATH": "/usr/bin:/bin"})
         assert done.returncode == 3
         assert "the plan of the run can't be read" in done.stderr
         assert "muster: /nope/torchmuster is not on" in done.stderr

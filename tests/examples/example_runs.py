@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from kit.command import muster_env
+from kit.command import muster_env, ran
 from kit.waiting import wait_until
 from torchmuster.core import proc
 
@@ -31,9 +31,7 @@ def muster(num_workers, *script, nodes=1, run_id="the-run"):
 
 def output_of(line, env, *, timeout_s=120):
     """Run a command to its end; return its standard output."""
-    ended = subprocess.run(
-        line, env=env, cwd=env["SLURM_TMPDIR"], capture_output=True, text=True, timeout=timeout_s
-    )
+    ended = ran(line, limit_s=timeout_s, env=env, cwd=env["SLURM_TMPDIR"])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from cluster.test_fake_slurm import SCRIPT
 from examples.example_runs import EXAMPLES
+from kit.command import ran
 from kit.installed import install_metadata
 from kit.waiting import wait_until
 
@@ -50,13 +50,8 @@ def toy(tmp_path):
     }
 
     def muster(*words, module="torchmuster", timeout_s=90):
-        return subprocess.run(
-            [sys.executable, "-m", module, *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
+        return ran(
+            [sys.executable, "-m", module, *words], limit_s=timeout_s, cwd=tmp_path, env=environment
         )
 
     yield muster

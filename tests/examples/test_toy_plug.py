@@ -3,13 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from examples.example_runs import EXAMPLES
+from kit.command import ran
 from kit.installed import install_metadata
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +33,7 @@ def muster(tmp_path):
 
     def run(*words):
         argv = [sys.executable, "-m", "torchmuster", *words]
-        return subprocess.run(
-            argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90
-        )
+        return ran(argv, limit_s=90, cwd=tmp_path, env=environment)
 
     return run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, insist, muster_env
+from kit.command import MUSTER, insist, muster_env, ran
 from kit.waiting import wait_until
 from torchmuster.core import proc
 
@@ -57,11 +57,7 @@ def light(job, tmp_path):
 
 
 def muster(tmp_path, *words, **more):
-    return subprocess.run(
-        [*MUSTER, *words],
-        env=muster_env(tmp_path / "home"), capture_output=True, text=True, timeout=60, check=False,
-        **more,
-    )  # fmt: skip
+    return ran([*MUSTER, *words], limit_s=60, env=muster_env(tmp_path / "home"), **more)
 
 
 def test_what_the_shell_left_to_us_is_not_killed(tmp_path):

@@ -2,12 +2,11 @@
 
 import importlib.util
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER
+from kit.command import MUSTER, ran
 
 FOLDER = Path(__file__).parents[2] / "examples" / "side_by_side"
 NEEDS = {
@@ -27,12 +26,5 @@ def test_a_script_of_the_comparison_trains_and_resumes(script, tmp_path):
     variables = {"MUSTER_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1", "NODES": "1"}
     line = [*MUSTER, "run", "--nproc-per-node", "2"]
     for _ in range(2):
-        ended = subprocess.run(
-            [*line, FOLDER / script],
-            env=os.environ | variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=80,
-        )
+        ended = ran([*line, FOLDER / script], limit_s=80, env=os.environ | variables, cwd=tmp_path)
         assert ended.returncode == 0, ended.stdout + ended.stderr

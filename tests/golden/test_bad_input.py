@@ -8,12 +8,11 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 
 import pytest
 
-from kit.command import SOURCE
+from kit.command import SOURCE, ran
 from kit.namespaces import small_disk, why_no_mount
 from kit.transcripts import GOLDEN, read_sections
 
@@ -254,14 +253,11 @@ def muster(place, words, *, before=(), **environment):
         "PYTHONPATH": str(SOURCE),
         "PYTHONDONTWRITEBYTECODE": "1",  # beside the module that stands for one that is missing
     }
-    return subprocess.run(
+    return ran(
         [*before, sys.executable, "-m", "torchmuster", *words],
+        limit_s=60,
         cwd=place / "work",
         env={**inherited, **home, **environment},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
     )
 
 

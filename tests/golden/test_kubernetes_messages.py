@@ -6,22 +6,16 @@ Where each answer was recorded: `fakes/kubernetes/kubectl`. `pytest tests/golden
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
-from kit.command import SOURCE
+from kit.command import SOURCE, ran
 from kit.transcripts import GOLDEN, read_sections
 
 FAKES = SOURCE.parent / "tests" / "fakes" / "kubernetes"
 SITE = {"kind": "kubernetes", "image": "example.com/team/train:7"}
 USER = 'User "system:serviceaccount:research:guest"'
-
-
-def refuse(word, stderr):
-    """A cluster that refuses the command with this word."""
-    return {"refuse": {word: [1, stderr]}}
 
 
 def forbidden(*kinds):
@@ -140,294 +134,230 @@ def may_not(verb, kind, group=""):
     )
 
 
-# Topic: name of the case: keys of the site, more words of the command, and what the cluster answers.
+def case(cluster=None, words="", **site):
+    """What the cluster answers, more words of the command, and keys of the site."""
+    return site, words, cluster or {}
+
+
+def refused(word, stderr, words="", **site):
+    """The same for a cluster that refuses the command with this word."""
+    return case({"refuse": {word: [1, stderr]}}, words, **site)
+
+
+# Topic: name of the case.
 TOPICS = {
     "cluster": {
-        "no_configuration": (
-            {},
-            "",
-            refuse("current-context", "error: current-context is not set\n"),
+        "no_configuration": refused("current-context", "error: current-context is not set\n"),
+        "unknown_context": refused(
+            "get",
+            'error: context "nosuch" does not exist\n',
+            context="nosuch",
+            namespace="research",
         ),
-        "unknown_context": (
-            {"context": "nosuch", "namespace": "research"},
-            "",
-            refuse("get", 'error: context "nosuch" does not exist\n'),
+        "unreadable_configuration": refused(
+            "config",
+            "error: error loading config file \"/home/user/.kube/config\": yaml: line 1: did not find expected ',' or ']'\n",
         ),
-        "unreadable_configuration": (
-            {},
-            "",
-            refuse(
-                "config",
-                "error: error loading config file \"/home/user/.kube/config\": yaml: line 1: did not find expected ',' or ']'\n",
-            ),
+        "expired_credentials": refused(
+            "get namespace", "error: You must be logged in to the server (Unauthorized)\n"
         ),
-        "expired_credentials": (
-            {},
-            "",
-            refuse("get namespace", "error: You must be logged in to the server (Unauthorized)\n"),
+        "missing_login_plugin": refused(
+            "get namespace",
+            "Unable to connect to the server: getting credentials: exec: executable no-such-login-plugin not found\n\n"
+            "It looks like you are trying to use a client-go credential plugin that is not installed.\n",
         ),
-        "missing_login_plugin": (
-            {},
-            "",
-            refuse(
-                "get namespace",
-                "Unable to connect to the server: getting credentials: exec: executable no-such-login-plugin not found\n\n"
-                "It looks like you are trying to use a client-go credential plugin that is not installed.\n",
-            ),
+        "server_that_is_down": refused(
+            "get namespace",
+            discovery(f'Get \\"https://127.0.0.1:1/api?timeout=5s\\": {DOWN}')
+            + "The connection to the server 127.0.0.1:1 was refused - did you specify the right host or port?\n",
         ),
-        "server_that_is_down": (
-            {},
-            "",
-            refuse(
-                "get namespace",
-                discovery(f'Get \\"https://127.0.0.1:1/api?timeout=5s\\": {DOWN}')
-                + "The connection to the server 127.0.0.1:1 was refused - did you specify the right host or port?\n",
-            ),
+        "server_without_an_address": refused(
+            "get namespace",
+            discovery(f'Get \\"https://no-such-host.invalid:6443/api\\": {NO_HOST}')
+            + f"Unable to connect to the server: {NO_HOST}\n",
         ),
-        "server_without_an_address": (
-            {},
-            "",
-            refuse(
-                "get namespace",
-                discovery(f'Get \\"https://no-such-host.invalid:6443/api\\": {NO_HOST}')
-                + f"Unable to connect to the server: {NO_HOST}\n",
-            ),
+        "unknown_namespace": refused(
+            "get namespace",
+            'Error from server (NotFound): namespaces "reserch" not found\n',
+            namespace="reserch",
         ),
-        "unknown_namespace": (
-            {"namespace": "reserch"},
-            "",
-            refuse(
-                "get namespace", 'Error from server (NotFound): namespaces "reserch" not found\n'
-            ),
+        "no_kueue": refused(
+            "localqueues",
+            'error: the server doesn\'t have a resource type "localqueues"\n',
+            queue="gpus",
         ),
-        "no_kueue": (
-            {"queue": "gpus"},
-            "",
-            refuse(
-                "localqueues", 'error: the server doesn\'t have a resource type "localqueues"\n'
-            ),
-        ),
-        "misspelled_queue": ({"queue": "gpu"}, "", {"queues": ["gpus", "night"]}),
-        "queue_in_a_namespace_without": ({"queue": "gpus"}, "", {}),
+        "misspelled_queue": case({"queues": ["gpus", "night"]}, queue="gpu"),
+        "queue_in_a_namespace_without": case(queue="gpus"),
     },
     "refused": {
-        "no_right_to_create": (
-            {},
-            "",
-            refuse("create", forbidden("secrets", "secrets", "services", "jobs")),
+        "no_right_to_create": refused(
+            "create", forbidden("secrets", "secrets", "services", "jobs")
         ),
-        "no_right_to_create_one": ({}, "", refuse("create", forbidden("secrets"))),
-        "quota_of_jobs": (
-            {},
-            "",
-            refuse(
-                "create",
-                'Error from server (Forbidden): error when creating "$FILE": jobs.batch "$RUN" is forbidden: exceeded quota: gpus,'
-                " requested: count/jobs.batch=1, used: count/jobs.batch=2, limited: count/jobs.batch=2\n",
-            ),
+        "no_right_to_create_one": refused("create", forbidden("secrets")),
+        "quota_of_jobs": refused(
+            "create",
+            'Error from server (Forbidden): error when creating "$FILE": jobs.batch "$RUN" is forbidden: exceeded quota: gpus,'
+            " requested: count/jobs.batch=1, used: count/jobs.batch=2, limited: count/jobs.batch=2\n",
         ),
-        "field_that_the_cluster_does_not_know": (
-            {"directives": ["spec.template.spec.noSuchField=1"]},
-            "",
-            refuse(
-                "create",
-                'Error from server (BadRequest): error when creating "$FILE": Job in version "v1" cannot be handled as a Job:'
-                ' strict decoding error: unknown field "spec.template.spec.noSuchField"\n',
-            ),
+        "field_that_the_cluster_does_not_know": refused(
+            "create",
+            'Error from server (BadRequest): error when creating "$FILE": Job in version "v1" cannot be handled as a Job:'
+            ' strict decoding error: unknown field "spec.template.spec.noSuchField"\n',
+            directives=["spec.template.spec.noSuchField=1"],
         ),
-        "gang_that_the_cluster_does_not_know": (
-            {"gang": "native"},
-            "",
-            refuse(
-                "create",
-                'error: error validating "$FILE": error validating data: ValidationError(Job.spec): unknown field "scheduling" in'
-                " io.k8s.api.batch.v1.JobSpec; if you choose to ignore these errors, turn validation off with --validate=false\n",
-            ),
+        "gang_that_the_cluster_does_not_know": refused(
+            "create",
+            'error: error validating "$FILE": error validating data: ValidationError(Job.spec): unknown field "scheduling" in'
+            " io.k8s.api.batch.v1.JobSpec; if you choose to ignore these errors, turn validation off with --validate=false\n",
+            gang="native",
         ),
-        "webhook_that_does_not_answer": (
-            {},
-            "",
-            refuse(
-                "create",
-                'Error from server (InternalError): error when creating "$FILE": Internal error occurred: failed calling webhook'
-                ' "mjob.kb.io": failed to call webhook: Post "https://kueue-webhook-service.kueue-system.svc:443/mutate-batch-v1-job'
-                '?timeout=10s": no endpoints available for service "kueue-webhook-service"\n',
-            ),
+        "webhook_that_does_not_answer": refused(
+            "create",
+            'Error from server (InternalError): error when creating "$FILE": Internal error occurred: failed calling webhook'
+            ' "mjob.kb.io": failed to call webhook: Post "https://kueue-webhook-service.kueue-system.svc:443/mutate-batch-v1-job'
+            '?timeout=10s": no endpoints available for service "kueue-webhook-service"\n',
         ),
-        "webhook_whose_program_has_ended": (
-            {},
-            "",
-            refuse(
-                "create",
-                'Error from server (InternalError): error when creating "$FILE": Internal error occurred: failed calling webhook'
-                ' "mjobset.kb.io": failed to call webhook: Post "https://jobset-webhook-service.jobset-system.svc:443/mutate-jobset-x-k8s-io'
-                '-v1alpha2-jobset?timeout=10s": dial tcp 10.91.0.254:9444: connect: connection refused\n',
-            ),
+        "webhook_whose_program_has_ended": refused(
+            "create",
+            'Error from server (InternalError): error when creating "$FILE": Internal error occurred: failed calling webhook'
+            ' "mjobset.kb.io": failed to call webhook: Post "https://jobset-webhook-service.jobset-system.svc:443/mutate-jobset-x-k8s-io'
+            '-v1alpha2-jobset?timeout=10s": dial tcp 10.91.0.254:9444: connect: connection refused\n',
         ),
-        "name_too_long_for_the_cluster": (
-            {},
-            "",
-            refuse(
-                "create",
-                'The Job "$RUN" is invalid: spec.template.spec: Invalid value: "$RUN-10": will not able to create pod with invalid DNS label:'
-                " must be no more than 63 characters\n",
-            ),
+        "name_too_long_for_the_cluster": refused(
+            "create",
+            'The Job "$RUN" is invalid: spec.template.spec: Invalid value: "$RUN-10": will not able to create pod with invalid DNS label:'
+            " must be no more than 63 characters\n",
         ),
-        "name_that_is_there": (
-            {},
-            "",
-            refuse(
-                "create",
-                'Error from server (AlreadyExists): error when creating "$FILE": jobs.batch "$RUN" already exists\n',
-            ),
+        "name_that_is_there": refused(
+            "create",
+            'Error from server (AlreadyExists): error when creating "$FILE": jobs.batch "$RUN" already exists\n',
         ),
     },
     "site": {
-        "no_image": ({"image": None}, "", {}),
-        "misspelled_pull_policy": ({"pull_policy": "IfNotPresnt"}, "", {}),
-        "misspelled_gang": ({"gang": "volcanoo"}, "", {}),
-        "misspelled_level": ({"pod_security": "restriced"}, "", {}),
-        "memory_without_unit": ({"memory": "lots"}, "", {}),
-        "claim_without_path": ({"claims": ["team-home"]}, "", {}),
-        "toleration_with_an_unknown_effect": ({"tolerations": ["gpu:NoSchedul"]}, "", {}),
-        "device_that_is_no_number": ({"devices": {"rdma/ib": "one"}}, "", {}),
-        "directive_without_value": ({"directives": ["template.spec.x"]}, "", {}),
-        "volume_that_is_for_one_pod": (
-            {"claims": ["team-home:/home/team"]},
-            "--nodes 2",
+        "no_image": case(image=None),
+        "misspelled_pull_policy": case(pull_policy="IfNotPresnt"),
+        "misspelled_gang": case(gang="volcanoo"),
+        "misspelled_level": case(pod_security="restriced"),
+        "memory_without_unit": case(memory="lots"),
+        "claim_without_path": case(claims=["team-home"]),
+        "toleration_with_an_unknown_effect": case(tolerations=["gpu:NoSchedul"]),
+        "device_that_is_no_number": case(devices={"rdma/ib": "one"}),
+        "directive_without_value": case(directives=["template.spec.x"]),
+        "volume_that_is_for_one_pod": case(
             {"answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOncePod"]}}}},
-        ),
-        "volume_of_one_node_for_pods_that_stay_apart": (
-            {"claims": ["team-home:/home/team"], "host_network": True},
             "--nodes 2",
+            claims=["team-home:/home/team"],
+        ),
+        "volume_of_one_node_for_pods_that_stay_apart": case(
             {"answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOnce"]}}}},
-        ),
-        "volume_of_one_node": (
-            {"claims": ["team-home:/home/team"]},
             "--nodes 2",
+            claims=["team-home:/home/team"],
+            host_network=True,
+        ),
+        "volume_of_one_node": case(
             {
                 "answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOnce"]}}},
                 "refuse": {"create": [1, forbidden("jobs").replace("$FILE", "job.sh")]},
             },
+            "--nodes 2",
+            claims=["team-home:/home/team"],
         ),
-        "volume_that_is_not_there": (
-            {"claims": ["team-hom:/home/team"]},
-            "",
-            refuse(
-                "persistentvolumeclaim",
-                'Error from server (NotFound): persistentvolumeclaims "team-hom" not found\n',
-            ),
+        "volume_that_is_not_there": refused(
+            "persistentvolumeclaim",
+            'Error from server (NotFound): persistentvolumeclaims "team-hom" not found\n',
+            claims=["team-hom:/home/team"],
         ),
-        "name_too_long": ({}, f"--name {'a' * 64}", {}),
+        "name_too_long": case(words=f"--name {'a' * 64}"),
     },
     "pods": {
-        "image_without_python": ({}, "", {"pods": "job-pods-command-not-found"}),
-        "image_for_another_processor": (
-            {},
-            "",
+        "image_without_python": case({"pods": "job-pods-command-not-found"}),
+        "image_for_another_processor": case(
             {
                 "pods": "job-pods-exec-format",
                 "logs": "exec /opt/conda/bin/python3: exec format error\n",
-            },
+            }
         ),
-        "user_who_may_not_run_python": ({}, "", {"pods": "job-pods-other-user"}),
-        "level_that_forbids": (
-            {},
-            "",
-            {"pods": "job-pods-podsecurity", "events": "events-podsecurity", "run": "run-ps"},
+        "user_who_may_not_run_python": case({"pods": "job-pods-other-user"}),
+        "level_that_forbids": case(
+            {"pods": "job-pods-podsecurity", "events": "events-podsecurity", "run": "run-ps"}
         ),
-        "quota_of_pods": (
-            {},
-            "--join-timeout 1",
+        "quota_of_pods": case(
             {"pods": "job-pods-quota-none", "events": "events-quota-none", "run": "run-q0"},
-        ),
-        "no_room": ({}, "--join-timeout 1", {"pods": "job-pods-unschedulable"}),
-        "image_with_an_old_python": (
-            {},
-            "--nodes 2",
-            {"answers": on_cluster(LEFT_BY_OLD_PYTHON)},
-        ),
-        "disk_of_another_user": ({}, "--nodes 2", {"answers": on_cluster(LEFT_WITHOUT_DISK)}),
-        "claim_that_is_not_bound": ({}, "--join-timeout 1", {"pods": "job-pods-claim-unbound"}),
-        "mount_that_is_missing": (
-            {},
             "--join-timeout 1",
+        ),
+        "no_room": case({"pods": "job-pods-unschedulable"}, "--join-timeout 1"),
+        "image_with_an_old_python": case({"answers": on_cluster(LEFT_BY_OLD_PYTHON)}, "--nodes 2"),
+        "disk_of_another_user": case({"answers": on_cluster(LEFT_WITHOUT_DISK)}, "--nodes 2"),
+        "claim_that_is_not_bound": case({"pods": "job-pods-claim-unbound"}, "--join-timeout 1"),
+        "mount_that_is_missing": case(
             {"pods": "job-pods-mounting", "events": "events-mounting", "run": "run-mount"},
+            "--join-timeout 1",
         ),
     },
     "rights": {
-        "no_right_to_get_jobs_and_pods": (
-            {},
-            "--join-timeout 1",
+        "no_right_to_get_jobs_and_pods": case(
             {"refuse": {"get jobs.batch,pods": [1, may_not("list", "jobs", "batch")]}},
-        ),
-        "no_right_to_list_pods": (
-            {},
             "--join-timeout 1",
-            {"refuse": {"get jobs.batch,pods": [1, may_not("list", "pods")]}},
         ),
-        "no_right_to_patch": (
-            {},
-            "--join-timeout 1",
+        "no_right_to_list_pods": case(
+            {"refuse": {"get jobs.batch,pods": [1, may_not("list", "pods")]}}, "--join-timeout 1"
+        ),
+        "no_right_to_patch": case(
             {
                 "pods": "job-pods-unschedulable",
                 "refuse": {
                     "patch": [1, may_not("patch", "secrets") + may_not("patch", "services")]
                 },
             },
-        ),
-        "no_right_to_delete": (
-            {},
             "--join-timeout 1",
+        ),
+        "no_right_to_delete": case(
             {
                 "pods": "job-pods-unschedulable",
                 "refuse": {"delete": [1, may_not("delete", "jobs", "batch")]},
             },
+            "--join-timeout 1",
         ),
     },
     "ends": {
-        "record_that_did_not_come": ({}, "--nodes 2", {"answers": succeeded()}),
-        "record_that_stayed_on_a_volume": (
-            {"claims": ["team:/home/team"], "home": "/home/team/muster"},
-            "--nodes 2",
+        "record_that_did_not_come": case({"answers": succeeded()}, "--nodes 2"),
+        "record_that_stayed_on_a_volume": case(
             {"answers": succeeded()},
-        ),
-        "record_of_a_run_that_failed": (
-            {},
             "--nodes 2",
-            {"answers": on_cluster({**did_not_come("it was lost"), "attempts": 1})},
+            claims=["team:/home/team"],
+            home="/home/team/muster",
+        ),
+        "record_of_a_run_that_failed": case(
+            {"answers": on_cluster({**did_not_come("it was lost"), "attempts": 1})}, "--nodes 2"
         ),
     },
     "apart": {
-        "names_that_dns_never_knows": (
-            {},
-            "--nodes 2",
+        "names_that_dns_never_knows": case(
             {
                 "answers": {
                     "get services": "service/wrong\n",
                     **on_cluster(did_not_come("its name is not known")),
                 }
             },
-        ),
-        "network_policy_that_denies": (
-            {},
             "--nodes 2",
+        ),
+        "network_policy_that_denies": case(
             {
                 "answers": {
                     "networkpolicies": {"items": [DENIES]},
                     **on_cluster(did_not_come("no answer in time")),
                 }
             },
-        ),
-        "proxy_of_a_mesh": (
-            {},
             "--nodes 2",
+        ),
+        "proxy_of_a_mesh": case(
             {
                 "answers": {
                     "networkpolicies": {"items": []},
                     **on_cluster(did_not_come("no answer in time"), beside=("istio-proxy",)),
                 }
             },
+            "--nodes 2",
         ),
     },
 }
@@ -482,8 +412,9 @@ def run(place, site, words, case, *, path=None, command=None):
     shown = command or f"run --on kube --run-id wrong {words} train.py".replace("  ", " ")
     if "--name" in words:
         shown = shown.replace("--run-id wrong ", "")
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "torchmuster", *shown.split()],
+        limit_s=60,
         cwd=place / "work",
         env={
             **inherited,
@@ -492,10 +423,6 @@ def run(place, site, words, case, *, path=None, command=None):
             "PATH": path or f"{FAKES}:{os.environ['PATH']}",
             "FAKE_KUBECTL": str(place / "case.json"),
         },
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
     )
     assert done.stdout == ("wrong\n" if words == "--detach" else "")
     said = done.stderr.replace(str(place), "$TMP")

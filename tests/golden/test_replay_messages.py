@@ -4,12 +4,11 @@ import hashlib
 import json
 import os
 import shlex
-import subprocess
 import sys
 
 import pytest
 
-from kit.command import SOURCE
+from kit.command import SOURCE, ran
 from kit.transcripts import read_sections
 from kit.values import run_plan, worker_end
 from torchmuster.core.files.layout import RunDir
@@ -94,8 +93,9 @@ def write(path, *rows):
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_that_can_t_be_made_again_is_refused_in_these_words(name, place, golden):
     before = sorted(place.rglob("*"))
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "torchmuster", *shlex.split(CASES[name])],
+        limit_s=60,
         cwd=place / "work",
         env={
             **os.environ,
@@ -104,10 +104,6 @@ def test_a_step_that_can_t_be_made_again_is_refused_in_these_words(name, place, 
             "PYTHONPATH": str(SOURCE),
             "PYTHONDONTWRITEBYTECODE": "1",
         },
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
     )
 
     assert done.stdout == ""

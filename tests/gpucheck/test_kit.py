@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kit.command import SOURCE, muster_env
+from kit.command import SOURCE, muster_env, ran, spawned
 from kit.waiting import wait_until
 from torchmuster.gpucheck import conduct, device, page
 from torchmuster.gpucheck import table as collectives
@@ -73,12 +72,8 @@ def pretend(tmp_path):
 
 
 def run_kit(env, *words, limit_s=1700):
-    return subprocess.run(
-        [sys.executable, "-m", "torchmuster.gpucheck", *map(str, words)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
+    return ran(
+        [sys.executable, "-m", "torchmuster.gpucheck", *map(str, words)], limit_s=limit_s, env=env
     )
 
 
@@ -323,13 +318,7 @@ def test_a_kit_that_is_stopped_leaves_nothing_running(pretend, tmp_path, signum,
     env = {**pretend, "TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir()
     words = ["--only", "hang.kernel", "--out", tmp_path / "out.json"]
-    kit = subprocess.Popen(
-        [sys.executable, "-m", "torchmuster.gpucheck", *map(str, words)],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    kit = spawned([sys.executable, "-m", "torchmuster.gpucheck", *map(str, words)], env=env)
     mine = str(tmp_path)
     wait_until(lambda: any(mine in line for line in running("scripts/train.py")), "a worker")
     kit.send_signal(signum)

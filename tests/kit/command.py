@@ -22,17 +22,16 @@ def muster_env(home, **more):
     return {**os.environ, **own, **more}
 
 
+def ran(argv, limit_s=240.0, **options):
+    """Run a command to its end, with nothing on its standard input; return its exit code and what it said."""
+    usual = {"capture_output": True, "text": True, "timeout": limit_s}
+    usual |= {} if "input" in options else {"stdin": subprocess.DEVNULL}
+    return subprocess.run([*map(str, argv)], **{**usual, **options})
+
+
 def run_muster(*words, env, cwd=None, limit_s=240.0):
     """Run `muster WORDS` to its end; return its exit code and what it said."""
-    return subprocess.run(
-        [*MUSTER, *map(str, words)],
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
+    return ran([*MUSTER, *words], limit_s, env=env, cwd=cwd)
 
 
 def call(command, *words, stdin=None):
@@ -50,6 +49,21 @@ class Child(subprocess.Popen):
         if kind is not None:
             self.kill()
         super().__exit__(kind, error, trace)
+
+
+def spawned(argv, **options):
+    """Start a command with nothing on its standard input; what it says, also its standard error, is its `stdout`."""
+    usual = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return Child([*map(str, argv)], **{**usual, "text": True, **options})
+
+
+def finished(start, *words, stdin=None, limit_s=60.0, **options):
+    """Let `start` start a command, and wait for its end; return its exit code and texts. A failure kills it."""
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options["stdin"] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+    with start(*words, **options) as child:
+        out, err = child.communicate(stdin, timeout=limit_s)
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
 def insist(process):

@@ -48,7 +48,7 @@ import tempfile
 from pathlib import Path
 
 from kit import namespaces
-from kit.command import SOURCE
+from kit.command import SOURCE, Child, finished
 from kit.waiting import wait_until
 from lab import host_files, lab_ssh
 from lab.parts import DOCKER, HSN, MGMT, USUAL, Host, Network
@@ -141,19 +141,11 @@ class NetLab:
         """
         enter = [*namespaces.ENTER, str(self.pids[host])]
         words = [*enter, str(uid), str(cwd or self.home), *map(str, argv)]
-        return subprocess.Popen(words, env=self.environment(host) | (env or {}), **options)
+        return Child(words, env=self.environment(host) | (env or {}), **options)
 
-    def run(self, host, argv, *, env=None, cwd=None, uid=0, limit_s=60.0, stdin=None):
+    def run(self, host, argv, *, limit_s=60.0, **options):
         """Run a command on a host and return its `CompletedProcess` (text); see `start`."""
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        options["stdin"] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-        with self.start(host, argv, env=env, cwd=cwd, uid=uid, **options) as child:
-            try:
-                out, err = child.communicate(stdin, timeout=limit_s)
-            except BaseException:
-                child.kill()
-                raise
-        return subprocess.CompletedProcess(argv, child.returncode, out, err)
+        return finished(self.start, host, argv, limit_s=limit_s, **options)
 
     def processes(self, host):
         """Return what runs on a host: command lines by pid (of the machine), the holder apart."""

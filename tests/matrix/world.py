@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from kit.command import ran
 from kit.memory_group import MemoryGroup
 from kit.waiting import wait_until
 
@@ -148,12 +149,7 @@ class World:
 
     def on(self, node, *words):
         """Run a command on a node; return what it prints."""
-        done = subprocess.run(
-            self.argv(node, [str(word) for word in words]),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran(self.argv(node, [str(word) for word in words]))
         assert done.returncode == 0, f"{words} on {node}: {done.stderr}"
         return done.stdout
 

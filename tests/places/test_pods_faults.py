@@ -6,13 +6,13 @@
 import json
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
 
+from kit.command import ran
 from places import live
 
 SEEDS = range(int(os.environ.get("PODS_SEEDS", "1")))
@@ -181,9 +181,7 @@ def test_a_function(lab, seed):
     rng, lasts_s = of_seed("launch", seed)
     told = lab.break_by(rng, lasts_s)
     words = [sys.executable, "call.py", str(lasts_s)]
-    done = subprocess.run(
-        words, env=lab.env(), cwd=lab.code, capture_output=True, text=True, timeout=240, check=False
-    )
+    done = ran(words, limit_s=240, env=lab.env(), cwd=lab.code)
     lab.skip_refused(done)
     assert done.returncode == 0, (told, done.stderr)
     assert "[42, 42]" in done.stdout, told

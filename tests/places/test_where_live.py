@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from cluster.netns import Nodes
 from cluster.pbs import FakePbs
 from kit import missing
-from kit.command import MUSTER, SOURCE, muster_env, run_muster
+from kit.command import MUSTER, SOURCE, muster_env, run_muster, spawned
 from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
 from ssh import hosts as ssh
@@ -102,14 +101,7 @@ class Place:
     def begun(self, *words):
         """Start a command, with what it says in a file; it ends with the block."""
         with open(self.folder / "said", "w+") as file:
-            client = subprocess.Popen(
-                [*MUSTER, *words],
-                env=self.env,
-                cwd=self.code,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
+            client = spawned([*MUSTER, *words], env=self.env, cwd=self.code, stdout=file)
             client.said = (self.folder / "said").read_text
             try:
                 yield client

@@ -5,12 +5,11 @@ of its own; so either may become the head, and which ranks a machine has is not 
 """
 
 import re
-import subprocess
 import sys
 
 import pytest
 
-from kit.command import muster_env
+from kit.command import muster_env, spawned
 from kit.ports import reserve_port
 from seeds.listings import listing, put_script
 
@@ -68,15 +67,7 @@ def _start(machine, number, port, more, fault):
     line = listing("eap/torchrun.sh", changes)
     line = line.replace("muster ", f"{sys.executable} -m torchmuster ", 1)
     environment = muster_env(machine / "home")
-    return subprocess.Popen(
-        ["bash", "-c", line],
-        cwd=machine,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return spawned(["bash", "-c", line], cwd=machine, env=environment)
 
 
 def check_snapshots(machines):

@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from kit.command import muster_env, run_muster
+from kit.command import muster_env, run_muster, spawned
 from kit.records import newest_run
 from kit.waiting import wait_until
 from torchmuster.core import proc
@@ -102,14 +101,10 @@ def processes_of(place):
 
 def begin(place, *words):
     """Start a run in the session and return its client."""
-    return subprocess.Popen(
+    return spawned(
         [*_muster(), "run", "--session", "main", *words, "train.py"],
         env=place.env,
         cwd=place.project,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
     )
 
 

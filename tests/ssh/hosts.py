@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from kit import namespaces
-from kit.command import MUSTER, SOURCE
+from kit.command import MUSTER, SOURCE, spawned
 from kit.ports import reserve_port
 from kit.waiting import wait_until
 from kit.world import MACHINE_PATH
@@ -140,14 +140,8 @@ class SshHosts:
 
     def start(self, *words, command="run", stderr=subprocess.PIPE, **more):
         """Start `muster run`, or another command, in the code folder."""
-        return subprocess.Popen(
-            [*MUSTER, command, *words],
-            cwd=self.code,
-            env=self.environment(**more),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
+        return spawned(
+            [*MUSTER, command, *words], cwd=self.code, env=self.environment(**more), stderr=stderr
         )
 
     def run(self, *words, limit_s=90, **more):
@@ -213,11 +207,9 @@ def _view_of(lab, seen, hidden):
 def _start_sshd(folder, view):
     script = [*view, 'exec setpriv --pdeathsig KILL /usr/sbin/sshd -D -e -f "$1"']
     with (folder / "sshd.log").open("w") as log:
-        return subprocess.Popen(
+        return spawned(
             ["unshare", "-m", "sh", "-ec", "\n".join(script), "sh", folder / "sshd_config"],
-            stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=log,
         )
 
 

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kit.command import MUSTER, SOURCE
+from kit.command import MUSTER, SOURCE, spawned
 
 LIMIT_S = 120
 
@@ -32,14 +32,11 @@ class Launch:
             "MUSTER_HOME": str(self.folder / "home"),
             "TOLD": str(self.folder / "told"),
         }
-        return subprocess.Popen(
+        return spawned(
             [*MUSTER, "torchrun", *words],
             env={**kept, **ours, **self.env, **env},
             cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             start_new_session=True,
         )
 

@@ -1,12 +1,11 @@
 """The debuggers that a user brings to a rank: `--debugpy` for an editor, `--pdb` for the terminal."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from kit.command import MUSTER, muster_env, run_muster
+from kit.command import MUSTER, muster_env, run_muster, spawned
 from kit.dap import Editor
 from kit.screen import TerminalOf
 from kit.waiting import wait_until
@@ -46,13 +45,11 @@ class Run:
     def __init__(self, project, *words):
         self._log = project.parent / "said"
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = spawned(
                 [*MUSTER, "run", "--nodes", "2", "--nproc-per-node", "1", *words],
                 cwd=project,
                 env=muster_env(project.parent / "home", MUSTER_ON="local"),
-                stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
             )
 
     def __enter__(self):

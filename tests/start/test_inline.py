@@ -1,12 +1,11 @@
 """`muster run --inline`: the script in the very process of the command, as rank 0 of 1."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
-from kit.command import MUSTER
+from kit.command import MUSTER, ran
 
 LIMIT_S = 120
 
@@ -19,9 +18,7 @@ def run(tmp_path):
         script.write_text(text)
         env = {**os.environ, "MUSTER_HOME": str(tmp_path / "home"), "MUSTER_ON": "local"}
         argv = [*(before or MUSTER), "run", "--inline", *options, str(script), *words]
-        return subprocess.run(
-            argv, env=env, input=stdin, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        return ran(argv, limit_s=LIMIT_S, env=env, input=stdin)
 
     return do
 

@@ -1,11 +1,11 @@
 """Which variables torch reads while it is imported, here and with what else is installed: all are in our list."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
+from kit.command import ran
 from torchmuster.core.model import contract
 from torchmuster.core.node.spawner import prepare
 from torchmuster.launcher.node.spawner.import_watch import _SEARCHES
@@ -43,12 +43,7 @@ HARMLESS = {"HOME", "PATH", "PYTHONUSERBASE", "_PYTHON_PROJECT_BASE", "_PYTHON_S
 
 def test_all_that_is_read_is_in_the_list():
     pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-c", RECORDER, json.dumps(prepare._TORCH_MODULES)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = ran([sys.executable, "-c", RECORDER, json.dumps(prepare._TORCH_MODULES)], limit_s=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) > 20

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
+from kit.command import ran
 from kit.waiting import wait_until
 from places import live
 
@@ -240,14 +240,7 @@ def test_a_secret_that_somebody_deletes_is_made_again_before_a_lost_member_needs
 def test_functions_go_along_and_their_values_come_back(lab):
     code = lab.folder / "code"
     (code / "ask.py").write_text(FUNCTION)
-    said = subprocess.run(
-        [sys.executable, "ask.py"],
-        env=lab.env(),
-        cwd=code,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    said = ran([sys.executable, "ask.py"], limit_s=120, env=lab.env(), cwd=code)
     assert said.stdout.splitlines()[-1:] == ["[0, 1, 4]"], said.stderr
 
 

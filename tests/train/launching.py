@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kit.command import MUSTER, muster_env
+from kit.command import MUSTER, muster_env, ran
 
 HERE = Path(__file__).parent
 EXACT = HERE / "exact_script.py"
@@ -20,13 +20,7 @@ def muster(home, num_workers, *script, restarts=0, nodes=1, check=True, timeout_
 
 def run(line, environment, *, check=True, timeout_s=150):
     """Run a command to its end; its output is in the failure's message."""
-    ended = subprocess.run(
-        [str(word) for word in line],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    ended = ran(line, limit_s=timeout_s, env=environment)
     if check:
         assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended

@@ -3,12 +3,11 @@
 The time-out of its world is an hour: who waits for it does not end in the time that a test has.
 """
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from kit.command import muster_env
+from kit.command import muster_env, spawned
 from kit.ports import reserve_port
 from launching import PYTHON, muster
 
@@ -33,13 +32,7 @@ def _is_loader(pid):
 
 
 def run_until_end(line, environment):
-    process = subprocess.Popen(
-        [str(word) for word in line],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = spawned(line, env=environment)
     try:
         said = process.communicate(timeout=LIMIT_S)[0]
     finally:
@@ -67,12 +60,9 @@ def test_a_rank_that_raises_takes_the_other_along_where_nobody_kills_it(tmp_path
     """Two plain processes, as `srun --kill-on-bad-exit=0` leaves them."""
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_port())}
     ranks = [
-        subprocess.Popen(
+        spawned(
             [PYTHON, str(SCRIPT), "raise", str(tmp_path)],
             env=muster_env(tmp_path / "home", RANK=str(rank), **common),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
         )
         for rank in range(2)
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, muster_env
+from kit.command import MUSTER, muster_env, ran
 from kit.trees import signal_tree
 from kit.waiting import wait_until
 from launching import PYTHON, muster, weights
@@ -225,14 +225,7 @@ def test_a_time_limit_that_comes_near_stops_with_a_save(limit, tmp_path):
         **more,
     }
     line = [PYTHON, SCRIPT, tmp_path, "--place", "data", *options]
-    ended = subprocess.run(
-        [str(word) for word in line],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    ended = ran(line, limit_s=TIMEOUT_S, env=environment, cwd=tmp_path)
     assert ended.returncode == 75, ended.stderr
     assert "the time limit is near on rank 0" in ended.stderr
     step = max(map(int, ((tmp_path / "steps-0").read_text().split()[1::2])), default=0)

@@ -1,12 +1,11 @@
 """What is imported, measured in fresh interpreters: the node side must travel, the client be quick."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from kit.command import SOURCE, muster_env
+from kit.command import SOURCE, muster_env, ran
 
 # `before` holds what a fresh interpreter has anyway; only the difference tells.
 IMPORT = """
@@ -42,9 +41,7 @@ NODE_SIDE = [
 
 
 def imported_by(*names, flags=("-I", "-S")):
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", IMPORT, str(SOURCE), *names], capture_output=True, text=True
-    )
+    done = ran([sys.executable, *flags, "-c", IMPORT, str(SOURCE), *names])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -94,9 +91,7 @@ def test_what_is_not_needed_before_torch_is_imported_after_it_has_begun(name):
 
 def test_the_library_needs_no_more_of_torch_and_reads_no_variable_before_it_is_called(tmp_path):
     pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-c", LIBRARY], capture_output=True, text=True, env=muster_env(tmp_path)
-    )
+    done = ran([sys.executable, "-c", LIBRARY], env=muster_env(tmp_path))
     assert done.returncode == 0, done.stderr
     packages = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert packages - sys.stdlib_module_names == {"torchmuster"}
@@ -104,11 +99,8 @@ def test_the_library_needs_no_more_of_torch_and_reads_no_variable_before_it_is_c
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["torchrun", "--help"], ["ps"]])
 def test_help_and_views_import_neither_asyncio_nor_torch(words, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "torchmuster", *words],
-        capture_output=True,
-        text=True,
-        env=muster_env(tmp_path),
+    done = ran(
+        [sys.executable, "-X", "importtime", "-m", "torchmuster", *words], env=muster_env(tmp_path)
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 

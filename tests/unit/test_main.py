@@ -1,12 +1,11 @@
 import os
 import re
-import subprocess
 import sys
 
 import click
 import pytest
 
-from kit.command import SOURCE, run_muster
+from kit.command import SOURCE, ran, run_muster
 from torchmuster.core import plugs
 from torchmuster.core.cli.main import SECTIONS
 
@@ -57,13 +56,10 @@ main()
     "module", ["torchmuster.core.cli.main", "click", "torchmuster.launcher.views.find"]
 )
 def test_ctrl_c_while_it_is_still_importing_ends_it_without_a_traceback(module, tmp_path):
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-c", INTERRUPTED.replace("sys.argv[1]", repr(module))],
+        limit_s=60,
         env={**os.environ, "MUSTER_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert (done.returncode, done.stderr.strip()) == (130, "")
 
@@ -97,13 +93,7 @@ def complete(*words, home):
         "COMP_WORDS": " ".join(typed),
         "COMP_CWORD": str(len(typed) - 1),
     }
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "torchmuster"],
-        capture_output=True,
-        text=True,
-        cwd=home,
-        env=environment,
-    )
+    done = ran([sys.executable, "-X", "importtime", "-m", "torchmuster"], cwd=home, env=environment)
     return done.stdout.split(), done.stderr
 
 

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, muster_env
+from kit.command import MUSTER, muster_env, spawned
 from kit.waiting import wait_until
 
 LIMIT_S = 180.0
@@ -24,14 +23,7 @@ class Workflow:
         out = os.open(folder / "out.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         environment = muster_env(self.home)
         words = ["submit", "w.yaml", "--run-id", "r", "--backoff", "0.2", *options]
-        self.process = subprocess.Popen(
-            [*MUSTER, *words],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
+        self.process = spawned([*MUSTER, *words], cwd=folder, env=environment, stdout=out)
         os.close(out)
 
     @property

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from tests.workflows.conftest import Workflow
 
-from kit.command import SOURCE
+from kit.command import SOURCE, spawned
 from kit.waiting import wait_until
 from torchmuster.workflow.sandbox.place import namespaces_available
 
@@ -135,13 +135,11 @@ class _UserWorkflow(Workflow):
         self.run_dir = self.home / "runs" / "r"
         (folder / "w.yaml").write_text(text)
         with (folder / "out.txt").open("ab") as out:
-            self.process = subprocess.Popen(
+            self.process = spawned(
                 [python, "-m", "torchmuster", "submit", "w.yaml", "--run-id", "r"],
                 cwd=folder,
                 env=_environment(MUSTER_HOME=str(self.home)),
-                stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=subprocess.STDOUT,
                 **user,
             )
 

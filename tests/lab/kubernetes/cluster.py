@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kit.command import ran
 from kit.control_groups import folder_of, make_groups, remove_groups
 from kit.waiting import wait_until
 from lab.kubernetes import images, programs
@@ -92,14 +93,7 @@ class Cluster:
 
     def run(self, words, text=None):
         """Run a command where the cluster's addresses mean something, as the administrator; return what has ended."""
-        return subprocess.run(
-            self.user_argv(words),
-            env=self.environment(),
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return ran(self.user_argv(words), env=self.environment(), input=text)
 
     def kubectl(self, *words, text=None):
         """Run kubectl as the administrator; return what it prints."""

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from kit.command import ran
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.errors import MusterError
@@ -146,9 +147,7 @@ kept.wait()
 
 def test_every_generation_is_ended_but_those_to_be_kept():
     source = os.path.dirname(proc.PACKAGE_FOLDER)
-    done = subprocess.run(
-        [sys.executable, "-IS", "-c", END_CHILDREN, source], capture_output=True, text=True
-    )
+    done = ran([sys.executable, "-IS", "-c", END_CHILDREN, source])
 
     assert (done.returncode, done.stderr) == (0, "")
 

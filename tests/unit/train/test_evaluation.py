@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from kit.command import ran
 from torchmuster.errors import UsageError
 from torchmuster.train.batches.keyed import DatasetError
 from torchmuster.train.batches.order import split
@@ -65,9 +65,7 @@ def evaluate(folder, *launcher):
     """Run the script; return what each rank wrote."""
     folder.mkdir()
     line = [sys.executable, *map(str, launcher), str(SCRIPT), str(folder)]
-    ended = subprocess.run(
-        line, env=environment(folder), capture_output=True, text=True, timeout=120
-    )
+    ended = ran(line, limit_s=120, env=environment(folder))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 

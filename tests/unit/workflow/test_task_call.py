@@ -2,14 +2,13 @@ import contextlib
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 
 import pytest
 
 import torchmuster
-from kit.command import SOURCE
+from kit.command import SOURCE, ran
 from kit.waiting import wait_until
 from torchmuster.core.model.contract import TASK_SOCKET_VARIABLE
 from torchmuster.core.net import ipc
@@ -231,11 +230,6 @@ def test_the_library_s_barrier_needs_neither_click_nor_asyncio():
         "print(sorted({'click', 'asyncio', 'torch'} & set(sys.modules)))"
     )
     environment = {name: os.environ[name] for name in ("PATH",) if name in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": SOURCE},
-    )
+    done = ran([sys.executable, "-c", code], env={**environment, "PYTHONPATH": SOURCE})
 
     assert done.stdout.splitlines() == ["UsageError", "[]"]

@@ -1,7 +1,6 @@
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.command import ran
 from kit.namespaces import small_disk, why_no_mount
 from kit.waiting import wait_until
 from torchmuster.core.files.disk import MAX_WAITING_BYTES, DiskWriter
@@ -255,10 +255,8 @@ def tiny_disk(tmp_path):
 
 def test_a_disk_that_fills_up_keeps_whole_lines_up_to_the_mark(tiny_disk, tmp_path):
     source = str(Path(__file__).parents[4] / "src")
-    done = subprocess.run(
+    done = ran(
         [*tiny_disk, sys.executable, "-c", ON_A_TINY_DISK, str(tmp_path)],
-        capture_output=True,
-        text=True,
         env={**os.environ, "PYTHONPATH": source},
     )
 

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from kit.command import ran
 from kit.waiting import wait_until_async
 from torchmuster.core.model.message import TypedMessage, encode
 from torchmuster.core.net import ipc
@@ -121,12 +122,8 @@ with socket.socket(socket.AF_UNIX) as agent:
 
 
 def answer_to(path, *prefix, **options):
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", CALLER, path, ASK.hex()],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        **options,
+    done = ran(
+        [*prefix, sys.executable, "-c", CALLER, path, ASK.hex()], limit_s=DEADLINE_S, **options
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -9,7 +9,7 @@ from kit.records import event, start
 from kit.values import run_result, worker_end
 from torchmuster.core.model.failure import EndKind, PythonError
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import Report
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.events import JobOutcome

@@ -4,11 +4,11 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 
 import pytest
 
+from kit.command import ran
 from torchmuster.launcher.files import travel
 
 START = os.path.join(travel.package_folder(), "kubernetes", "node", "start.py")
@@ -28,13 +28,10 @@ def started(tmp_path, before="", **environment):
         f"exec(compile(source, {str(folder / 'start.py')!r}, 'exec'),"
         f" {{'__name__': '__main__', '__file__': {str(folder / 'start.py')!r}}})\n"
     )
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-I", "-S", "-c", program],
+        limit_s=60,
         env={"PATH": os.environ["PATH"], "MUSTER_POD_DISK": str(tmp_path / "disk"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     left = message.read_text()
     return done, json.loads(left) if left else {}

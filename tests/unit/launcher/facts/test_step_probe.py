@@ -1,10 +1,10 @@
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
+from kit.command import ran
 from torchmuster.launcher.facts import step_probe
 
 SCRIPT = """
@@ -30,14 +30,7 @@ def probe(folder, *words, num_steps=6, script=SCRIPT):
     (folder / "train.py").write_text(script)
     argv = [sys.executable, step_probe.__file__, str(num_steps), "60", "train.py", *words]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        argv,
-        cwd=folder,
-        env=env | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    return ran(argv, limit_s=90, cwd=folder, env=env | {"CUDA_VISIBLE_DEVICES": ""})
 
 
 def found_in(done):

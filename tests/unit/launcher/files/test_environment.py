@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from kit.command import ran
 from torchmuster.errors import UsageError
 from torchmuster.launcher.files import environment
 from torchmuster.launcher.files.environment import relocate
@@ -64,9 +65,7 @@ def test_the_interpreter_runs_at_its_new_place(prefix, cache, tmp_path):
     packed = environment.pack(str(prefix), cache)
     there = unpacked(packed, tmp_path / "there", str(tmp_path / "there"))
     python = there / "env" / "bin" / "python"
-    done = subprocess.run(
-        [python, "-c", "import sys, mine; print(sys.prefix)"], capture_output=True, text=True
-    )
+    done = ran([python, "-c", "import sys, mine; print(sys.prefix)"])
     assert done.stdout.split() == ["imported", str(there / "env")], done.stderr
 
 
@@ -174,9 +173,7 @@ def test_an_interpreter_of_the_user_s_own_travels_too(monkeypatch, prefix, cache
     assert packed.needs.base == ""
     python = there / "env" / "bin" / "python"
     assert os.path.realpath(python).startswith(f"{there}/base/")
-    done = subprocess.run(
-        [python, "-I", "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True
-    )
+    done = ran([python, "-I", "-c", "import sys; print(sys.base_prefix)"])
     assert done.stdout.split() == [f"{there}/base"], done.stderr
 
 

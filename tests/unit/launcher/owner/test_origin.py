@@ -1,11 +1,11 @@
 """The version of the code that a run was started with, from real repositories."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
+from kit.command import ran
 from kit.values import program
 from kit.waiting import wait_until
 from torchmuster.core.files import atomic
@@ -24,9 +24,7 @@ from torchmuster.launcher.owner.origin import (
 
 def git(folder, *words):
     names = ["-c", "user.email=x@y", "-c", "user.name=x"]
-    return subprocess.run(
-        ["git", *names, "-C", folder, *words], check=True, capture_output=True, text=True
-    ).stdout
+    return ran(["git", *names, "-C", folder, *words], check=True).stdout
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+from kit.command import ran
 from torchmuster.launcher.programs.enter import EnterOrder, enter_argv
 
 SHOW = "import os, sys; print(os.getcwd(), os.environ['WORD'], os.environ['MINE'], sys.argv[1:])"
@@ -19,9 +20,7 @@ def enter(folder, command, **variables):
     path = folder / "environment.json"
     path.write_text(json.dumps(variables))
     argv = argv_of(path, folder, command, variable=("MINE=a=b c",))
-    return subprocess.run(
-        argv, env={"PATH": "/bin"}, cwd="/", capture_output=True, text=True, timeout=30
-    )
+    return ran(argv, limit_s=30, env={"PATH": "/bin"}, cwd="/")
 
 
 def test_command_has_variables_folder_and_words(tmp_path):

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from kit.command import SOURCE
+from kit.command import SOURCE, spawned
 from kit.waiting import wait_until
 from torchmuster.core.model.contract import TASK_SOCKET_VARIABLE
 from unit.workflow.fake_head import FakeHead
@@ -25,13 +25,7 @@ class Process:
 
     def __init__(self, *argv, **variables):
         environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin", **variables}
-        self.popen = subprocess.Popen(
-            [sys.executable, *argv],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        self.popen = spawned([sys.executable, *argv], stderr=subprocess.PIPE, env=environment)
         self.errors = []
         self._reading = threading.Thread(target=self._read)
         self._reading.start()

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from kit.command import ran
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.node import place_launch
 from torchmuster.workflow.sandbox.place import (
@@ -279,9 +280,7 @@ def test_the_environment_is_passed_on_as_it_came(tmp_path):
     (tmp_path / "spec.json").write_text('{"working_dir": "/", "environment": {"B": "2"}}')
     argv = view_argv(str(tmp_path / "spec.json"), ["env"])
 
-    ended = subprocess.run(
-        argv, capture_output=True, text=True, env={"A": "1", "PATH": os.environ["PATH"]}
-    )
+    ended = ran(argv, env={"A": "1", "PATH": os.environ["PATH"]})
 
     lines = set(ended.stdout.splitlines())
     assert lines == {"A=1", "B=2", f"PATH={os.environ['PATH']}"}

@@ -1,13 +1,13 @@
 """The imports that a script begins with: which are made in the spawner, and what stops one before it happens."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kit.command import SOURCE
+from kit.command import SOURCE, ran
+from kit.tables import rows
 from torchmuster.launcher.node.spawner.import_watch import is_of_a_worker
 
 # What a spawner does with a script, without torch: prints what was made, what stopped it, and what a worker has then.
@@ -58,17 +58,15 @@ def made(tmp_path):
             "cache": str(tmp_path / "cache"),
             "worker": dict(worker),
         }
-        done = subprocess.run(
+        done = ran(
             [sys.executable, str(tmp_path / "driver.py"), json.dumps(given)],
+            limit_s=60,
             cwd=tmp_path / "here",
             env={
                 "PYTHONPATH": f"{SOURCE}:{tmp_path / 'site-packages'}",
                 "HOME": str(tmp_path),
                 **dict(environment),
             },
-            capture_output=True,
-            text=True,
-            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         said = json.loads(done.stdout.splitlines()[-1])
@@ -103,93 +101,59 @@ def test_the_imports_of_distributions_that_come_before_everything_else_are_made(
 
 
 FORBIDDEN = {
-    "a thread": ("import threading\nthreading.Thread(target=print).start()", "starts a thread"),
-    "a child": ("import os\nif os.fork() == 0: os._exit(0)", "starts another process"),
-    "a command": ("import os\nos.system('touch HERE/made')", "starts another process"),
-    "another command": (
-        "import subprocess\nsubprocess.run(['touch', 'HERE/made'])",
-        "starts another process",
-    ),
-    "a spawned command": (
-        "import os\nos.posix_spawn('/bin/touch', ['touch', 'HERE/made'], {})",
-        "starts another process",
-    ),
-    "a file": ("open('HERE/made', 'w').close()", "writes HERE/made"),
-    "a file of pathlib": ("import pathlib\npathlib.Path('HERE/made').touch()", "writes HERE/made"),
-    "text of pathlib": (
-        "import pathlib\npathlib.Path('HERE/made').write_text('')",
-        "writes HERE/made",
-    ),
-    "a log": ("import logging\nlogging.basicConfig(filename='HERE/made')", "writes HERE/made"),
-    "a folder": ("import os\nos.makedirs('HERE/made')", "writes HERE/made"),
-    "a temporary file": ("import tempfile\ntempfile.mkstemp(dir='HERE')", "writes HERE/tmp"),
-    "a renamed file": ("import os\nos.rename('HERE/there', 'HERE/made')", "writes HERE/there"),
-    "a removed file": ("import os\nos.remove('HERE/there')", "writes HERE/there"),
-    "an open file": ("import os\nkept = os.open('/etc/hostname', os.O_RDONLY)", "descriptors"),
-    "an address": ("import socket\nsocket.getaddrinfo('x.invalid', 80)", "asks for an address"),
-    "a connection": (
-        "import socket\nsocket.socket().connect(('127.0.0.1', 9))",
-        "opens a connection",
-    ),
-    "a datagram": (
-        "import socket\nsocket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))",
-        "opens a connection",
-    ),
-    "a print": ("print('hello')", "prints 'hello'"),
-    "bytes": ("import os\nos.write(2, b'hello')", "prints 'hello'"),
-    "a warning": ("import warnings\nwarnings.warn('old')", "prints"),
-    "a handler": (
-        "import signal\nsignal.signal(signal.SIGTERM, print)",
-        "changes a signal handler",
-    ),
-    "a handler in C": (
-        "import signal as s, _signal\n_signal.signal(s.SIGTERM, int(s.SIG_IGN))",
-        "leaves other handlers",
-    ),
-    "a draw": ("import random\nnames = [random.random() for _ in range(2)]\nif random.random(): x = 1",
-               "draws a random number"),
-    "another draw": ("import random\nfor _ in '12': random.gauss(0, 1)", "draws a random number"),
-    "a random name that another has too": (
-        "import uuid, holder\nNAME = uuid.uuid4().hex\nholder.NAME = NAME",
-        "shares",
-    ),
-    "a random name in a list": ("import uuid\nNAMES = []\nNAMES.append(uuid.uuid4())", "random"),
-    "all variables": ("import os\nkept = dict(os.environ)", "reads all environment variables"),
-    "the rank in a function": (
-        "import os\ndef ask():\n    return os.environ.get('RANK')\nif ask(): x = 1",
-        "reads RANK",
-    ),
-    "the rank that another has too": (
-        "import os, holder\nRANK = os.environ.get('LOCAL_RANK', [0])\nholder.RANK = RANK",
-        "shares",
-    ),
-    "threads of OpenMP": ("import os\nif os.getenv('OMP_NUM_THREADS'): x = 1", "OMP_NUM_THREADS"),
-    "the time": ("import time\nBEGUN = time.time()", "keeps the time, as forbidden.BEGUN"),
-    "a date": ("import datetime\nBEGUN = datetime.datetime.now()", "keeps the time"),
-    "an error": ("import nowhere", "raises ModuleNotFoundError"),
-    "an end": ("import sys\nsys.exit(3)", "raises SystemExit"),
-    "a folder to be in": ("import os\nos.chdir('/')", "leaves other settings"),
-    "a place for modules": ("import sys\nsys.path.insert(0, '/')", "leaves other settings"),
-    "an argument": ("import sys\nsys.argv.remove('--lr')", "leaves other settings"),
-    "a lock of all": ("import mmap\nkept = mmap.mmap(-1, 4096)", "leaves other shared_memory"),
-    "a socket file": (
-        "import socket\nsocket.socket(socket.AF_UNIX).bind('HERE/made')",
-        "opens a socket",
-    ),
-    "a random name": ("import uuid\nTOKEN = uuid.uuid4().hex", "keeps a random value"),
-    "the rank": ("import os\nIS_FIRST = os.environ.get('RANK', '0') == '0'", "reads RANK"),
-    "an empty line": ("print()", "prints ''"),
-    "two effects, both swallowed": (
-        "for _ in '12':\n    try: open('HERE/made', 'w')\n    except BaseException: pass",
-        "writes HERE/made",
-    ),
-    "a long reason": ("open('HERE/' + 'x' * 70000, 'w')", "writes HERE/xxx"),
-    "what it swallows": (
-        "try:\n    open('HERE/made', 'w')\nexcept BaseException:\n    pass",
-        "writes HERE/made",
-    ),
-    "a file of the user's": ("import own", "imports own from"),
-}  # fmt: skip
+    what: (source, why)
+    for what, why, source in rows(
+        r"""
+        a thread                            starts a thread                     import threading\nthreading.Thread(target=print).start()
+        a child                             starts another process              import os\nif os.fork() == 0: os._exit(0)
+        a command                           starts another process              import os\nos.system('touch HERE/made')
+        another command                     starts another process              import subprocess\nsubprocess.run(['touch', 'HERE/made'])
+        a spawned command                   starts another process              import os\nos.posix_spawn('/bin/touch', ['touch', 'HERE/made'], {})
+        a file                              writes HERE/made                    open('HERE/made', 'w').close()
+        a file of pathlib                   writes HERE/made                    import pathlib\npathlib.Path('HERE/made').touch()
+        text of pathlib                     writes HERE/made                    import pathlib\npathlib.Path('HERE/made').write_text('')
+        a log                               writes HERE/made                    import logging\nlogging.basicConfig(filename='HERE/made')
+        a folder                            writes HERE/made                    import os\nos.makedirs('HERE/made')
+        a temporary file                    writes HERE/tmp                     import tempfile\ntempfile.mkstemp(dir='HERE')
+        a renamed file                      writes HERE/there                   import os\nos.rename('HERE/there', 'HERE/made')
+        a removed file                      writes HERE/there                   import os\nos.remove('HERE/there')
+        an open file                        descriptors                         import os\nkept = os.open('/etc/hostname', os.O_RDONLY)
+        an address                          asks for an address                 import socket\nsocket.getaddrinfo('x.invalid', 80)
+        a connection                        opens a connection                  import socket\nsocket.socket().connect(('127.0.0.1', 9))
+        a datagram                          opens a connection                  import socket\nsocket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))
+        a print                             prints 'hello'                      print('hello')
+        bytes                               prints 'hello'                      import os\nos.write(2, b'hello')
+        a warning                           prints                              import warnings\nwarnings.warn('old')
+        a handler                           changes a signal handler            import signal\nsignal.signal(signal.SIGTERM, print)
+        a handler in C                      leaves other handlers               import signal as s, _signal\n_signal.signal(s.SIGTERM, int(s.SIG_IGN))
+        a draw                              draws a random number               import random\nnames = [random.random() for _ in range(2)]\nif random.random(): x = 1
+        another draw                        draws a random number               import random\nfor _ in '12': random.gauss(0, 1)
+        a random name that another has too  shares                              import uuid, holder\nNAME = uuid.uuid4().hex\nholder.NAME = NAME
+        a random name in a list             random                              import uuid\nNAMES = []\nNAMES.append(uuid.uuid4())
+        all variables                       reads all environment variables     import os\nkept = dict(os.environ)
+        the rank in a function              reads RANK                          import os\ndef ask():\n    return os.environ.get('RANK')\nif ask(): x = 1
+        the rank that another has too       shares                              import os, holder\nRANK = os.environ.get('LOCAL_RANK', [0])\nholder.RANK = RANK
+        threads of OpenMP                   OMP_NUM_THREADS                     import os\nif os.getenv('OMP_NUM_THREADS'): x = 1
+        the time                            keeps the time, as forbidden.BEGUN  import time\nBEGUN = time.time()
+        a date                              keeps the time                      import datetime\nBEGUN = datetime.datetime.now()
+        an error                            raises ModuleNotFoundError          import nowhere
+        an end                              raises SystemExit                   import sys\nsys.exit(3)
+        a folder to be in                   leaves other settings               import os\nos.chdir('/')
+        a place for modules                 leaves other settings               import sys\nsys.path.insert(0, '/')
+        an argument                         leaves other settings               import sys\nsys.argv.remove('--lr')
+        a lock of all                       leaves other shared_memory          import mmap\nkept = mmap.mmap(-1, 4096)
+        a socket file                       opens a socket                      import socket\nsocket.socket(socket.AF_UNIX).bind('HERE/made')
+        a random name                       keeps a random value                import uuid\nTOKEN = uuid.uuid4().hex
+        the rank                            reads RANK                          import os\nIS_FIRST = os.environ.get('RANK', '0') == '0'
+        an empty line                       prints ''                           print()
+        two effects, both swallowed         writes HERE/made                    for _ in '12':\n    try: open('HERE/made', 'w')\n    except BaseException: pass
+        a long reason                       writes HERE/xxx                     open('HERE/' + 'x' * 70000, 'w')
+        what it swallows                    writes HERE/made                    try:\n    open('HERE/made', 'w')\nexcept BaseException:\n    pass
+        a file of the user's                imports own from                    import own
+        """,
+        3,
+    )
+}
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
