@@ -25,6 +25,16 @@ async def wait_until_async(condition, what="the condition", limit_s=LIMIT_S):
     return value
 
 
+def run(coroutine, limit_s=60.0):
+    """Run a coroutine to its end in a loop of its own; one that hangs fails."""
+
+    async def limited():
+        async with asyncio.timeout(limit_s):
+            await coroutine
+
+    asyncio.run(limited())
+
+
 def _pauses(what, limit_s):
     deadline = time.monotonic() + limit_s
     pause_s = FIRST_PAUSE_S

@@ -29,22 +29,19 @@ class Line:
         await asyncio.sleep(0)
 
 
-def test_an_outlet_keeps_order_and_repeats_nothing_when_the_connection_ends(tmp_path):
+async def test_an_outlet_keeps_order_and_repeats_nothing_when_the_connection_ends(tmp_path):
     disk = DiskWriter()
     disk.start()
 
-    async def check():
-        outlet = Outlet(Backlog(lambda: str(tmp_path / "untold"), disk))
-        first, second = Line(MANY // 4, stands=True), Line(MANY)
-        outlet.attach(first)
-        for number in range(MANY):
-            outlet.send(messages.Output(rank=0, attempt=0, stream=1, text=str(number)))
-        await wait_until_async(lambda: outlet.channel is None, "the end of the connection")
-        outlet.attach(second)
-        await wait_until_async(lambda: len(second.heard) == MANY - MANY // 4, "the rest")
-        await wait_until_async(lambda: not any(tmp_path.iterdir()), "the end of the file")
-        outlet.send(messages.Output(rank=0, attempt=0, stream=1, text="last"))
-        await wait_until_async(lambda: second.heard[-1] == "last", "what came last")
-        return first.heard + second.heard
-
-    assert asyncio.run(check()) == [*map(str, range(MANY)), "last"]
+    outlet = Outlet(Backlog(lambda: str(tmp_path / "untold"), disk))
+    first, second = Line(MANY // 4, stands=True), Line(MANY)
+    outlet.attach(first)
+    for number in range(MANY):
+        outlet.send(messages.Output(rank=0, attempt=0, stream=1, text=str(number)))
+    await wait_until_async(lambda: outlet.channel is None, "the end of the connection")
+    outlet.attach(second)
+    await wait_until_async(lambda: len(second.heard) == MANY - MANY // 4, "the rest")
+    await wait_until_async(lambda: not any(tmp_path.iterdir()), "the end of the file")
+    outlet.send(messages.Output(rank=0, attempt=0, stream=1, text="last"))
+    await wait_until_async(lambda: second.heard[-1] == "last", "what came last")
+    assert (first.heard + second.heard) == [*map(str, range(MANY)), "last"]

@@ -93,18 +93,15 @@ def make_head(tmp_path, disk):
     return make
 
 
-def test_an_agent_that_calls_after_the_failure_is_told_so(make_head):
-    async def go():
-        head = make_head(2)
-        conduct = asyncio.create_task(head.conduct())
-        first = Line(hello("n2", place=1), SpawnerRefused(why="bad luck"))
-        await head.serve(first)
-        assert not conduct.done(), "another node is missing"
-        late = Line(hello("n1", wants_place_0=True))
-        await head.serve(late)
-        return first, late, await asyncio.wait_for(conduct, 30)
-
-    first, late, result = asyncio.run(go())
+async def test_an_agent_that_calls_after_the_failure_is_told_so(make_head):
+    head = make_head(2)
+    conduct = asyncio.create_task(head.conduct())
+    first = Line(hello("n2", place=1), SpawnerRefused(why="bad luck"))
+    await head.serve(first)
+    assert not conduct.done(), "another node is missing"
+    late = Line(hello("n1", wants_place_0=True))
+    await head.serve(late)
+    result = await asyncio.wait_for(conduct, 30)
     assert (result.state, result.exit_code) == (RunState.FAILED, 1)
     assert [type(message) for message in late.heard] == [Welcome, Goodbye]
     assert late.heard[1].exit_code == 1
@@ -113,25 +110,19 @@ def test_an_agent_that_calls_after_the_failure_is_told_so(make_head):
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_head, is_open):
-    async def go():
-        head = make_head(1)
-        client = Line(JobEnds(ends_at=60.0), None)
-        client.role, client.is_open = Role.CLIENT, is_open
-        await asyncio.wait_for(head.serve(client), 30)
-        return head.inbox.qsize()
-
-    assert asyncio.run(go()) == (0 if is_open else 2)
+async def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_head, is_open):
+    head = make_head(1)
+    client = Line(JobEnds(ends_at=60.0), None)
+    client.role, client.is_open = Role.CLIENT, is_open
+    await asyncio.wait_for(head.serve(client), 30)
+    assert head.inbox.qsize() == (0 if is_open else 2)
 
 
-def test_nobody_is_waited_for_when_all_have_called(make_head):
-    async def go():
-        head = make_head(1)
-        conduct = asyncio.create_task(head.conduct())
-        await head.serve(Line(hello("n1", place=0), SpawnerRefused(why="bad luck")))
-        return await asyncio.wait_for(conduct, 30)  # the others would be waited for twice as long
-
-    assert asyncio.run(go()).exit_code == 1
+async def test_nobody_is_waited_for_when_all_have_called(make_head):
+    head = make_head(1)
+    conduct = asyncio.create_task(head.conduct())
+    await head.serve(Line(hello("n1", place=0), SpawnerRefused(why="bad luck")))
+    assert (await asyncio.wait_for(conduct, 30)).exit_code == 1
 
 
 class Head:
@@ -171,37 +162,31 @@ def test_a_head_that_breaks_is_a_bug_of_muster():
     assert head.left == []
 
 
-def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_head):
-    async def go():
-        head = make_head(2)
-        conduct = asyncio.create_task(head.conduct())
-        lost = Line(hello("n2", place=1), None)
-        await head.serve(lost)
-        owner = Line(Stop(signum=15, cause=StopCause.OUTSIDE), None)
-        owner.role = Role.CLIENT
-        await head.serve(owner)
-        return await asyncio.wait_for(conduct, 30)
-
-    result = asyncio.run(go())
+async def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_head):
+    head = make_head(2)
+    conduct = asyncio.create_task(head.conduct())
+    lost = Line(hello("n2", place=1), None)
+    await head.serve(lost)
+    owner = Line(Stop(signum=15, cause=StopCause.OUTSIDE), None)
+    owner.role = Role.CLIENT
+    await head.serve(owner)
+    result = await asyncio.wait_for(conduct, 30)
     assert (result.state, result.exit_code, result.node_was_lost) == (RunState.PREEMPTED, 75, True)
     assert result.report.error.startswith("n2 was lost, and the job was stopped with SIGTERM")
 
 
-def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_head):
+async def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_head):
     """An agent hears of the signal first; the owner knows that the time is over."""
 
-    async def go():
-        head = make_head(2)
-        said = []
-        head.on_event = lambda event: said.append(getattr(event, "text", None))
-        conduct = asyncio.create_task(head.conduct())
-        words = [Stop(signum=15, cause=c) for c in (StopCause.OUTSIDE, StopCause.TIME)]
-        owner = Line(*words, None)
-        owner.role = Role.CLIENT
-        await head.serve(owner)
-        return await asyncio.wait_for(conduct, 30), [text for text in said if text]
-
-    result, said = asyncio.run(go())
+    head = make_head(2)
+    said = []
+    head.on_event = lambda event: said.append(getattr(event, "text", None))
+    conduct = asyncio.create_task(head.conduct())
+    words = [Stop(signum=15, cause=c) for c in (StopCause.OUTSIDE, StopCause.TIME)]
+    owner = Line(*words, None)
+    owner.role = Role.CLIENT
+    await head.serve(owner)
+    result, said = await asyncio.wait_for(conduct, 30), [text for text in said if text]
     assert result.state is RunState.TIMED_OUT
     assert said[0].startswith("the system asked to stop")
     assert "the end of the job's time asked for this stop" in said
@@ -219,38 +204,31 @@ def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it
     assert whys["n2"] == "no agent has connected: mpiexec said no"
 
 
-def test_the_end_of_the_time_is_recorded(make_head):
-    async def go():
-        head = make_head(2)
-        said = []
-        head.on_event = lambda event: said.append((event.name, fields_of(event)))
-        conduct = asyncio.create_task(head.conduct())
-        looks = [JobEnds(ends_at=99.5), Stop(signum=15)]
-        client = Line(*looks, None)
-        client.role = Role.CLIENT
-        await head.serve(client)
-        await asyncio.wait_for(conduct, 30)
-        return said
-
-    said = asyncio.run(go())
+async def test_the_end_of_the_time_is_recorded(make_head):
+    head = make_head(2)
+    said = []
+    head.on_event = lambda event: said.append((event.name, fields_of(event)))
+    conduct = asyncio.create_task(head.conduct())
+    looks = [JobEnds(ends_at=99.5), Stop(signum=15)]
+    client = Line(*looks, None)
+    client.role = Role.CLIENT
+    await head.serve(client)
+    await asyncio.wait_for(conduct, 30)
     assert ("time_limit", {"ends_at": 99.5}) in said
 
 
-def test_an_owner_that_calls_after_the_end_hears_all_that_was_said(make_head):
+async def test_an_owner_that_calls_after_the_end_hears_all_that_was_said(make_head):
     line = Output(rank=0, attempt=0, stream=1, text="answer 42\n")
 
-    async def go():
-        head = make_head(1, has_owner=True)
-        conduct = asyncio.create_task(head.conduct())
-        await head.serve(Line(hello("n1", place=0), line, SpawnerRefused(why="bad luck")))
-        assert head.is_over
-        assert not conduct.done(), "its owner has not called yet"
-        late = Line(Watch(owner=True), None)
-        late.role = Role.CLIENT
-        await head.serve(late)
-        await asyncio.wait_for(conduct, 30)
-        return late.heard
-
-    heard = asyncio.run(go())
+    head = make_head(1, has_owner=True)
+    conduct = asyncio.create_task(head.conduct())
+    await head.serve(Line(hello("n1", place=0), line, SpawnerRefused(why="bad luck")))
+    assert head.is_over
+    assert not conduct.done(), "its owner has not called yet"
+    late = Line(Watch(owner=True), None)
+    late.role = Role.CLIENT
+    await head.serve(late)
+    await asyncio.wait_for(conduct, 30)
+    heard = late.heard
     assert line in heard
     assert "run_ended" in [getattr(message, "name", "") for message in heard]

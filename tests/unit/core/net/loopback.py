@@ -15,16 +15,6 @@ PUBLIC = b"p" * 32
 DEADLINE_S = 60.0
 
 
-def run(coroutine):
-    """Run a test's coroutine; a test that hangs fails."""
-
-    async def limited():
-        async with asyncio.timeout(DEADLINE_S):
-            await coroutine
-
-    asyncio.run(limited())
-
-
 class Doorman:
     """Notes whom a listener let in and whom it turned away."""
 

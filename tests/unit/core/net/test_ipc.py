@@ -306,50 +306,44 @@ def test_at_most_256_calls_are_open_at_once():
     assert conversation(check, handler=wait) == "256 calls of this agent are open already"
 
 
-def test_closing_the_socket_ends_the_calls_at_once():
+async def test_closing_the_socket_ends_the_calls_at_once():
     path = os.path.join(make_socket_folder(), "task.sock")
 
     async def wait(call):
         await call.closed.wait()
 
-    async def check():
-        agent = IpcServer(path, lambda: {os.getpid()}, Asked, wait)
-        await agent.open()
-        reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(ASK)
-        await wait_until_async(lambda: agent._writers)
-        agent.close()
-        async with asyncio.timeout(DEADLINE_S):
-            # A socket that is closed before the question has been read ends with a reset.
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.transport.abort()
-            await settle()
-
-    asyncio.run(check())
-
-
-def test_the_end_of_the_agent_during_a_call_of_a_stranger_prints_nothing():
-    path = os.path.join(make_socket_folder(), "task.sock")
-
-    async def check():
-        looks, said = [], []
-        asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told))
-        find = lambda: looks.append(1) or set()  # noqa: E731
-        agent = IpcServer(path, find, Asked, echo, unknown_s=DEADLINE_S)
-        await agent.open()
-        before = asyncio.all_tasks()
-        _, writer = await asyncio.open_unix_connection(path)
-        await wait_until_async(lambda: looks)
-        for task in asyncio.all_tasks() - before:
-            task.cancel()  # as the end of the loop does
+    agent = IpcServer(path, lambda: {os.getpid()}, Asked, wait)
+    await agent.open()
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(ASK)
+    await wait_until_async(lambda: agent._writers)
+    agent.close()
+    async with asyncio.timeout(DEADLINE_S):
+        # A socket that is closed before the question has been read ends with a reset.
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
         writer.transport.abort()
         await settle()
-        agent.close()
-        await settle()
-        assert not said
 
-    asyncio.run(check())
+
+async def test_the_end_of_the_agent_during_a_call_of_a_stranger_prints_nothing():
+    path = os.path.join(make_socket_folder(), "task.sock")
+
+    looks, said = [], []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told))
+    find = lambda: looks.append(1) or set()  # noqa: E731
+    agent = IpcServer(path, find, Asked, echo, unknown_s=DEADLINE_S)
+    await agent.open()
+    before = asyncio.all_tasks()
+    _, writer = await asyncio.open_unix_connection(path)
+    await wait_until_async(lambda: looks)
+    for task in asyncio.all_tasks() - before:
+        task.cancel()  # as the end of the loop does
+    writer.transport.abort()
+    await settle()
+    agent.close()
+    await settle()
+    assert not said
 
 
 def test_a_process_that_takes_nothing_loses_the_call_and_holds_nobody_up(monkeypatch):

@@ -15,7 +15,7 @@ from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import connect
 from torchmuster.core.net.handshake import Reason, Role
 from torchmuster.core.net.listener import MAX_SILENT, MAX_STRANGERS
-from unit.core.net.loopback import SECRET, listening, run
+from unit.core.net.loopback import SECRET, listening
 
 GARBAGE = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"MUSTERCH" + b"\xff" * 200, b"MUSTER"]
 
@@ -55,75 +55,66 @@ async def call_honestly(listener):
 
 
 @pytest.mark.usefixtures("patient")
-def test_an_honest_agent_gets_through_a_flood_of_garbage_in_bounded_memory():
-    async def check():
-        async with listening() as (listener, doorman):
-            seen = []
-            watching = asyncio.create_task(watch_strangers(listener, seen))
-            before = rss_bytes()
-            floods = [
-                threading.Thread(target=throw_garbage, args=(listener.port, 5000)) for _ in range(2)
-            ]
-            for flood in floods:
-                flood.start()
-            num_calls = 0
-            while any(flood.is_alive() for flood in floods):
-                await call_honestly(listener)
-                num_calls += 1
-            grown = rss_bytes() - before
-            watching.cancel()
+async def test_an_honest_agent_gets_through_a_flood_of_garbage_in_bounded_memory():
+    async with listening() as (listener, doorman):
+        seen = []
+        watching = asyncio.create_task(watch_strangers(listener, seen))
+        before = rss_bytes()
+        floods = [
+            threading.Thread(target=throw_garbage, args=(listener.port, 5000)) for _ in range(2)
+        ]
+        for flood in floods:
+            flood.start()
+        num_calls = 0
+        while any(flood.is_alive() for flood in floods):
+            await call_honestly(listener)
+            num_calls += 1
+        grown = rss_bytes() - before
+        watching.cancel()
 
-            assert num_calls, "the flood was over before anyone called"
-            assert max(seen) <= MAX_SILENT + 256 + MAX_STRANGERS
-            assert grown < 32 << 20
-            assert doorman.channels.qsize() == num_calls
-
-    run(check())
+        assert num_calls, "the flood was over before anyone called"
+        assert max(seen) <= MAX_SILENT + 256 + MAX_STRANGERS
+        assert grown < 32 << 20
+        assert doorman.channels.qsize() == num_calls
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_hundred_half_open_connections_do_not_hold_the_door():
-    async def check():
-        async with listening() as (listener, doorman):
-            with contextlib.ExitStack() as half_open:
-                for i in range(100):
-                    connection = socket.create_connection(("127.0.0.1", listener.port))
-                    half_open.enter_context(connection)
-                    connection.sendall(b"MUSTERCH"[: i % 9])
-                seen = []
-                watching = asyncio.create_task(watch_strangers(listener, seen))
+async def test_a_hundred_half_open_connections_do_not_hold_the_door():
+    async with listening() as (listener, doorman):
+        with contextlib.ExitStack() as half_open:
+            for i in range(100):
+                connection = socket.create_connection(("127.0.0.1", listener.port))
+                half_open.enter_context(connection)
+                connection.sendall(b"MUSTERCH"[: i % 9])
+            seen = []
+            watching = asyncio.create_task(watch_strangers(listener, seen))
 
-                await call_honestly(listener)
-                assert max(seen) >= 100
-                assert doorman.channels.qsize() == 1
-                watching.cancel()
-
-    run(check())
+            await call_honestly(listener)
+            assert max(seen) >= 100
+            assert doorman.channels.qsize() == 1
+            watching.cancel()
 
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("flood_from", ["127.0.0.2", "127.0.0.1"])
-def test_a_flood_of_silent_connections_keeps_no_honest_agent_out(flood_from):
-    async def check():
-        async with listening() as (listener, doorman):
-            over = threading.Event()
-            counts = []
-            flood = threading.Thread(
-                target=call_and_say_nothing, args=(listener.port, flood_from, over, counts)
+async def test_a_flood_of_silent_connections_keeps_no_honest_agent_out(flood_from):
+    async with listening() as (listener, doorman):
+        over = threading.Event()
+        counts = []
+        flood = threading.Thread(
+            target=call_and_say_nothing, args=(listener.port, flood_from, over, counts)
+        )
+        flood.start()
+        try:
+            await wait_until_async(
+                lambda: counts and counts[-1] >= 2 * MAX_SILENT, "all seats to be taken"
             )
-            flood.start()
-            try:
-                await wait_until_async(
-                    lambda: counts and counts[-1] >= 2 * MAX_SILENT, "all seats to be taken"
-                )
-                for _ in range(5):
-                    await call_honestly(listener)
-            finally:
-                over.set()
-                flood.join()
-            assert doorman.channels.qsize() == 5
-
-    run(check())
+            for _ in range(5):
+                await call_honestly(listener)
+        finally:
+            over.set()
+            flood.join()
+        assert doorman.channels.qsize() == 5
 
 
 def call_and_say_nothing(port, address, over, counts):
@@ -140,85 +131,70 @@ def call_and_say_nothing(port, address, over, counts):
             connection.close()
 
 
-def test_a_stranger_who_says_nothing_is_dropped_by_himself(monkeypatch):
+async def test_a_stranger_who_says_nothing_is_dropped_by_himself(monkeypatch):
     monkeypatch.setattr(listening_side, "HANDSHAKE_TIMEOUT_S", 0.05)
 
-    async def check():
-        async with listening() as (listener, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.close()
-
-    run(check())
-
-
-def test_authenticated_connections_take_no_stranger_s_seat():
-    async def check():
-        async with listening() as (listener, doorman):
-            agents = [
-                await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
-                for _ in range(MAX_STRANGERS + 6)
-            ]
-            for _ in agents:
-                await doorman.channels.get()
-
-            assert listener.num_strangers == 0
-            for agent in agents:
-                agent.abort()
-
-    run(check())
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_crowd_of_honest_agents_is_served_to_the_last(monkeypatch):
-    monkeypatch.setattr(listening_side, "_FAIR_TIME_S", 3600.0)  # nobody is cut off for being slow
-
-    async def check():
-        async with listening() as (listener, doorman):
-            calls = [
-                connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
-                for _ in range(2 * MAX_STRANGERS)
-            ]
-            agents = await asyncio.gather(*calls)
-
-            for _ in agents:
-                await doorman.channels.get()
-            assert doorman.refused.empty()
-            for agent in agents:
-                agent.abort()
-
-    run(check())
-
-
-def test_the_end_of_the_listener_closes_every_connection():
-    async def check():
-        async with listening() as (listener, doorman):
-            agent = await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
-            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            await doorman.channels.get()
-            port = listener.port
-
+    async with listening() as (listener, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.close()
-        agent.abort()
-        with pytest.raises(ConnectionRefusedError):
-            await connect("127.0.0.1", port, Role.AGENT, SECRET)
-
-    run(check())
 
 
-def test_a_stranger_is_refused_with_his_reason():
-    async def check():
-        async with listening() as (listener, doorman):
-            _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            writer.write(b"x" * 8)
+async def test_authenticated_connections_take_no_stranger_s_seat():
+    async with listening() as (listener, doorman):
+        agents = [
+            await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
+            for _ in range(MAX_STRANGERS + 6)
+        ]
+        for _ in agents:
+            await doorman.channels.get()
 
-            assert await doorman.refused.get() is Reason.NOT_MUSTER
-            writer.close()
+        assert listener.num_strangers == 0
+        for agent in agents:
+            agent.abort()
 
-    run(check())
+
+@pytest.mark.usefixtures("patient")
+async def test_a_crowd_of_honest_agents_is_served_to_the_last(monkeypatch):
+    monkeypatch.setattr(listening_side, "_FAIR_TIME_S", 3600.0)  # nobody is cut off for being slow
+
+    async with listening() as (listener, doorman):
+        calls = [
+            connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
+            for _ in range(2 * MAX_STRANGERS)
+        ]
+        agents = await asyncio.gather(*calls)
+
+        for _ in agents:
+            await doorman.channels.get()
+        assert doorman.refused.empty()
+        for agent in agents:
+            agent.abort()
+
+
+async def test_the_end_of_the_listener_closes_every_connection():
+    async with listening() as (listener, doorman):
+        agent = await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        await doorman.channels.get()
+        port = listener.port
+
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+    agent.abort()
+    with pytest.raises(ConnectionRefusedError):
+        await connect("127.0.0.1", port, Role.AGENT, SECRET)
+
+
+async def test_a_stranger_is_refused_with_his_reason():
+    async with listening() as (listener, doorman):
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(b"x" * 8)
+
+        assert await doorman.refused.get() is Reason.NOT_MUSTER
+        writer.close()
 
 
 def test_a_port_that_is_taken_can_t_be_bound():

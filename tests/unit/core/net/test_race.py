@@ -6,7 +6,6 @@ import pytest
 
 from torchmuster.core.net.channel import Channel, RaceError, race, worst_failure
 from torchmuster.core.net.handshake import HandshakeError, Reason
-from unit.core.net.loopback import run
 
 GOOD, BAD, SILENT = ("good", 1), ("bad", 1), ("silent", 1)
 SOON_S = 0.01
@@ -47,69 +46,51 @@ class Calls:
             raise
 
 
-def test_an_address_that_never_answers_costs_nothing():
-    async def check():
-        calls = Calls()
+async def test_an_address_that_never_answers_costs_nothing():
+    calls = Calls()
 
-        channel, address = await race([SILENT, GOOD], calls, stagger_s=SOON_S)
+    channel, address = await race([SILENT, GOOD], calls, stagger_s=SOON_S)
 
-        assert (channel.name, address) == ("good", GOOD)
-        assert calls.given_up == ["silent"]
-
-    run(check())
+    assert (channel.name, address) == ("good", GOOD)
+    assert calls.given_up == ["silent"]
 
 
-def test_the_next_is_called_at_once_when_all_so_far_have_failed():
-    async def check():
-        channel, _ = await race([BAD, GOOD], Calls(), stagger_s=3600.0)
+async def test_the_next_is_called_at_once_when_all_so_far_have_failed():
+    channel, _ = await race([BAD, GOOD], Calls(), stagger_s=3600.0)
 
-        assert channel.name == "good"
-
-    run(check())
+    assert channel.name == "good"
 
 
-def test_a_winner_ends_the_calls():
-    async def check():
-        calls = Calls()
+async def test_a_winner_ends_the_calls():
+    calls = Calls()
 
-        await race([GOOD, ("good2", 1)], calls, stagger_s=3600.0)
+    await race([GOOD, ("good2", 1)], calls, stagger_s=3600.0)
 
-        assert calls.made == ["good"]
-
-    run(check())
+    assert calls.made == ["good"]
 
 
-def test_a_stranger_on_one_address_does_not_stop_the_others():
-    async def check():
-        channel, _ = await race([("stranger", 1), SILENT, GOOD], Calls(), stagger_s=SOON_S)
+async def test_a_stranger_on_one_address_does_not_stop_the_others():
+    channel, _ = await race([("stranger", 1), SILENT, GOOD], Calls(), stagger_s=SOON_S)
 
-        assert channel.name == "good"
-
-    run(check())
+    assert channel.name == "good"
 
 
-def test_all_failures_are_told_and_the_one_that_says_most_is_found():
-    async def check():
-        with pytest.raises(RaceError) as lost:
-            await race([BAD, ("stranger", 1)], Calls(), stagger_s=SOON_S)
+async def test_all_failures_are_told_and_the_one_that_says_most_is_found():
+    with pytest.raises(RaceError) as lost:
+        await race([BAD, ("stranger", 1)], Calls(), stagger_s=SOON_S)
 
-        assert [address for address, _ in lost.value.failures] == [BAD, ("stranger", 1)]
-        address, error = worst_failure(lost.value, None)
-        assert address == ("stranger", 1)
-        assert error.reason is Reason.WRONG_SECRET
-        assert worst_failure(lost.value, BAD)[0] == BAD
-
-    run(check())
+    assert [address for address, _ in lost.value.failures] == [BAD, ("stranger", 1)]
+    address, error = worst_failure(lost.value, None)
+    assert address == ("stranger", 1)
+    assert error.reason is Reason.WRONG_SECRET
+    assert worst_failure(lost.value, BAD)[0] == BAD
 
 
-def test_when_the_address_that_answered_before_refuses_nobody_else_is_waited_for():
-    async def check():
-        known = ("refused", 1)
-        calls = Calls()
+async def test_when_the_address_that_answered_before_refuses_nobody_else_is_waited_for():
+    known = ("refused", 1)
+    calls = Calls()
 
-        with pytest.raises(RaceError) as lost:
-            await race([known, SILENT], calls, stagger_s=SOON_S, decisive=known)
+    with pytest.raises(RaceError) as lost:
+        await race([known, SILENT], calls, stagger_s=SOON_S, decisive=known)
 
-        assert isinstance(worst_failure(lost.value, known)[1], ConnectionRefusedError)
-
-    run(check())
+    assert isinstance(worst_failure(lost.value, known)[1], ConnectionRefusedError)

@@ -5,7 +5,7 @@ from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import connect
 from torchmuster.core.net.handshake import Role
 from torchmuster.core.net.listener import STORE_CALL, Listener, StoreRelay
-from unit.core.net.loopback import SECRET, Doorman, raw_connection, run
+from unit.core.net.loopback import SECRET, Doorman, raw_connection
 
 
 @contextlib.asynccontextmanager
@@ -37,70 +37,55 @@ async def head(where, said=None, most=None):
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def test_a_caller_of_torchs_store_is_passed_on_to_it_and_its_end_too():
-    async def check():
-        async with (
-            store() as address,
-            head(lambda: address) as port,
-            raw_connection(port) as (reader, writer),
-        ):
-            writer.write(STORE_CALL + b"a")
-            assert await reader.readexactly(1) == b"b"
-            writer.write(b"c")
-            assert await reader.readexactly(1) == b"d"
-            writer.write_eof()
-            assert await reader.read() == b""
-
-    run(check())
+async def test_a_caller_of_torchs_store_is_passed_on_to_it_and_its_end_too():
+    async with (
+        store() as address,
+        head(lambda: address) as port,
+        raw_connection(port) as (reader, writer),
+    ):
+        writer.write(STORE_CALL + b"a")
+        assert await reader.readexactly(1) == b"b"
+        writer.write(b"c")
+        assert await reader.readexactly(1) == b"d"
+        writer.write_eof()
+        assert await reader.read() == b""
 
 
-def test_agents_get_through_beside_it():
-    async def check():
-        async with store() as address, head(lambda: address) as port:
-            agent = await connect("127.0.0.1", port, Role.AGENT, SECRET)
-            await agent.close()
-
-    run(check())
+async def test_agents_get_through_beside_it():
+    async with store() as address, head(lambda: address) as port:
+        agent = await connect("127.0.0.1", port, Role.AGENT, SECRET)
+        await agent.close()
 
 
-def test_a_caller_is_sent_away_while_no_attempt_runs():
-    async def check():
-        async with head(lambda: None) as port, raw_connection(port) as (reader, writer):
-            writer.write(STORE_CALL)
-            assert await reader.read() == b""
-
-    run(check())
+async def test_a_caller_is_sent_away_while_no_attempt_runs():
+    async with head(lambda: None) as port, raw_connection(port) as (reader, writer):
+        writer.write(STORE_CALL)
+        assert await reader.read() == b""
 
 
-def test_a_store_that_has_gone_ends_the_call():
-    async def check():
-        async with store() as address:
-            pass
-        async with head(lambda: address) as port, raw_connection(port) as (reader, writer):
-            writer.write(STORE_CALL)
-            assert await reader.read() == b""
-
-    run(check())
+async def test_a_store_that_has_gone_ends_the_call():
+    async with store() as address:
+        pass
+    async with head(lambda: address) as port, raw_connection(port) as (reader, writer):
+        writer.write(STORE_CALL)
+        assert await reader.read() == b""
 
 
-def test_the_number_of_callers_is_bounded_and_the_first_too_many_is_said_once():
-    async def check():
-        said = []
-        async with (
-            store() as address,
-            head(lambda: address, said, most=1) as port,
-            raw_connection(port) as (reader, writer),
-        ):
-            writer.write(STORE_CALL + b"a")
-            assert await reader.readexactly(1) == b"b"
-            for _ in range(2):
-                async with raw_connection(port) as (second, words):
-                    words.write(STORE_CALL)
-                    assert await second.read() == b""
-        assert len(said) == 1
-        assert "more than 1 connections" in said[0]
-
-    run(check())
+async def test_the_number_of_callers_is_bounded_and_the_first_too_many_is_said_once():
+    said = []
+    async with (
+        store() as address,
+        head(lambda: address, said, most=1) as port,
+        raw_connection(port) as (reader, writer),
+    ):
+        writer.write(STORE_CALL + b"a")
+        assert await reader.readexactly(1) == b"b"
+        for _ in range(2):
+            async with raw_connection(port) as (second, words):
+                words.write(STORE_CALL)
+                assert await second.read() == b""
+    assert len(said) == 1
+    assert "more than 1 connections" in said[0]
 
 
 def test_torchs_own_client_says_these_bytes_first():

@@ -1,6 +1,7 @@
 """When the attempts of a node start, and what the head is told of their processes: the spawner here is a list of orders."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -106,45 +107,41 @@ def kinds(sent):
 
 @pytest.fixture
 def world(tmp_path):
-    """Return a function that runs a test's story with a keeper, its agent and its spawners."""
+    """Return a function that gives a keeper, its agent and its spawners."""
 
-    def play(story, take_store=None):
-        async def go():
-            disk = DiskWriter()
-            disk.start()
-            agent, spawners = Agent(str(tmp_path)), Spawners()
-            showing = SimpleNamespace(
-                prefix_lines=lambda *given: None,
-                show=lambda *given: None,
-                is_congested=lambda: False,
-                settle=lambda: asyncio.sleep(0),
-            )
-            attempts = AttemptKeeper(spawners, showing, disk, agent, take_store)
-            try:
-                await story(attempts, agent, spawners)
-            finally:
-                await attempts.finish()
-                disk.flush(10.0)
+    @contextlib.asynccontextmanager
+    async def made(take_store=None):
+        disk = DiskWriter()
+        disk.start()
+        agent, spawners = Agent(str(tmp_path)), Spawners()
+        showing = SimpleNamespace(
+            prefix_lines=lambda *given: None,
+            show=lambda *given: None,
+            is_congested=lambda: False,
+            settle=lambda: asyncio.sleep(0),
+        )
+        attempts = AttemptKeeper(spawners, showing, disk, agent, take_store)
+        try:
+            yield attempts, agent, spawners
+        finally:
+            await attempts.finish()
+            disk.flush(10.0)
 
-        asyncio.run(go())
-
-    return play
+    return made
 
 
-def test_an_order_starts_one_worker_for_each_rank_of_the_node(world):
-    async def story(attempts, agent, spawners):
+async def test_an_order_starts_one_worker_for_each_rank_of_the_node(world):
+    async with world() as (attempts, _, spawners):
         attempts.take_order(order_of(0))
         assert [(type(o), o.rank) for o in spawners.ordered] == [
             (orders.StartWorker, 0),
             (orders.StartWorker, 1),
         ]
 
-    world(story)
-
 
 @pytest.mark.parametrize("missing", ["a spawner", "its readiness", "the setup"])
-def test_an_order_waits_until_the_node_is_ready_for_it(world, missing):
-    async def story(attempts, agent, spawners):
+async def test_an_order_waits_until_the_node_is_ready_for_it(world, missing):
+    async with world() as (attempts, agent, spawners):
         link = spawners.link
         spawners.link = None if missing == "a spawner" else link
         spawners.ready = None if missing == "its readiness" else READY
@@ -158,11 +155,9 @@ def test_an_order_waits_until_the_node_is_ready_for_it(world, missing):
         attempts.start_if_ready()
         assert len(spawners.ordered) == 2, "an order is carried out once"
 
-    world(story)
 
-
-def test_an_attempt_begins_when_nothing_is_left_of_the_one_before(world):
-    async def story(attempts, agent, spawners):
+async def test_an_attempt_begins_when_nothing_is_left_of_the_one_before(world):
+    async with world() as (attempts, agent, spawners):
         attempts.take_order(order_of(0))
         attempts.take_order(order_of(1))
         assert attempts.living().attempt == 0
@@ -172,11 +167,9 @@ def test_an_attempt_begins_when_nothing_is_left_of_the_one_before(world):
         assert attempts.living().attempt == 1
         assert kinds(spawners.ordered) == [orders.StartWorker] * 2
 
-    world(story)
 
-
-def test_the_head_hears_of_the_start_when_every_worker_has_a_process(world):
-    async def story(attempts, agent, spawners):
+async def test_the_head_hears_of_the_start_when_every_worker_has_a_process(world):
+    async with world() as (attempts, agent, spawners):
         attempts.take_order(order_of(0))
         attempts.take_child(started(1))
         assert agent.sent == []
@@ -185,11 +178,9 @@ def test_the_head_hears_of_the_start_when_every_worker_has_a_process(world):
             messages.WorkersStarted(attempt=0, pids=(100, 101), spawner_pid=spawners.pid)
         ]
 
-    world(story)
 
-
-def test_the_end_of_a_worker_is_passed_on_at_once(world):
-    async def story(attempts, agent, spawners):
+async def test_the_end_of_a_worker_is_passed_on_at_once(world):
+    async with world() as (attempts, agent, _):
         attempts.take_order(order_of(0))
         attempts.take_child(started(0))
         attempts.take_child(ended(0, 3 << 8))
@@ -197,11 +188,9 @@ def test_the_end_of_a_worker_is_passed_on_at_once(world):
         assert (said.end.rank, said.end.exit_code) == (0, 3)
         assert attempts.living() is not None, "other processes may be left"
 
-    world(story)
 
-
-def test_a_kill_ends_what_runs_and_takes_back_what_waits(world):
-    async def story(attempts, agent, spawners):
+async def test_a_kill_ends_what_runs_and_takes_back_what_waits(world):
+    async with world() as (attempts, agent, spawners):
         attempts.take_order(order_of(0))
         attempts.take_order(order_of(1))
         attempts.take_kill(messages.KillAttempt(attempt=0, ended_well=True))
@@ -211,13 +200,11 @@ def test_a_kill_ends_what_runs_and_takes_back_what_waits(world):
         assert attempts.living() is None
         assert agent.sent == [messages.AllReaped(attempt=0)]
 
-    world(story)
 
-
-def test_an_attempt_that_waits_is_forgotten_with_the_head_that_wanted_it(world):
+async def test_an_attempt_that_waits_is_forgotten_with_the_head_that_wanted_it(world):
     """The next head does not know of it, and would wait for its own for ever."""
 
-    async def story(attempts, agent, spawners):
+    async with world() as (attempts, _, spawners):
         spawners.ready = None
         attempts.take_order(order_of(0))
         attempts.kill()  # at the welcome of the next head
@@ -227,12 +214,10 @@ def test_an_attempt_that_waits_is_forgotten_with_the_head_that_wanted_it(world):
         attempts.take_order(order_of(1))
         assert attempts.living().attempt == 1
 
-    world(story)
-
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_of_an_attempt_that_is_not_here_nothing_is_left(world, runs):
-    async def story(attempts, agent, spawners):
+async def test_of_an_attempt_that_is_not_here_nothing_is_left(world, runs):
+    async with world() as (attempts, agent, spawners):
         if runs:
             attempts.take_order(order_of(0))
         spawners.ordered.clear()
@@ -240,11 +225,9 @@ def test_of_an_attempt_that_is_not_here_nothing_is_left(world, runs):
         assert agent.sent == [messages.AllReaped(attempt=5)]
         assert spawners.ordered == []
 
-    world(story)
 
-
-def test_a_lost_spawner_is_the_end_of_its_attempt(world):
-    async def story(attempts, agent, spawners):
+async def test_a_lost_spawner_is_the_end_of_its_attempt(world):
+    async with world() as (attempts, agent, _):
         attempts.take_order(order_of(0))
         await attempts.lose("its spawner ended (SIGKILL)", was_killed=False)
         lost, reaped = agent.sent
@@ -256,27 +239,23 @@ def test_a_lost_spawner_is_the_end_of_its_attempt(world):
         await attempts.lose("its spawner ended (SIGKILL)", was_killed=False)
         assert len(agent.sent) == 2, "without an attempt there is nothing to lose"
 
-    world(story)
-
 
 @pytest.mark.parametrize("was_killed", [True, False])
-def test_a_spawner_that_the_kernel_killed_for_its_memory_is_lost_with_that_evidence(
+async def test_a_spawner_that_the_kernel_killed_for_its_memory_is_lost_with_that_evidence(
     world, monkeypatch, was_killed
 ):
     kills = iter([{"/group": 0}, {"/group": 1}])
     monkeypatch.setattr(memory, "read_counters", lambda: memory.MemoryCounters(kills=next(kills)))
 
-    async def story(attempts, agent, spawners):
+    async with world() as (attempts, agent, _):
         attempts.take_order(order_of(0))
         await attempts.lose("its spawner ended", was_killed=was_killed)
         evidence = agent.sent[0].end.memory_evidence
         assert (evidence is not None and "memory ran out" in evidence) == was_killed
 
-    world(story)
 
-
-def test_a_store_that_ends_is_told_unless_its_attempt_was_killed(world):
-    async def story(attempts, agent, spawners):
+async def test_a_store_that_ends_is_told_unless_its_attempt_was_killed(world):
+    async with world() as (attempts, agent, _):
         over = orders.ChildEnded(pid=99, kind="store", rank=-1, status=KILLED)
         attempts.take_order(order_of(0))
         attempts.take_child(over)
@@ -285,17 +264,13 @@ def test_a_store_that_ends_is_told_unless_its_attempt_was_killed(world):
         attempts.take_child(over)
         assert len(agent.sent) == 1
 
-    world(story)
-
 
 @pytest.mark.parametrize("has_torch", [True, False])
-def test_the_store_of_an_attempt_is_served_where_there_is_torch(world, has_torch):
-    async def story(attempts, agent, spawners):
-        spawners.has_torch = has_torch
-        attempts.take_order(order_of(0))
-        start = orders.StartStore(host="127.0.0.1", port=29500)
-        assert (spawners.ordered[0] == start) is has_torch
-        assert listening.fileno() == -1, "no port is held by a process that does not serve it"
-
+async def test_the_store_of_an_attempt_is_served_where_there_is_torch(world, has_torch):
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        world(story, take_store=lambda attempt: listening)
+        async with world(take_store=lambda attempt: listening) as (attempts, _, spawners):
+            spawners.has_torch = has_torch
+            attempts.take_order(order_of(0))
+            start = orders.StartStore(host="127.0.0.1", port=29500)
+            assert (spawners.ordered[0] == start) is has_torch
+            assert listening.fileno() == -1, "no port is held by a process that does not serve it"

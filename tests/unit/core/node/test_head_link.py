@@ -1,6 +1,7 @@
 """The connection of an agent to its head: who is called, what ends it, and what a lease is worth."""
 
 import asyncio
+import contextlib
 import json
 import os
 
@@ -50,26 +51,25 @@ class Doorman:
         return HeadLink(place, say)
 
 
-def meet(conversation, **given):
-    async def go():
-        doorman = Doorman(**given)
-        serving = asyncio.create_task(doorman.listener.serve())
-        try:
-            return await asyncio.wait_for(conversation(doorman), 60)
-        finally:
-            serving.cancel()
-
-    return asyncio.run(go())
+@contextlib.asynccontextmanager
+async def met():
+    doorman = Doorman()
+    serving = asyncio.create_task(doorman.listener.serve())
+    await asyncio.sleep(0)  # it closes its socket when it has begun
+    try:
+        yield doorman
+    finally:
+        serving.cancel()
 
 
 async def take_all(message):
     return not isinstance(message, messages.Goodbye)
 
 
-def test_the_hello_comes_first_and_pings_follow(monkeypatch):
+async def test_the_hello_comes_first_and_pings_follow(monkeypatch):
     monkeypatch.setattr(head_link, "PING_EVERY_S", 0.01)
 
-    async def conversation(doorman):
+    async with met() as doorman:
         link = doorman.link()
         channel = await link.call()
         talking = asyncio.create_task(link.converse(channel, HELLO, take_all))
@@ -78,15 +78,13 @@ def test_the_hello_comes_first_and_pings_follow(monkeypatch):
         head.send_nowait(messages.Goodbye(exit_code=0))
         assert await talking is None
         await channel.close()
-        return doorman.heard
-
-    first, *rest = meet(conversation)
+        first, *rest = doorman.heard
     assert first == HELLO
     assert [message.number for message in rest] == list(range(1, len(rest) + 1))
 
 
-def test_the_end_of_the_connection_is_told_with_its_reason_and_it_can_stand_again():
-    async def conversation(doorman):
+async def test_the_end_of_the_connection_is_told_with_its_reason_and_it_can_stand_again():
+    async with met() as doorman:
         link = doorman.link()
         talking = asyncio.create_task(link.converse(await link.call(), HELLO, take_all))
         (await doorman.channels.get()).abort()
@@ -95,18 +93,14 @@ def test_the_end_of_the_connection_is_told_with_its_reason_and_it_can_stand_agai
         link.send(HELLO)  # nobody hears it, and nothing breaks
         again = await link.call()
         again.abort()
-        return why
-
-    assert meet(conversation)
+        assert why
 
 
-def test_a_head_with_another_key_refuses_at_once():
-    async def conversation(doorman):
+async def test_a_head_with_another_key_refuses_at_once():
+    async with met() as doorman:
         with pytest.raises(AgentRefusedError) as refused:
             await doorman.link(secret=b"x" * 32).call()
-        return refused.value
-
-    error = meet(conversation)
+        error = refused.value
     assert "refused this agent" in error.what
     assert "secret_file" in error.fix
 
@@ -121,11 +115,13 @@ def test_a_head_that_never_listens_is_called_until_the_limit_and_said(monkeypatc
     assert said[0].startswith("waiting for the head at 127.0.0.1:")
 
 
-def test_silence_ends_the_lease_and_the_connection_but_not_before_a_lease_has_passed(monkeypatch):
+async def test_silence_ends_the_lease_and_the_connection_but_not_before_a_lease_has_passed(
+    monkeypatch,
+):
     monkeypatch.setattr(head_link, "PING_EVERY_S", 0.01)
     now = [100.0]
 
-    async def conversation(doorman):
+    async with met() as doorman:
         doorman.deaf = True
         link = doorman.link()
         link.clock = lambda: now[0]
@@ -140,13 +136,11 @@ def test_silence_ends_the_lease_and_the_connection_but_not_before_a_lease_has_pa
         now[0] += 2
         assert link.silent_s() == head_link.LEASE_S + 1
         link.end_silent()
-        return await talking
-
-    assert meet(conversation)
+        assert await talking
 
 
-def test_a_head_that_runs_on_this_machine_is_slow_not_gone():
-    async def conversation(doorman):
+async def test_a_head_that_runs_on_this_machine_is_slow_not_gone():
+    async with met() as doorman:
         link = doorman.link()
         now = [head_link.LEASE_S + 1]
         link.lease = FakeLease(now, since=0.0)
@@ -162,9 +156,7 @@ def test_a_head_that_runs_on_this_machine_is_slow_not_gone():
                 network_id=proc.network_id(),
             )
         )
-        return link.silent_s()
-
-    assert meet(conversation) is None
+        assert link.silent_s() is None
 
 
 class FakeLease:
@@ -208,10 +200,10 @@ def write_moved(path, *addresses):
     path.write_text(json.dumps([f"127.0.0.1:{port}" for port in addresses]))
 
 
-def test_an_agent_that_was_welcomed_finds_the_head_in_a_lost_ones_place(tmp_path):
+async def test_an_agent_that_was_welcomed_finds_the_head_in_a_lost_ones_place(tmp_path):
     moved = tmp_path / "moved.json"
 
-    async def conversation(successor):
+    async with met() as successor:
         place = HeadPlace(
             addresses=(("127.0.0.1", reserve_port()),),
             secret=SECRET,
@@ -226,13 +218,11 @@ def test_an_agent_that_was_welcomed_finds_the_head_in_a_lost_ones_place(tmp_path
         write_moved(moved, successor.listener.port)
         (await calling).abort()
 
-    meet(conversation)
 
-
-def test_an_agent_whose_head_fell_before_it_could_join_finds_the_next_one(tmp_path):
+async def test_an_agent_whose_head_fell_before_it_could_join_finds_the_next_one(tmp_path):
     moved = tmp_path / "moved.json"
 
-    async def conversation(successor):
+    async with met() as successor:
         lost = ("127.0.0.1", reserve_port())
         place = HeadPlace(addresses=(lost,), secret=SECRET, join_timeout_s=30.0, file=str(moved))
         link = HeadLink(place, lambda text: None)
@@ -243,39 +233,36 @@ def test_an_agent_whose_head_fell_before_it_could_join_finds_the_next_one(tmp_pa
         write_moved(moved, successor.listener.port)
         (await calling).abort()
 
-    meet(conversation)
 
-
-def test_an_agent_waits_no_longer_where_the_owner_says_that_no_head_follows(tmp_path, monkeypatch):
+async def test_an_agent_waits_no_longer_where_the_owner_says_that_no_head_follows(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(head_link, "_HEAD_GONE_S", 0.1)
     moved = tmp_path / "moved.json"
 
-    async def call():
-        place = HeadPlace(
-            addresses=(("127.0.0.1", reserve_port()),),
-            secret=SECRET,
-            join_timeout_s=60.0,
-            file=str(moved),
-        )
-        link = HeadLink(place, lambda text: None)
-        link.welcome(WELCOME)
-        calling = asyncio.create_task(link.call())
-        await asyncio.sleep(0.5)
-        assert not calling.done(), "one may follow"
-        write_moved(moved)
-        with pytest.raises(HeadLostError):
-            await asyncio.wait_for(calling, 10)
-
-    asyncio.run(call())
+    place = HeadPlace(
+        addresses=(("127.0.0.1", reserve_port()),),
+        secret=SECRET,
+        join_timeout_s=60.0,
+        file=str(moved),
+    )
+    link = HeadLink(place, lambda text: None)
+    link.welcome(WELCOME)
+    calling = asyncio.create_task(link.call())
+    await asyncio.sleep(0.5)
+    assert not calling.done(), "one may follow"
+    write_moved(moved)
+    with pytest.raises(HeadLostError):
+        await asyncio.wait_for(calling, 10)
 
 
-def test_a_head_that_was_given_up_by_the_owner_loses_its_agents_though_it_lives(
+async def test_a_head_that_was_given_up_by_the_owner_loses_its_agents_though_it_lives(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(head_link, "_LOOK_EVERY_S", 0.0)
     moved = tmp_path / "moved.json"
 
-    async def conversation(old):
+    async with met() as old:
         link = old.link(file=str(moved))
         talking = asyncio.create_task(link.converse(await link.call(), HELLO, take_all))
         await wait_until_async(lambda: link.channel is not None, "the conversation")
@@ -285,28 +272,24 @@ def test_a_head_that_was_given_up_by_the_owner_loses_its_agents_though_it_lives(
         assert not talking.done()
         link.welcome(WELCOME)
         link.look_for_successor()
-        return await talking
-
-    assert meet(conversation)
+        assert await talking
 
 
 @pytest.mark.parametrize("text", ["", "{", "5", '"x"', '["no port"]', '[["a", 1]]', "[]"])
-def test_a_file_of_addresses_that_is_no_such_thing_changes_nothing(tmp_path, text):
+async def test_a_file_of_addresses_that_is_no_such_thing_changes_nothing(tmp_path, text):
     (tmp_path / "moved.json").write_text(text)
 
-    async def conversation(doorman):
+    async with met() as doorman:
         link = doorman.link(file=str(tmp_path / "moved.json"))
         link.welcome(WELCOME)
         link.look_for_successor()
         (await link.call()).abort()
 
-    meet(conversation)
 
-
-def test_a_link_turns_to_another_head_while_it_still_calls_the_lost_one():
+async def test_a_link_turns_to_another_head_while_it_still_calls_the_lost_one():
     """A machine without power does not even refuse: each call to it takes five seconds."""
 
-    async def conversation(doorman):
+    async with met() as doorman:
         # 192.0.2.0/24 is nobody's (RFC 5737).
         link = doorman.link(addresses=(("192.0.2.1", 9),))
         calling = asyncio.create_task(link.call())
@@ -317,11 +300,9 @@ def test_a_link_turns_to_another_head_while_it_still_calls_the_lost_one():
         channel = await asyncio.wait_for(calling, 2)
         channel.abort()
 
-    meet(conversation)
 
-
-def test_a_link_that_is_cancelled_while_it_calls_ends():
-    async def conversation(doorman):
+async def test_a_link_that_is_cancelled_while_it_calls_ends():
+    async with met() as doorman:
         link = doorman.link(addresses=(("192.0.2.1", 9),))
         calling = asyncio.create_task(link.call())
         await asyncio.wait({calling}, timeout=0.1)
@@ -329,13 +310,11 @@ def test_a_link_that_is_cancelled_while_it_calls_ends():
         await asyncio.wait({calling}, timeout=2)
         assert calling.cancelled()
 
-    meet(conversation)
 
-
-def test_a_link_follows_the_head_of_the_highest_term_only(tmp_path):
+async def test_a_link_follows_the_head_of_the_highest_term_only(tmp_path):
     claims = Claims(str(tmp_path))
 
-    async def conversation(doorman):
+    async with met() as doorman:
         link = doorman.link(file=str(tmp_path / "moved.json"), heirs=claims.folder)
         link.welcome(welcome())
         here = (("127.0.0.1", doorman.listener.port),)
@@ -351,8 +330,6 @@ def test_a_link_follows_the_head_of_the_highest_term_only(tmp_path):
         link.look_for_successor()
         channel = await asyncio.wait_for(link.call(), 2)
         channel.abort()
-
-    meet(conversation)
 
 
 def welcome():

@@ -173,15 +173,12 @@ def test_a_rank_that_wrote_nothing_has_no_tail_and_no_log(disk, log):
     assert not log.exists()
 
 
-def test_what_a_muted_rank_writes_is_in_the_log_alone(disk, log):
+async def test_what_a_muted_rank_writes_is_in_the_log_alone(disk, log):
     terminal = Terminal()
 
-    async def check():
-        output = RankOutput(0, str(log), disk, terminal, frozenset({1, 2}), {})
-        output.mute()
-        await take_all(output, lambda out, err: write_all(out, b"echo\n"))
-
-    asyncio.run(check())
+    output = RankOutput(0, str(log), disk, terminal, frozenset({1, 2}), {})
+    output.mute()
+    await take_all(output, lambda out, err: write_all(out, b"echo\n"))
 
     assert disk.flush(DEADLINE_S)
     assert terminal.pieces == []
@@ -199,22 +196,19 @@ def test_the_terminal_gets_a_flood_in_part_and_hears_of_every_line_that_it_did_n
     assert log.stat().st_size == len(lines)
 
 
-def test_after_a_gap_the_terminal_goes_on_with_a_whole_line(disk, log):
+async def test_after_a_gap_the_terminal_goes_on_with_a_whole_line(disk, log):
     terminal = Terminal()
     output = RankOutput(0, str(log), disk, terminal, frozenset({1}), {})
 
-    async def check():
-        stdout, stderr = output.open()
-        os.close(stderr)
-        async with asyncio.timeout(DEADLINE_S):
-            long_line = b"x" * (3 * SHOWN_BYTES_PER_S) + b"\n"
-            await asyncio.to_thread(write_all, stdout, long_line)
-            while not any(text.endswith("whole\n") for _, text, _ in terminal.pieces):
-                await asyncio.to_thread(write_all, stdout, b"whole\n")
-        os.close(stdout)
-        output.close()
-
-    asyncio.run(check())
+    stdout, stderr = output.open()
+    os.close(stderr)
+    async with asyncio.timeout(DEADLINE_S):
+        long_line = b"x" * (3 * SHOWN_BYTES_PER_S) + b"\n"
+        await asyncio.to_thread(write_all, stdout, long_line)
+        while not any(text.endswith("whole\n") for _, text, _ in terminal.pieces):
+            await asyncio.to_thread(write_all, stdout, b"whole\n")
+    os.close(stdout)
+    output.close()
 
     first_gap = next(i for i, piece in enumerate(terminal.pieces) if piece[2])
     after = "".join(text for _, text, _ in terminal.pieces[first_gap:])
@@ -290,17 +284,14 @@ def test_a_hundred_megabytes_are_in_the_log_to_the_last_byte_and_not_in_memory(d
     assert len(output.tail()) > 10
 
 
-def test_a_child_that_the_worker_left_behind_writes_into_a_broken_pipe(disk, log):
-    async def check():
-        output = RankOutput(0, str(log), disk, None, frozenset(), {})
-        stdout, stderr = output.open()
-        output.close()
-        with pytest.raises(BrokenPipeError):
-            os.write(stdout, b"late")
-        os.close(stdout)
-        os.close(stderr)
-
-    asyncio.run(check())
+async def test_a_child_that_the_worker_left_behind_writes_into_a_broken_pipe(disk, log):
+    output = RankOutput(0, str(log), disk, None, frozenset(), {})
+    stdout, stderr = output.open()
+    output.close()
+    with pytest.raises(BrokenPipeError):
+        os.write(stdout, b"late")
+    os.close(stdout)
+    os.close(stderr)
 
 
 SCREEN = screen.Terminal(streams=frozenset({1, 2}), columns=111, rows=33)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from kit.waiting import wait_until_async
+from kit.waiting import run, wait_until_async
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.lease import OwnClock
 from torchmuster.core.model.owner_policy import OwnerPolicy, RestartBudget
@@ -15,7 +15,7 @@ from torchmuster.core.net.address import write_secret
 from torchmuster.core.owner import head_follower
 from torchmuster.core.owner.head_follower import HeadFollower
 from torchmuster.core.owner.stops import Stops
-from unit.core.net.loopback import SECRET, listening, run
+from unit.core.net.loopback import SECRET, listening
 
 WATCH = messages.Watch(owner=True)
 LAST = messages.Event(name="run_ended", time="t")
@@ -76,115 +76,97 @@ def _look_often(monkeypatch):
     monkeypatch.setattr(head_follower, "_LOOK_EVERY_S", 0.01)
 
 
-def test_the_conversation_ends_when_enough_was_heard(tmp_path):
-    async def check():
-        owner = Owner(tmp_path)
-        async with listening() as (listener, doorman):
-            following = owner.follow(listener)
-            channel, first = await begin(doorman, 1)
-            for message in (messages.Pong(number=0), LAST):
-                channel.send_nowait(message)
+async def test_the_conversation_ends_when_enough_was_heard(tmp_path):
+    owner = Owner(tmp_path)
+    async with listening() as (listener, doorman):
+        following = owner.follow(listener)
+        channel, first = await begin(doorman, 1)
+        for message in (messages.Pong(number=0), LAST):
+            channel.send_nowait(message)
 
-            assert await following is None
-            assert first == [WATCH]
-            assert owner.heard == [LAST], "the echo of a ping is no news"
-
-    run(check())
+        assert await following is None
+        assert first == [WATCH]
+        assert owner.heard == [LAST], "the echo of a ping is no news"
 
 
-def test_a_stop_is_the_first_word_of_each_connection(tmp_path):
-    async def check():
-        owner = Owner(tmp_path)
-        async with listening() as (listener, doorman):
-            following = owner.follow(listener)
-            channel, _ = await begin(doorman, 1)
-            owner.stops.requests.ask(int(signal.SIGTERM), 1.0)
-            owner.head.send_stop()
-            stop = await hear(channel)
-            channel.abort()
+async def test_a_stop_is_the_first_word_of_each_connection(tmp_path):
+    owner = Owner(tmp_path)
+    async with listening() as (listener, doorman):
+        following = owner.follow(listener)
+        channel, _ = await begin(doorman, 1)
+        owner.stops.requests.ask(int(signal.SIGTERM), 1.0)
+        owner.head.send_stop()
+        stop = await hear(channel)
+        channel.abort()
 
-            assert (await begin(doorman, 2))[1] == [WATCH, stop]
-            following.cancel()
-
-    run(check())
+        assert (await begin(doorman, 2))[1] == [WATCH, stop]
+        following.cancel()
 
 
-def test_what_is_repeated_reaches_each_head_once(tmp_path):
-    async def check():
-        owner = Owner(tmp_path)
-        async with listening() as (listener, doorman):
-            following = owner.follow(listener)
-            channel, _ = await begin(doorman, 1)
-            owner.head.repeat(WARNING)
-            assert await hear(channel) == WARNING
-            channel.abort()
-            channel, again = await begin(doorman, 1)
-            assert again == [WATCH]
-            owner.head.send(messages.Forward(signum=1))
-            assert await hear(channel) == messages.Forward(signum=1), "nothing lies between"
+async def test_what_is_repeated_reaches_each_head_once(tmp_path):
+    owner = Owner(tmp_path)
+    async with listening() as (listener, doorman):
+        following = owner.follow(listener)
+        channel, _ = await begin(doorman, 1)
+        owner.head.repeat(WARNING)
+        assert await hear(channel) == WARNING
+        channel.abort()
+        channel, again = await begin(doorman, 1)
+        assert again == [WATCH]
+        owner.head.send(messages.Forward(signum=1))
+        assert await hear(channel) == messages.Forward(signum=1), "nothing lies between"
 
-            owner.ends.set()
-            channel.abort()
-            assert await following == "signal 9"
-            following = owner.follow(listener)
-            assert (await begin(doorman, 2))[1] == [WATCH, WARNING]
-            following.cancel()
-
-    run(check())
+        owner.ends.set()
+        channel.abort()
+        assert await following == "signal 9"
+        following = owner.follow(listener)
+        assert (await begin(doorman, 2))[1] == [WATCH, WARNING]
+        following.cancel()
 
 
-def test_the_last_words_of_a_head_that_has_ended_are_heard(tmp_path):
-    async def check():
-        owner = Owner(tmp_path)
-        async with listening() as (listener, doorman):
-            following = owner.follow(listener)
-            channel, _ = await begin(doorman, 1)
-            owner.ends.set()
-            await asyncio.sleep(0)
-            channel.send_nowait(messages.Event(name="notice", time="t"))
-            await channel.close()
+async def test_the_last_words_of_a_head_that_has_ended_are_heard(tmp_path):
+    owner = Owner(tmp_path)
+    async with listening() as (listener, doorman):
+        following = owner.follow(listener)
+        channel, _ = await begin(doorman, 1)
+        owner.ends.set()
+        await asyncio.sleep(0)
+        channel.send_nowait(messages.Event(name="notice", time="t"))
+        await channel.close()
 
-            assert await following == "signal 9"
-            assert [message.name for message in owner.heard] == ["notice"]
-            assert owner.kills == 0
-
-    run(check())
+        assert await following == "signal 9"
+        assert [message.name for message in owner.heard] == ["notice"]
+        assert owner.kills == 0
 
 
-def test_a_head_that_stands_still_is_killed(tmp_path):
-    async def check():
-        owner = Owner(tmp_path)
-        owner.state = "T"
-        async with listening() as (listener, doorman):
-            following = owner.follow(listener)
-            channel, _ = await begin(doorman, 1)
-            channel.send_nowait(messages.Event(name="notice", time="t"))
-            await wait_until_async(lambda: owner.heard, "a first word")
+async def test_a_head_that_stands_still_is_killed(tmp_path):
+    owner = Owner(tmp_path)
+    owner.state = "T"
+    async with listening() as (listener, doorman):
+        following = owner.follow(listener)
+        channel, _ = await begin(doorman, 1)
+        channel.send_nowait(messages.Event(name="notice", time="t"))
+        await wait_until_async(lambda: owner.heard, "a first word")
 
-            def another_second():
-                owner.now += 1.0
-                return following.done()
+        def another_second():
+            owner.now += 1.0
+            return following.done()
 
-            await wait_until_async(another_second, "the end of the silence")
-            assert "was silent for" in await following
-            assert owner.kills == 1
-            assert "has been silent for 5 s" in owner.said[0]
-
-    run(check())
+        await wait_until_async(another_second, "the end of the silence")
+        assert "was silent for" in await following
+        assert owner.kills == 1
+        assert "has been silent for 5 s" in owner.said[0]
 
 
-def test_what_a_listener_can_not_take_is_not_swallowed(tmp_path):
-    async def check():
-        owner = Owner(tmp_path)
-        async with listening() as (listener, doorman):
-            owner.head._hear = lambda message: 1 / 0
-            following = owner.follow(listener)
-            channel, _ = await begin(doorman, 1)
-            channel.send_nowait(LAST)
-            with pytest.raises(ZeroDivisionError):
-                await following
-
-    run(check())
+async def test_what_a_listener_can_not_take_is_not_swallowed(tmp_path):
+    owner = Owner(tmp_path)
+    async with listening() as (listener, doorman):
+        owner.head._hear = lambda message: 1 / 0
+        following = owner.follow(listener)
+        channel, _ = await begin(doorman, 1)
+        channel.send_nowait(LAST)
+        with pytest.raises(ZeroDivisionError):
+            await following
 
 
 @pytest.mark.parametrize(

@@ -118,62 +118,50 @@ def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tmp_path
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
-def test_nothing_is_started_when_an_agent_of_another_host_calls(spreader):
+async def test_nothing_is_started_when_an_agent_of_another_host_calls(spreader):
     made = spreader(*FOREVER, after_s=30.0)
 
-    async def work():
-        made.begin(made.note)
-        made.hear(joined("n1"))  # the head's own
-        made.hear(joined("n3"))
-        await asyncio.wait_for(made._task, 60)
-        made.need([1])
-        await made.close()
-
-    asyncio.run(work())
+    made.begin(made.note)
+    made.hear(joined("n1"))  # the head's own
+    made.hear(joined("n3"))
+    await asyncio.wait_for(made._task, 60)
+    made.need([1])
+    await made.close()
     assert (made.party.job.dialect.starts, made.said) == ([], [])
 
 
-def test_start_that_fails_is_tried_three_times_and_named(spreader):
+async def test_start_that_fails_is_tried_three_times_and_named(spreader):
     made = spreader(sys.executable, "-c", "raise SystemExit(4)")
 
-    async def work():
-        made.begin(made.note)
-        await wait_until_async(lambda: len(made.said) == 7, "the last try")
-        await made.close()
-
-    asyncio.run(work())
+    made.begin(made.note)
+    await wait_until_async(lambda: len(made.said) == 7, "the last try")
+    await made.close()
     assert len(made.party.job.dialect.starts) == 6
     assert sum("n2: what started its agent ended (exit code 4)" in text for text in made.said) == 3
 
 
-def test_lost_agent_is_started_again_when_what_started_it_has_ended(spreader):
+async def test_lost_agent_is_started_again_when_what_started_it_has_ended(spreader):
     made = spreader(*FOREVER)
 
-    async def work():
-        made.begin(made.note)
-        await wait_until_async(lambda: len(made.party.job.dialect.starts) == 2, "two starts")
-        made.hear(joined("n2"))
-        made.hear(NodeLostEvent(node="n2", why="killed"))
-        made.need([1])
-        made._starts[1].child.send_signal(9)
-        await wait_until_async(lambda: len(made.party.job.dialect.starts) == 3, "the third start")
-        await made.close()
-
-    asyncio.run(work())
+    made.begin(made.note)
+    await wait_until_async(lambda: len(made.party.job.dialect.starts) == 2, "two starts")
+    made.hear(joined("n2"))
+    made.hear(NodeLostEvent(node="n2", why="killed"))
+    made.need([1])
+    made._starts[1].child.send_signal(9)
+    await wait_until_async(lambda: len(made.party.job.dialect.starts) == 3, "the third start")
+    await made.close()
     assert [start.node for start in made.party.job.dialect.starts] == ["n2", "n3", "n2"]
 
 
-def test_host_that_was_started_here_is_ours(spreader):
+async def test_host_that_was_started_here_is_ours(spreader):
     made = spreader(*FOREVER)
 
-    async def work():
-        made.begin(made.note)
-        await wait_until_async(lambda: made._starts, "a start")
-        ours = made.is_ours("n2.cluster.site"), made.is_ours("n9")
-        await made.close()
-        return ours
-
-    assert asyncio.run(work()) == (True, False)
+    made.begin(made.note)
+    await wait_until_async(lambda: made._starts, "a start")
+    ours = made.is_ours("n2.cluster.site"), made.is_ours("n9")
+    await made.close()
+    assert ours == (True, False)
 
 
 def test_order_is_plain_json():

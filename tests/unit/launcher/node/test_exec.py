@@ -1,6 +1,7 @@
 """Commands inside of a task: limits and windows, beside a process of the test in place of the task's command."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -71,44 +72,37 @@ class Stage:
         return (await self.until(lambda: self.of(ends)))[0]
 
 
-def run(play):
-    """Run a play on a stage that leaves no process."""
-
-    async def on_stage():
-        stage = Stage()
-        try:
-            await play(stage)
-        finally:
-            stage.execs.end_all("the test is over")
-
-    asyncio.run(on_stage())
+@contextlib.asynccontextmanager
+async def staged():
+    """Give a stage that leaves no process."""
+    stage = Stage()
+    try:
+        yield stage
+    finally:
+        stage.execs.end_all("the test is over")
 
 
 def data(exec_id, content, *, end=False):
     return part_messages.ExecInput(exec_id=exec_id, data=content, end=end)
 
 
-def test_nothing_is_started_while_the_task_runs_no_command():
-    async def play(stage):
+async def test_nothing_is_started_while_the_task_runs_no_command():
+    async with staged() as stage:
         stage.start(None, "true")
         assert (await stage.end()).what == "the task t runs no command now"
 
-    run(play)
 
-
-def test_one_more_than_the_limit_is_refused():
-    async def play(stage):
+async def test_one_more_than_the_limit_is_refused():
+    async with staged() as stage:
         for number in range(part_messages.MAX_EXECS + 1):
             stage.start(NeverBegun(1), "true", exec_id=str(number))
         refused = stage.of(part_messages.ExecRefused)
         assert [one.exec_id for one in refused] == [str(part_messages.MAX_EXECS)]
         assert "16 commands" in refused[0].what
 
-    run(play)
 
-
-def test_input_comes_back_and_its_end_ends_the_command(target):
-    async def play(stage):
+async def test_input_comes_back_and_its_end_ends_the_command(target):
+    async with staged() as stage:
         stage.start(target, "cat")
         stage.say(data("1", b"typed\0early", end=True))
         end = await stage.end()
@@ -116,11 +110,9 @@ def test_input_comes_back_and_its_end_ends_the_command(target):
         assert stage.output() == b"typed\0early"
         assert sum(taken.size_bytes for taken in stage.of(part_messages.ExecAcknowledged)) == 11
 
-    run(play)
 
-
-def test_no_more_than_a_window_is_sent_until_it_was_taken(target):
-    async def play(stage):
+async def test_no_more_than_a_window_is_sent_until_it_was_taken(target):
+    async with staged() as stage:
         stage.start(target, "head", "-c", str(part_messages.EXEC_WINDOW_BYTES + 5), "/dev/zero")
         await stage.until(lambda: len(stage.output()) >= part_messages.EXEC_WINDOW_BYTES)
         await asyncio.sleep(0.5)  # longer than the silence after which a command's end is told
@@ -132,11 +124,9 @@ def test_no_more_than_a_window_is_sent_until_it_was_taken(target):
         assert (await stage.end()).code == 0
         assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES + 5
 
-    run(play)
 
-
-def test_a_client_that_sends_more_than_its_window_loses_the_command(target):
-    async def play(stage):
+async def test_a_client_that_sends_more_than_its_window_loses_the_command(target):
+    async with staged() as stage:
         stage.start(target, "sleep", "60")
         (pid,) = await stage.until(lambda: stage.execs.pids)
         for _ in range(6):  # a pipe takes one chunk, the window four
@@ -144,11 +134,9 @@ def test_a_client_that_sends_more_than_its_window_loses_the_command(target):
         await stage.until(lambda: not os.path.exists(f"/proc/{pid}"))
         assert stage.of(part_messages.ExecEnded) == []
 
-    run(play)
 
-
-def test_input_that_nobody_reads_any_more_counts_as_taken(target):
-    async def play(stage):
+async def test_input_that_nobody_reads_any_more_counts_as_taken(target):
+    async with staged() as stage:
         stage.start(target, "sh", "-c", "exec <&-; echo closed; sleep 60")
         await stage.until(lambda: stage.output() == b"closed\n")
         stage.say(data("1", b"lost"))
@@ -157,11 +145,9 @@ def test_input_that_nobody_reads_any_more_counts_as_taken(target):
             lambda: sum(t.size_bytes for t in stage.of(part_messages.ExecAcknowledged)) == 7
         )
 
-    run(play)
 
-
-def test_the_end_of_the_task_kills_and_says_why(target):
-    async def play(stage):
+async def test_the_end_of_the_task_kills_and_says_why(target):
+    async with staged() as stage:
         stage.start(target, "sleep", "60")
         (pid,) = await stage.until(lambda: stage.execs.pids)
         stage.execs.end_all("the task has ended")
@@ -169,17 +155,13 @@ def test_the_end_of_the_task_kills_and_says_why(target):
         assert (end.code, end.why) == (KILLED, "the task has ended")
         assert proc.read_process(pid) is None
 
-    run(play)
 
-
-def test_words_that_can_t_be_a_command_line_are_refused(target):
-    async def play(stage):
+async def test_words_that_can_t_be_a_command_line_are_refused(target):
+    async with staged() as stage:
         stage.start(target, "a\0b")
         end = await stage.end()
         assert end.what == "the command can't be started"
         assert "null byte" in end.why
-
-    run(play)
 
 
 def test_the_launcher_gets_the_command_s_words_as_they_are():
@@ -191,8 +173,8 @@ def test_the_launcher_gets_the_command_s_words_as_they_are():
     assert words[4:] == ["exec", "--pid=7", "--tty", "--term=xterm", "--", "--pid", "--"]
 
 
-def test_those_that_are_left_before_they_begin_hold_no_places():
-    async def play(stage):
+async def test_those_that_are_left_before_they_begin_hold_no_places():
+    async with staged() as stage:
         for number in range(part_messages.MAX_EXECS * 2):
             stage.start(NeverBegun(1), "true", exec_id=str(number))
             if number % 2:
@@ -200,5 +182,3 @@ def test_those_that_are_left_before_they_begin_hold_no_places():
             stage.say(part_messages.ExecLeave(exec_id=str(number)))
             await asyncio.sleep(0.01)
         assert not stage.of(part_messages.ExecRefused)
-
-    run(play)

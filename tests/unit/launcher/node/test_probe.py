@@ -8,7 +8,7 @@ from torchmuster.core.net.channel import ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Reason, Role
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.probe import MAX_BULK_BYTES, NetworkProbe
-from unit.core.net.loopback import SECRET, run
+from unit.core.net.loopback import SECRET
 
 
 class Node:
@@ -41,161 +41,131 @@ def target(node, port, *, measure=False, candidate=0, address="127.0.0.1"):
     )
 
 
-def test_a_node_that_is_reached_is_measured():
-    async def check():
-        async with nodes(SECRET, SECRET) as (one, other):
-            other.probe.begin(order(1))
-            one.probe.begin(order(0, target(1, other.port, measure=True)))
+async def test_a_node_that_is_reached_is_measured():
+    async with nodes(SECRET, SECRET) as (one, other):
+        other.probe.begin(order(1))
+        one.probe.begin(order(0, target(1, other.port, measure=True)))
 
-            said = await one.said.get()
+        said = await one.said.get()
 
-            assert said.candidates == (0,)
-            (result,) = said.results
-            assert result.why is None
-            assert 0 < result.latency_s < 0.5
-            assert result.bytes_per_s > 1e6
-
-    run(check())
+        assert said.candidates == (0,)
+        (result,) = said.results
+        assert result.why is None
+        assert 0 < result.latency_s < 0.5
+        assert result.bytes_per_s > 1e6
 
 
-def test_a_node_that_is_reached_without_measuring_needs_no_result():
-    async def check():
-        async with nodes(SECRET, SECRET) as (one, other):
-            other.probe.begin(order(1))
-            one.probe.begin(order(0, target(1, other.port)))
+async def test_a_node_that_is_reached_without_measuring_needs_no_result():
+    async with nodes(SECRET, SECRET) as (one, other):
+        other.probe.begin(order(1))
+        one.probe.begin(order(0, target(1, other.port)))
 
-            assert (await one.said.get()).results == ()
-
-    run(check())
+        assert (await one.said.get()).results == ()
 
 
-def test_a_node_with_another_secret_is_not_reached():
-    async def check():
-        async with nodes(SECRET, b"x" * 32) as (one, other):
-            other.probe.begin(order(1))
-            one.probe.begin(order(0, target(1, other.port)))
+async def test_a_node_with_another_secret_is_not_reached():
+    async with nodes(SECRET, b"x" * 32) as (one, other):
+        other.probe.begin(order(1))
+        one.probe.begin(order(0, target(1, other.port)))
 
-            (result,) = (await one.said.get()).results
+        (result,) = (await one.said.get()).results
 
-            assert result.why == "the other side has another secret"
-
-    run(check())
+        assert result.why == "the other side has another secret"
 
 
-def test_another_node_at_the_address_is_not_the_one_that_was_meant():
-    async def check():
-        async with nodes(SECRET, SECRET) as (one, other):
-            other.probe.begin(order(2))
-            one.probe.begin(order(0, target(1, other.port)))
+async def test_another_node_at_the_address_is_not_the_one_that_was_meant():
+    async with nodes(SECRET, SECRET) as (one, other):
+        other.probe.begin(order(2))
+        one.probe.begin(order(0, target(1, other.port)))
 
-            (result,) = (await one.said.get()).results
+        (result,) = (await one.said.get()).results
 
-            assert result.why == "another node has that address"
-
-    run(check())
+        assert result.why == "another node has that address"
 
 
-def test_a_black_hole_costs_the_limit_and_delays_no_other_candidate():
-    async def check():
-        async with nodes(SECRET, SECRET) as (one, other):
-            # `other` has not been told who it is yet, so it takes calls and answers none.
-            here = target(0, one.port, candidate=1)
-            one.probe.begin(order(0, target(1, other.port), here, connect_s=0.3))
+async def test_a_black_hole_costs_the_limit_and_delays_no_other_candidate():
+    async with nodes(SECRET, SECRET) as (one, other):
+        # `other` has not been told who it is yet, so it takes calls and answers none.
+        here = target(0, one.port, candidate=1)
+        one.probe.begin(order(0, target(1, other.port), here, connect_s=0.3))
 
-            assert (await one.said.get()).candidates == (1,)
-            (result,) = (await one.said.get()).results
-            assert result.why == "no answer within 0.3 s"
-
-    run(check())
+        assert (await one.said.get()).candidates == (1,)
+        (result,) = (await one.said.get()).results
+        assert result.why == "no answer within 0.3 s"
 
 
-def test_a_port_that_nobody_has_is_said_in_the_kernels_words():
-    async def check():
-        async with nodes(SECRET, SECRET) as (one, other):
-            port = other.port
-            other.probe.close()
-            await asyncio.gather(*other.probe._tasks, return_exceptions=True)
-            one.probe.begin(order(0, target(1, port)))
+async def test_a_port_that_nobody_has_is_said_in_the_kernels_words():
+    async with nodes(SECRET, SECRET) as (one, other):
+        port = other.port
+        other.probe.close()
+        await asyncio.gather(*other.probe._tasks, return_exceptions=True)
+        one.probe.begin(order(0, target(1, port)))
 
-            (result,) = (await one.said.get()).results
+        (result,) = (await one.said.get()).results
 
-            assert result.why is not None
-            assert "refused" in result.why
-
-    run(check())
+        assert result.why is not None
+        assert "refused" in result.why
 
 
-def test_more_bytes_than_the_limit_end_the_connection():
-    async def check():
-        async with nodes(SECRET) as (one,):
-            one.probe.begin(order(0))
-            channel = await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
-            channel.send_nowait(part_messages.ProbeBulk(size_bytes=MAX_BULK_BYTES + 1))
+async def test_more_bytes_than_the_limit_end_the_connection():
+    async with nodes(SECRET) as (one,):
+        one.probe.begin(order(0))
+        channel = await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
+        channel.send_nowait(part_messages.ProbeBulk(size_bytes=MAX_BULK_BYTES + 1))
 
-            ended = None
-            try:
-                await channel.receive()
-            except ChannelClosedError as error:
-                ended = error
-            channel.abort()
+        ended = None
+        try:
+            await channel.receive()
+        except ChannelClosedError as error:
+            ended = error
+        channel.abort()
 
-            assert ended is not None
-
-    run(check())
+        assert ended is not None
 
 
-def test_the_bytes_of_one_caller_are_counted_over_all_that_it_sends():
-    async def check():
-        async with nodes(SECRET) as (one,):
-            one.probe.begin(order(0))
-            channel = await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
-            for size_bytes in (MAX_BULK_BYTES - 1, 1):
-                channel.send_nowait(part_messages.ProbeBulk(size_bytes=size_bytes))
-                assert await channel.receive() == messages.Pong(number=0)
-                await channel.send_raw(size_bytes)
-                assert await channel.receive() == messages.Pong(number=size_bytes)
-            channel.send_nowait(part_messages.ProbeBulk(size_bytes=1))
+async def test_the_bytes_of_one_caller_are_counted_over_all_that_it_sends():
+    async with nodes(SECRET) as (one,):
+        one.probe.begin(order(0))
+        channel = await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
+        for size_bytes in (MAX_BULK_BYTES - 1, 1):
+            channel.send_nowait(part_messages.ProbeBulk(size_bytes=size_bytes))
+            assert await channel.receive() == messages.Pong(number=0)
+            await channel.send_raw(size_bytes)
+            assert await channel.receive() == messages.Pong(number=size_bytes)
+        channel.send_nowait(part_messages.ProbeBulk(size_bytes=1))
 
-            ended = None
-            try:
-                await channel.receive()
-            except ChannelClosedError as error:
-                ended = error
-            channel.abort()
+        ended = None
+        try:
+            await channel.receive()
+        except ChannelClosedError as error:
+            ended = error
+        channel.abort()
 
-            assert ended is not None
-
-    run(check())
+        assert ended is not None
 
 
-def test_a_caller_without_the_secret_is_not_answered():
-    async def check():
-        async with nodes(SECRET) as (one,):
-            one.probe.begin(order(0))
-            refused = None
-            try:
-                await connect("127.0.0.1", one.port, Role.PROBE, b"x" * 32)
-            except HandshakeError as error:
-                refused = error.reason
+async def test_a_caller_without_the_secret_is_not_answered():
+    async with nodes(SECRET) as (one,):
+        one.probe.begin(order(0))
+        refused = None
+        try:
+            await connect("127.0.0.1", one.port, Role.PROBE, b"x" * 32)
+        except HandshakeError as error:
+            refused = error.reason
 
-            assert refused is Reason.WRONG_SECRET
-
-    run(check())
+        assert refused is Reason.WRONG_SECRET
 
 
-def test_after_its_end_the_port_is_closed():
-    async def check():
-        async with nodes(SECRET) as (one,):
-            tasks = list(one.probe._tasks)
-            one.probe.close()
-            await asyncio.gather(*tasks, return_exceptions=True)
+async def test_after_its_end_the_port_is_closed():
+    async with nodes(SECRET) as (one,):
+        tasks = list(one.probe._tasks)
+        one.probe.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-            refused = None
-            try:
-                await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
-            except ConnectionRefusedError as error:
-                refused = error
+        refused = None
+        try:
+            await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
+        except ConnectionRefusedError as error:
+            refused = error
 
-            assert refused is not None
-
-    run(check())
+        assert refused is not None

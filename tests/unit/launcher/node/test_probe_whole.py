@@ -44,14 +44,10 @@ def answering():
     return answerer, ports[0]
 
 
-def test_a_good_pair_has_latency_and_bandwidth():
-    async def main():
-        answerer, port = answering()
-        result = await call(port, 1 << 20)
-        answerer.close()
-        return result
-
-    result = asyncio.run(main())
+async def test_a_good_pair_has_latency_and_bandwidth():
+    answerer, port = answering()
+    result = await call(port, 1 << 20)
+    answerer.close()
     assert (result.why, result.stalled) == (None, False)
     assert result.latency_s > 0
     assert result.bytes_per_s > 0
@@ -79,40 +75,33 @@ async def swallow(reader, writer, port):
         writer.close()
 
 
-def test_a_connection_that_swallows_large_packets_is_told_apart(monkeypatch):
+async def test_a_connection_that_swallows_large_packets_is_told_apart(monkeypatch):
     monkeypatch.setattr(probe, "_STALLED_AFTER_S", (0.5, 1.0))
 
-    async def main():
-        answerer, port = answering()
-        tasks = []
+    answerer, port = answering()
+    tasks = []
 
-        def connected(reader, writer):
-            tasks.append(asyncio.ensure_future(swallow(reader, writer, port)))
+    def connected(reader, writer):
+        tasks.append(asyncio.ensure_future(swallow(reader, writer, port)))
 
-        server = await asyncio.start_server(connected, "127.0.0.1", 0)
-        result = await call(server.sockets[0].getsockname()[1], 1 << 20)
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        answerer.close()
-        await asyncio.sleep(0)
-        return result
-
-    result = asyncio.run(main())
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    result = await call(server.sockets[0].getsockname()[1], 1 << 20)
+    server.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    answerer.close()
+    await asyncio.sleep(0)
     assert result.stalled
     assert "64 KiB did not arrive within 1 s" in result.why
     assert result.bytes_per_s is None
 
 
 @pytest.mark.parametrize("measured", [None, 1 << 16])
-def test_nobody_there_is_refused(measured):
-    async def main():
-        answerer, port = answering()
-        answerer.close()
-        await wait_until_async(lambda: not answerer._tasks, "the end of its listeners")
-        return await call(port, measured)
-
-    result = asyncio.run(main())
+async def test_nobody_there_is_refused(measured):
+    answerer, port = answering()
+    answerer.close()
+    await wait_until_async(lambda: not answerer._tasks, "the end of its listeners")
+    result = await call(port, measured)
     assert result.why
     assert not result.stalled

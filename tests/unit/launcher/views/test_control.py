@@ -102,22 +102,19 @@ def test_cancel_tells_the_head_where_the_scheduler_does_not_answer(view, monkeyp
     assert [(stop.signum, stop.cause) for stop in head.heard] == [(signal.SIGTERM, StopCause.USER)]
 
 
-def test_a_stop_of_a_run_that_has_only_begun_waits_for_its_head(view, monkeypatch):
+async def test_a_stop_of_a_run_that_has_only_begun_waits_for_its_head(view, monkeypatch):
     seen = []
 
     async def call_head(view):
         seen.append(atomic.read_json(view.run_dir.head) is not None)
         raise ChannelError("nobody listens there")
 
-    async def stop():
-        sending = asyncio.create_task(send_stop(view, signal.SIGTERM, at_once=False))
-        await asyncio.sleep(0.2)
-        assert seen == []
-        atomic.write_json(view.run_dir.head, {"pid": os.getpid()})
-        await sending
-
     write_owner(view.run_dir)
     monkeypatch.setattr("torchmuster.launcher.views.control.call_head", call_head)
     monkeypatch.setattr("torchmuster.launcher.views.control._signal_owner", lambda *_, **__: None)
-    asyncio.run(stop())
+    sending = asyncio.create_task(send_stop(view, signal.SIGTERM, at_once=False))
+    await asyncio.sleep(0.2)
+    assert seen == []
+    atomic.write_json(view.run_dir.head, {"pid": os.getpid()})
+    await sending
     assert seen == [True]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kit.waiting import wait_until_async
+from kit.waiting import run, wait_until_async
 from kit.workflows import workflow_plan
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
@@ -27,7 +27,7 @@ from torchmuster.workflow.head.group_head import (
     port_names,
 )
 from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan
-from unit.core.net.loopback import SECRET, raw_connection, run
+from unit.core.net.loopback import SECRET, raw_connection
 
 AGAIN = ExitRule(action=ExitAction.RESCHEDULE, ranges=((7, 7),))
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from kit.waiting import wait_until_async
+from kit.waiting import run, wait_until_async
 from kit.workflows import workflow_plan
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
@@ -23,7 +23,6 @@ from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.workflow.task import agent as task_agent
 from torchmuster.workflow.task.agent import TaskAgent
 from torchmuster.workflow.task.options import TaskOptions, TaskOrder
-from unit.core.net.loopback import run
 
 
 class Head:
@@ -155,32 +154,27 @@ class Clock:
         return self.now
 
 
-def test_the_lease_of_an_agent_begins_when_its_call_is_answered(tmp_path, monkeypatch):
+async def test_the_lease_of_an_agent_begins_when_its_call_is_answered(tmp_path, monkeypatch):
     """The head of a large group may answer late: that is no silence."""
     monkeypatch.setattr(head_link, "PING_EVERY_S", 0.02)
     monkeypatch.setattr(task_agent, "_LEASE_CHECK_S", 0.001)
     clock = Clock()
     head = Head(tmp_path, monkeypatch, ("true",))
 
-    async def conversation():
-        secret = read_secret(head.run_dir.secret)
-        listener = Listener(bind("127.0.0.1", 0), (secret, None), head.serve, head.refuse)
-        agent = agent_of(head, ("127.0.0.1", listener.port), secret, str(tmp_path / "s"))
-        agent._link.clock, agent._link.lease = clock, Lease(clock)
-        living = asyncio.create_task(agent.run())
-        clock.now += LEASE_S + 1  # it calls all the time
-        serving = asyncio.create_task(listener.serve())
-        head.channel = await head.came.get()
-        for _ in range(
-            3
-        ):  # none is answered: what it looks at meanwhile is the lease from its call
-            await head.hear(messages.Ping)
-        head.say(task_messages.TaskLeave())
-        assert await living == 0
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-
-    run(conversation())
+    secret = read_secret(head.run_dir.secret)
+    listener = Listener(bind("127.0.0.1", 0), (secret, None), head.serve, head.refuse)
+    agent = agent_of(head, ("127.0.0.1", listener.port), secret, str(tmp_path / "s"))
+    agent._link.clock, agent._link.lease = clock, Lease(clock)
+    living = asyncio.create_task(agent.run())
+    clock.now += LEASE_S + 1  # it calls all the time
+    serving = asyncio.create_task(listener.serve())
+    head.channel = await head.came.get()
+    for _ in range(3):  # none is answered: what it looks at meanwhile is the lease from its call
+        await head.hear(messages.Ping)
+    head.say(task_messages.TaskLeave())
+    assert await living == 0
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
 
 
 def agent_of(head, address, secret, socket_path):

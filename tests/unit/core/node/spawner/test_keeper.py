@@ -85,7 +85,7 @@ class Clock:
 
 @pytest.fixture
 def world(monkeypatch):
-    """Return a function that runs a test's story with a keeper, its agent, and the spawners that were started."""
+    """Return a function that makes a keeper, its agent, and the spawners that were started."""
     links = []
 
     def make_link(child, control, on_event, on_end):
@@ -100,16 +100,13 @@ def world(monkeypatch):
     monkeypatch.setattr(keeper, "in_two_turns", lambda hear: hear)
     monkeypatch.setattr(keeper.proc, "end_children", lambda keep: False)
 
-    def play(story):
-        async def go():
-            agent, clock = Agent(), Clock()
-            spawners = SpawnerKeeper(PROGRAM, {}, "/s", clock, agent)
-            spawners.start_with(PROGRAM, {})
-            await story(spawners, agent, links, clock)
+    def made():
+        agent, clock = Agent(), Clock()
+        spawners = SpawnerKeeper(PROGRAM, {}, "/s", clock, agent)
+        spawners.start_with(PROGRAM, {})
+        return spawners, agent, links, clock
 
-        asyncio.run(go())
-
-    return play
+    return made
 
 
 async def what_is_due():
@@ -125,105 +122,89 @@ async def end(agent, link, status):
     await asyncio.gather(*agent.work)
 
 
-def test_a_killed_spawner_is_replaced_and_its_workers_are_lost(world):
-    async def story(spawners, agent, links, clock):
-        links[0].on_event(READY)
-        await end(agent, links[0], KILLED)
-        assert agent.losses == ["its spawner ended (SIGKILL)"]
-        assert agent.killed == [True]
-        assert spawners.link is links[1]
-        assert spawners.ready is None, "the new one has not imported torch yet"
-        links[1].on_event(READY)
-        assert [type(message) for message in agent.sent] == [SpawnerReady, SpawnerReady]
-
-    world(story)
+async def test_a_killed_spawner_is_replaced_and_its_workers_are_lost(world):
+    spawners, agent, links, _ = world()
+    links[0].on_event(READY)
+    await end(agent, links[0], KILLED)
+    assert agent.losses == ["its spawner ended (SIGKILL)"]
+    assert agent.killed == [True]
+    assert spawners.link is links[1]
+    assert spawners.ready is None, "the new one has not imported torch yet"
+    links[1].on_event(READY)
+    assert [type(message) for message in agent.sent] == [SpawnerReady, SpawnerReady]
 
 
-def test_a_spawner_that_ends_before_it_was_ready_refuses_the_job_in_its_own_words(world):
-    async def story(spawners, agent, links, clock):
-        await end(agent, links[0], 1)
-        (refused,) = agent.sent
-        assert isinstance(refused, SpawnerRefused)
-        assert refused.why == "ImportError: no module\nthe job's interpreter ended: exit code 1"
-        assert refused.hint == "install it"
-        assert spawners.link is None
-        assert agent.losses == []
-
-    world(story)
+async def test_a_spawner_that_ends_before_it_was_ready_refuses_the_job_in_its_own_words(world):
+    spawners, agent, links, _ = world()
+    await end(agent, links[0], 1)
+    (refused,) = agent.sent
+    assert isinstance(refused, SpawnerRefused)
+    assert refused.why == "ImportError: no module\nthe job's interpreter ended: exit code 1"
+    assert refused.hint == "install it"
+    assert spawners.link is None
+    assert agent.losses == []
 
 
-def test_one_that_is_killed_while_it_imports_gets_three_tries(world):
-    async def story(spawners, agent, links, clock):
-        for number in range(3):
-            assert len(links) == number + 1
-            await end(agent, links[number], KILLED)
-        assert len(links) == 3
-        assert isinstance(agent.sent[-1], SpawnerRefused)
-
-    world(story)
+async def test_one_that_is_killed_while_it_imports_gets_three_tries(world):
+    _, agent, links, _ = world()
+    for number in range(3):
+        assert len(links) == number + 1
+        await end(agent, links[number], KILLED)
+    assert len(links) == 3
+    assert isinstance(agent.sent[-1], SpawnerRefused)
 
 
-def test_an_agent_that_ends_misses_no_spawner(world):
-    async def story(spawners, agent, links, clock):
-        agent.is_ending = True
-        await end(agent, links[0], 0)
-        assert len(links) == 1
-        assert agent.work == []
-
-    world(story)
+async def test_an_agent_that_ends_misses_no_spawner(world):
+    _, agent, links, _ = world()
+    agent.is_ending = True
+    await end(agent, links[0], 0)
+    assert len(links) == 1
+    assert agent.work == []
 
 
-def test_the_first_refusal_stays_and_is_said_again_to_a_head_that_was_not_there(world):
-    async def story(spawners, agent, links, clock):
-        spawners.refuse("no room")
-        spawners.refuse("no interpreter")
-        spawners.announce()
-        assert [message.why for message in agent.sent] == ["no room"] * 3
-
-    world(story)
+async def test_the_first_refusal_stays_and_is_said_again_to_a_head_that_was_not_there(world):
+    spawners, agent, _, _ = world()
+    spawners.refuse("no room")
+    spawners.refuse("no interpreter")
+    spawners.announce()
+    assert [message.why for message in agent.sent] == ["no room"] * 3
 
 
-def test_a_spawner_that_stands_still_for_a_lease_is_killed(world, monkeypatch):
-    async def story(spawners, agent, links, clock):
-        monkeypatch.setattr(
-            keeper.proc, "read_process", lambda pid: SimpleNamespace(state="T", parent_pid=1)
-        )
-        links[0].on_event(READY)
-        spawners.look()
-        clock.now += LEASE_S - 1
-        spawners.look()
-        assert links[0].status is None
-        clock.now += 2
-        spawners.look()
-        assert links[0].status == KILLED
-        assert agent.told == ["the spawner has not responded for 10 s: it is killed"]
-        assert all(isinstance(order, orders.PingSpawner) for order in links[0].heard)
-
-    world(story)
+async def test_a_spawner_that_stands_still_for_a_lease_is_killed(world, monkeypatch):
+    spawners, agent, links, clock = world()
+    monkeypatch.setattr(
+        keeper.proc, "read_process", lambda pid: SimpleNamespace(state="T", parent_pid=1)
+    )
+    links[0].on_event(READY)
+    spawners.look()
+    clock.now += LEASE_S - 1
+    spawners.look()
+    assert links[0].status is None
+    clock.now += 2
+    spawners.look()
+    assert links[0].status == KILLED
+    assert agent.told == ["the spawner has not responded for 10 s: it is killed"]
+    assert all(isinstance(order, orders.PingSpawner) for order in links[0].heard)
 
 
 @pytest.mark.parametrize(("state", "is_killed"), [("T", True), ("S", False)])
-def test_only_a_stopped_spawner_is_killed_with_workers_that_do_not_end(
+async def test_only_a_stopped_spawner_is_killed_with_workers_that_do_not_end(
     world, monkeypatch, state, is_killed
 ):
-    async def story(spawners, agent, links, clock):
-        monkeypatch.setattr(keeper, "_STOPPED_S", 0.0)
-        monkeypatch.setattr(
-            keeper.proc, "read_process", lambda pid: SimpleNamespace(state=state, parent_pid=1)
-        )
-        spawners.kill_children(lambda: False, ended_well=False)
-        await what_is_due()
-        assert (links[0].status == KILLED) is is_killed
-
-    world(story)
+    spawners, _, links, _ = world()
+    monkeypatch.setattr(keeper, "_STOPPED_S", 0.0)
+    monkeypatch.setattr(
+        keeper.proc, "read_process", lambda pid: SimpleNamespace(state=state, parent_pid=1)
+    )
+    spawners.kill_children(lambda: False, ended_well=False)
+    await what_is_due()
+    assert (links[0].status == KILLED) is is_killed
 
 
-def test_a_spawner_whose_workers_have_ended_is_left_alone(world, monkeypatch):
-    async def story(spawners, agent, links, clock):
-        monkeypatch.setattr(keeper, "_STOPPED_S", 0.0)
-        spawners.kill_children(lambda: True, ended_well=True)
-        await what_is_due()
-        assert links[0].heard == [orders.KillChildren(ended_well=True)]
-        assert links[0].status is None
-
-    world(story)
+async def test_a_spawner_whose_workers_have_ended_is_left_alone(world, monkeypatch):
+    spawners, _, links, _ = world()
+    monkeypatch.setattr(keeper, "_STOPPED_S", 0.0)
+    spawners.kill_children(lambda: True, ended_well=True)
+    await what_is_due()
+    assert links[0].heard == [orders.KillChildren(ended_well=True)]
+    assert links[0].status is None

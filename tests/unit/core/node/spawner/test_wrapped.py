@@ -105,31 +105,23 @@ def begin(folder, tmp_path, text):
     return link, heard
 
 
-def test_a_wrappers_python_calls_and_is_told_what_to_run(folder, tmp_path):
-    async def scene():
-        link, heard = begin(folder, tmp_path, f'"{sys.executable}" "$@"; exit $?')
-        async with asyncio.timeout(60.0):
-            found, event = await heard.get(), await heard.get()
-        assert isinstance(found, TorchFound)  # what its interpreter has, before it imports
-        pid, wrapper = link.pid, link._child.pid
-        link.close()
-        await wait_until_async(lambda: link.exit_status() is not None, "the wrapper's end")
-        return event, pid, wrapper
-
-    event, pid, wrapper = asyncio.run(scene())
+async def test_a_wrappers_python_calls_and_is_told_what_to_run(folder, tmp_path):
+    link, heard = begin(folder, tmp_path, f'"{sys.executable}" "$@"; exit $?')
+    async with asyncio.timeout(60.0):
+        found, event = await heard.get(), await heard.get()
+    assert isinstance(found, TorchFound)  # what its interpreter has, before it imports
+    pid, wrapper = link.pid, link._child.pid
+    link.close()
+    await wait_until_async(lambda: link.exit_status() is not None, "the wrapper's end")
     assert isinstance(event, InterpreterReady)
     assert pid != wrapper
     assert not [name for name in os.listdir(folder) if name.endswith(".sock")]
 
 
-def test_a_wrapper_that_ends_before_is_noticed_with_its_last_words(folder, tmp_path):
-    async def scene():
-        link, heard = begin(folder, tmp_path, "echo no such image >&2; exit 255")
-        async with asyncio.timeout(60.0):
-            assert await heard.get() is None
-        return link
-
-    link = asyncio.run(scene())
+async def test_a_wrapper_that_ends_before_is_noticed_with_its_last_words(folder, tmp_path):
+    link, heard = begin(folder, tmp_path, "echo no such image >&2; exit 255")
+    async with asyncio.timeout(60.0):
+        assert await heard.get() is None
     assert link.said == "no such image"
     assert "ended before its Python had started" in link.last_words()["what"]
     assert link.exit_status() == 255
