@@ -1,7 +1,6 @@
 """What `muster replay` says where a step can't be made again, word for word, before anything starts."""
 
 import hashlib
-import json
 import os
 import shlex
 import sys
@@ -9,6 +8,7 @@ import sys
 import pytest
 
 from kit.command import SOURCE, ran
+from kit.records import lines
 from kit.transcripts import read_sections
 from kit.values import run_plan, worker_end
 from torchmuster.core.files.layout import RunDir
@@ -64,11 +64,11 @@ def place(tmp_path, request):
     own = ((contract.REPLAY_VARIABLE, "{}"),) if case == "replay_of_a_replay" else ()
     plan = plan_of(work, *own)
     name = run_dir.workflow if case == "workflow" else run_dir.plan
-    write(name, codec.to_plain(plan))
+    lines(name, [codec.to_plain(plan)])
     if case != "script_without_the_library":
         rows = [{"event": "resumed", "step": 0, "world_size": 4, "folder": run_dir.snapshots}]
         rows += [{"event": "save", "step": step} for step in (100, 200, 300)]
-        write(run_dir.training, *({"time": "2026-01-01T00:00:02", **row} for row in rows))
+        lines(run_dir.training, ({"time": "2026-01-01T00:00:02", **row} for row in rows))
     code = {"files": [{"path": "train.py", "sha256": hashlib.sha256(SCRIPT.encode()).hexdigest()}]}
     nodes = [{"node": "n1", "ranks": "0,1"}, {"node": "n2", "ranks": "2,3"}]
     events = [
@@ -78,16 +78,11 @@ def place(tmp_path, request):
     if case != "nothing_has_failed":
         cause = codec.to_plain(failure())
         events.append({"event": "attempt_failed", "attempt": 0, "cause": cause})
-    write(run_dir.events, *({"time": "2026-01-01T00:00:01", **event} for event in events))
+    lines(run_dir.events, ({"time": "2026-01-01T00:00:01", **event} for event in events))
     if case != "snapshots_out_of_sight":
         for step in (100, 200, 300):
             os.makedirs(os.path.join(run_dir.snapshots, f"step-{step:09d}"))
     return tmp_path
-
-
-def write(path, *rows):
-    with open(path, "w") as file:
-        file.write("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 @pytest.mark.parametrize("name", CASES)

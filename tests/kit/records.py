@@ -112,8 +112,8 @@ def sample(after_s, attempt=0, steps=(100, 100), data=(0.1, 0.1), over_s=10.0, *
     )
 
 
-def lines(path, rows):
-    with open(path, "w") as file:
+def lines(path, rows, mode="w"):
+    with open(path, mode) as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 

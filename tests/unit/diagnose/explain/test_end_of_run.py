@@ -1,6 +1,5 @@
 """What the logs add to the head's report: a reason where it has none, soon, or nothing."""
 
-import json
 import os
 import threading
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.records import start
+from kit.records import lines, start
 from kit.values import run_result, worker_end
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.failure import EndKind, PythonError
@@ -55,8 +54,7 @@ def run_dir(tmp_path):
         for rank, text in enumerate(logs):
             with open(os.path.join(folder.logs, "attempt-0", f"rank-{rank}.log"), "w") as file:
                 file.write(text)
-        with open(folder.events, "w") as file:
-            file.write(json.dumps({**start(0, 0), "master": master}) + "\n")
+        lines(folder.events, [{**start(0, 0), "master": master}])
         return folder
 
     return make

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.records import lines
 from kit.values import run_result
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
@@ -32,11 +33,8 @@ def run_dir(tmp_path):
 
 
 def record(run_dir, *values):
-    with open(run_dir.training, "w") as file:
-        file.writelines(
-            json.dumps({"event": "metrics", "step": step, "values": one}) + "\n"
-            for step, one in enumerate(values)
-        )
+    metrics = [{"event": "metrics", "step": step, "values": one} for step, one in enumerate(values)]
+    lines(run_dir.training, metrics)
 
 
 def test_the_newest_value_of_each_metric_is_one_event(run_dir):

@@ -1,11 +1,11 @@
 """A run in pods that is started again: what it goes on from, and what has gone with the pods."""
 
-import json
 import os
 from dataclasses import replace
 
 import pytest
 
+from kit.records import lines
 from kit.values import run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
@@ -36,11 +36,9 @@ VOLUME = job("team:/home/team", home="/home/team/muster")
 
 def leave(run_dir, folder, step):
     """Leave the record of a training that has saved into a folder of its pods."""
-    lines = [{"event": "resumed", "folder": folder, "step": 0}]
-    if step is not None:
-        lines.append({"event": "saved", "step": step, "saved": step, "folder": folder})
-    with open(run_dir.training, "w") as file:
-        file.writelines(f"{json.dumps(line)}\n" for line in lines)
+    saved = {"event": "saved", "step": step, "saved": step, "folder": folder}
+    resumed = {"event": "resumed", "folder": folder, "step": 0}
+    lines(run_dir.training, [resumed] if step is None else [resumed, saved])
 
 
 def test_a_run_on_a_volume_goes_on_from_its_last_snapshot(run_dir):

@@ -1,9 +1,9 @@
 """A group in pods as the owner of its workflow shows it."""
 
-import json
 import os
 from dataclasses import replace
 
+from kit.records import lines
 from kit.waiting import wait_until
 from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
@@ -83,8 +83,7 @@ def test_a_task_that_lost_its_pod_is_told_with_the_clusters_reason(run_dir, clus
         {"event": "agent_lost", "task": "t", "time": "2026-11-22T00:28:10.000Z"},
         {"event": "task_started", "task": "t", "time": "2026-11-22T00:29:00.000Z"},
     ]
-    with open(run_dir.group("work").events, "w") as file:
-        file.write("".join(json.dumps(one) + "\n" for one in events))
+    lines(run_dir.group("work").events, events)
     cluster.say(pods="job-pods-running")
     shown._pass_on()
     shown._explain_losses()

@@ -1,11 +1,11 @@
 """Why a pod was lost: the cluster's reason and the head's word become one verdict."""
 
-import json
 import os
 from dataclasses import replace
 
 import pytest
 
+from kit.records import lines
 from kit.values import run_result, worker_end
 from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
@@ -77,8 +77,7 @@ def begin(run_dir, when):
         {"node": "run-7f3a-1 (n2)", "host": "run-7f3a-1", "ranks": "4-7"},
     ]
     event = {"time": f"{when}.000Z", "event": "attempt_started", "attempt": 0}
-    with open(run_dir.events, "w") as file:
-        file.write(json.dumps({**event, "world_size": 8, "nodes": nodes}) + "\n")
+    lines(run_dir.events, [{**event, "world_size": 8, "nodes": nodes}])
 
 
 def explained(run_dir, result):
@@ -171,8 +170,7 @@ def lose(run_dir, attempt=0, **given):
     cause = codec.to_plain(replace(failed(**given).cause, attempt=attempt))
     what = "run-7f3a-1 (n2): its agent has gone (the other side closed the connection)"
     event = {"event": "attempt_failed", "attempt": attempt, "what": what, "cause": cause}
-    with open(run_dir.events, "a") as file:
-        file.write(json.dumps({"time": f"{AFTER}.000Z", "restarts_left": 1, **event}) + "\n")
+    lines(run_dir.events, [{"time": f"{AFTER}.000Z", "restarts_left": 1, **event}], "a")
 
 
 def notes_of(run_dir, clock=lambda: 0.0, order=None):
@@ -224,8 +222,7 @@ def test_why_a_first_pod_was_drained_is_kept_until_the_next_one_has_begun(run_di
 
     cluster.say(pods="job-pods-running")  # nobody has it any more
     event = {"event": "attempt_started", "attempt": 1, "why": "after attempt 0"}
-    with open(run_dir.events, "a") as file:
-        file.write(json.dumps({"time": f"{AFTER}.000Z", **event}) + "\n")
+    lines(run_dir.events, [{"time": f"{AFTER}.000Z", **event}], "a")
     notes.look(JobView(job_id=JOB_ID, state=JobState.RUNNING))
     assert len(said) == 1
     assert said[0].startswith(f"attempt 0: kubernetes says of pod {leaver.name} on")
@@ -258,9 +255,8 @@ def test_what_the_cluster_does_not_know_yet_is_asked_for_again_and_not_for_ever(
 def test_ends_that_are_no_loss_of_a_pod_ask_nothing(run_dir, cluster):
     begin(run_dir, BETWEEN)
     lose(run_dir, memory_evidence="the kernel killed 1 process")
-    with open(run_dir.events, "a") as file:
-        odd = {"event": "attempt_failed", "attempt": 1, "cause": {"of": "another version"}}
-        file.write(json.dumps({"time": f"{AFTER}.000Z", **odd}) + "\n")
+    odd = {"event": "attempt_failed", "attempt": 1, "cause": {"of": "another version"}}
+    lines(run_dir.events, [{"time": f"{AFTER}.000Z", **odd}], "a")
     notes_of(run_dir)[0].look()
     assert cluster.asked == []
 
@@ -281,9 +277,8 @@ def group(run_dir):
     plan = workflow_plan(GroupPlan(name="work", tasks=tasks), run_id=RUN_ID)
     atomic.write_json(run_dir.workflow, codec.to_plain(plan))
     os.makedirs(run_dir.group("work").path)
-    with open(run_dir.group("work").events, "w") as file:
-        started = {"event": "task_started", "task": "b", "time": f"{BETWEEN}.000Z"}
-        file.write(json.dumps(started) + "\n")
+    started = {"event": "task_started", "task": "b", "time": f"{BETWEEN}.000Z"}
+    lines(run_dir.group("work").events, [started])
     return run_dir
 
 

@@ -1,10 +1,10 @@
 """Pods of dead nodes are removed only where the cluster and the head both say so."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
+from kit.records import lines
 from torchmuster.kubernetes.pods.release import LostPodRemover, warn_of_leaving_pods
 from unit.kubernetes.engine.site_jobs import DEFAULT
 from unit.kubernetes.pods.conftest import JOB_ID, order_of
@@ -27,9 +27,8 @@ def release(run_dir, cluster):
     return LostPodRemover(run_dir, order_of(), JOB_ID, said.append), said
 
 
-def events(run_dir, *lines):
-    with open(run_dir.events, "w") as file:
-        file.writelines(json.dumps({"time": AT, **line}) + "\n" for line in lines)
+def events(run_dir, *rows):
+    lines(run_dir.events, [{"time": AT, **row} for row in rows])
 
 
 def changes(cluster):

@@ -1,9 +1,8 @@
 """What the owner of a sweep takes from an earlier life of it."""
 
-import json
-
 import pytest
 
+from kit.records import lines
 from kit.values import run_plan
 from torchmuster.core.files.layout import RunDir
 from torchmuster.multirun.sweep.create import create_sweep_dir
@@ -29,7 +28,6 @@ def begun(number, attempt):
 
 def test_a_user_who_goes_on_with_a_sweep_gets_all_members_again_that_have_not_succeeded(plan):
     run_dir = create_sweep_dir(plan)
-    with open(run_dir.events, "w") as file:
-        file.writelines(f"{json.dumps(event)}\n" for event in (begun(0, 0), begun(1, 4)))
+    lines(run_dir.events, [begun(0, 0), begun(1, 4)])
     owner = SweepOwner(plan, RunDir(run_dir.path), Silent())
     assert owner._settle_earlier() == {}
