@@ -93,6 +93,21 @@ def stop(world):
     (world.folder / "stop").touch()
 
 
+def training(pods):
+    """Return the pods of a run when both train."""
+    pods.know(p0=1, p1=2)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    return pods
+
+
+def end_the_second_attempt(pods):
+    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
+    stop(pods)
+    assert pods.wait(0) == 0
+
+
 def test_a_name_that_comes_late_is_waited_for_and_said(world):
     pods = world(until="now")
     (pods.folder / "now").touch()
@@ -118,34 +133,22 @@ def test_a_name_that_never_comes_ends_the_run_with_its_pod(world):
 
 
 def test_a_pod_that_is_lost_is_replaced_by_one_of_its_name_with_another_address(world):
-    pods = world()
-    pods.know(p0=1, p1=2)
-    pods.start(0)
-    pods.start(1)
-    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods = training(world())
     pods.kill(1)
     pods.know(p1=None)
     wait_until(lambda: events(pods, "node_lost"), "the loss")
     pods.know(p1=3)
     pods.start(1, node=3)
-    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
-    stop(pods)
-    assert pods.wait(0) == 0
+    end_the_second_attempt(pods)
     assert read_result(pods.run_dir(0)).restarts_spent == 1
 
 
 def test_a_pod_that_is_asked_to_end_costs_no_restart(world):
-    pods = world()
-    pods.know(p0=1, p1=2)
-    pods.start(0)
-    pods.start(1)
-    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods = training(world())
     pods.kill(1, signal.SIGTERM)
     assert pods.wait(1) == 75
     pods.start(1)
-    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
-    stop(pods)
-    assert pods.wait(0) == 0
+    end_the_second_attempt(pods)
     assert read_result(pods.run_dir(0)).restarts_spent == 0
 
 
@@ -178,25 +181,17 @@ def test_a_spare_pod_takes_the_place_of_a_lost_one(world):
     (begun,) = events(pods, "attempt_started")
     used = [node["host"] for node in begun["nodes"]]
     pods.kill(int(used[1][-1]))
-    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
-    stop(pods)
-    assert pods.wait(0) == 0
+    end_the_second_attempt(pods)
     now = [node["host"] for node in events(pods, "attempt_started")[1]["nodes"]]
     assert {*used, *now} == {"run-0", "run-1", "run-2"}
 
 
 def test_the_first_pod_made_again_goes_on_with_the_record_of_its_neighbours(world):
-    pods = world()
-    pods.know(p0=1, p1=2)
-    pods.start(0)
-    pods.start(1)
-    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods = training(world())
     wait_until(lambda: is_copied(pods, "attempt_started"), "the copy")
     pods.kill(0)
     pods.start(0)
-    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
-    stop(pods)
-    assert pods.wait(0) == 0
+    end_the_second_attempt(pods)
     assert [e["attempt"] for e in events(pods, "attempt_started")] == [0, 1]
     assert read_result(pods.run_dir(0)).restarts_spent == 1
 
@@ -212,34 +207,22 @@ def test_of_two_first_pods_the_earlier_one_ends_by_itself(world):
     pods.know(p0=3)
     pods.start(0, node=3)
     assert earlier.wait(60) == 75
-    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
-    stop(pods)
-    assert pods.wait(0) == 0
+    end_the_second_attempt(pods)
     assert [e["attempt"] for e in events(pods, "attempt_started")] == [0, 1]
     assert "another first pod has this run now" in (pods.folder / "pod-0-1.log").read_text()
 
 
 def test_the_first_pod_that_is_told_to_end_costs_no_restart(world):
-    pods = world(max_restarts=0)
-    pods.know(p0=1, p1=2)
-    pods.start(0)
-    pods.start(1)
-    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods = training(world(max_restarts=0))
     pods.kill(0, signal.SIGTERM)
     assert pods.wait(0) == 75
     pods.start(0)
-    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
-    stop(pods)
-    assert pods.wait(0) == 0
+    end_the_second_attempt(pods)
     assert read_result(pods.run_dir(0)).restarts_spent == 0
 
 
 def test_a_first_pod_that_is_killed_ends_a_run_without_restarts(world):
-    pods = world(max_restarts=0)
-    pods.know(p0=1, p1=2)
-    pods.start(0)
-    pods.start(1)
-    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods = training(world(max_restarts=0))
     wait_until(lambda: is_copied(pods, "attempt_started"), "the copy")
     pods.kill(0)
     pods.start(0)

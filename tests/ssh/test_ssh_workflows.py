@@ -136,6 +136,12 @@ def test_more_tasks_than_hosts_share_them_and_that_is_said_once(hosts):
     assert err.count("make has 2 tasks for 1 host: a host runs several of them") == 1
 
 
+def wait_for_tasks(hosts):
+    for task in ("one", "two"):
+        log = task_log(hosts, f"{task}-group", task)
+        wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_a_client_that_ends_leaves_nothing_on_the_hosts(hosts, signum):
     hosts.add("a", shares=True)
@@ -143,9 +149,7 @@ def test_a_client_that_ends_leaves_nothing_on_the_hosts(hosts, signum):
     write(hosts, WAITING)
     process = hosts.start(*site(hosts), command="submit")
     try:
-        for task in ("one", "two"):
-            log = task_log(hosts, f"{task}-group", task)
-            wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
+        wait_for_tasks(hosts)
         process.send_signal(signum)
         process.communicate(timeout=180)
     finally:
@@ -174,9 +178,7 @@ def test_a_host_that_is_lost_gives_its_task_to_its_next_session(hosts):
     )
     process = hosts.start(*site(hosts, "'a'"), command="submit")
     try:
-        for task in ("one", "two"):
-            log = task_log(hosts, f"{task}-group", task)
-            wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
+        wait_for_tasks(hosts)
         hosts.cut("a")
         out, err = process.communicate(timeout=180)
     finally:
@@ -232,9 +234,7 @@ def test_exec_status_and_cancel_reach_tasks_on_hosts(hosts):
     write(hosts, WAITING)
     process = hosts.start(*site(hosts, "'a'"), command="submit")
     try:
-        for task in ("one", "two"):
-            log = task_log(hosts, f"{task}-group", task)
-            wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
+        wait_for_tasks(hosts)
         code, out, err = hosts.run("r", "one", "--", "sh", "-c", "echo at $HOME", command="exec")
         assert (code, out) == (0, f"at {home}\n"), err
         code, out, err = hosts.run("r", command="status")
@@ -270,9 +270,7 @@ def test_a_task_of_a_host_that_stays_away_goes_to_another(hosts):
     )
     process = hosts.start(*site(hosts), command="submit")
     try:
-        for task in ("one", "two"):
-            log = task_log(hosts, f"{task}-group", task)
-            wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
+        wait_for_tasks(hosts)
         hosts.cut("a", for_good=True)
         moved = hosts.home / "runs" / "r" / "logs" / "one-group" / "one" / "attempt-1"
         wait_until((moved / "rank-0.log").exists, "the next attempt", 60)
