@@ -312,6 +312,14 @@ class SlurmLab:
                     found += [int(folder.name)] if state not in "ZX" else []
         return found
 
+    def commands_on(self, *nodes):
+        """Return the words of what runs on these nodes, as bytes, by pid."""
+        found = {}
+        for pid in [pid for node in nodes for pid in self.processes_on(node)]:
+            with contextlib.suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return found
+
     def kill_node(self, name, *, unplug=False):
         """Kill slurmd, job steps and all other processes of a node, with SIGKILL, none of which sees the end of another.
 

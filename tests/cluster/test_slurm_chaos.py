@@ -1,11 +1,9 @@
 """Two random faults within three seconds in a job of a real Slurm; MUSTER_CHAOS=100 is the long form."""
 
-import contextlib
 import os
 import random
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -60,11 +58,10 @@ def all_beats(login):
 def kill_one(lab, node, dice):
     """Kill an agent, its spawner or a worker; the script of the job is Slurm's to end."""
     found = []
-    for pid in lab.processes_on(node):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if (b"torchmuster" in words or b"train.py" in words) and b"conduct" not in words:
-                found += [pid] * (b"slurm" not in words.split(b"\0")[0] and b"srun" not in words)
+    for pid, (name, *more) in lab.commands_on(node).items():
+        words = b" ".join([name, *more])
+        if (b"torchmuster" in words or b"train.py" in words) and b"conduct" not in words:
+            found += [pid] * (b"slurm" not in name and b"srun" not in words)
     if found:
         os.kill(dice.choice(sorted(found)), signal.SIGKILL)
 

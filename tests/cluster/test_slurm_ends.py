@@ -258,10 +258,5 @@ def log_of(login, rank, attempt=0):
 
 def left_on(lab, *nodes):
     """Return what runs on these nodes beside Slurm's own and the lab's."""
-    found = []
-    for pid in [pid for node in nodes for pid in lab.processes_on(node)]:
-        try:
-            found += [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
-        except OSError:
-            continue
+    found = lab.commands_on(*nodes).values()
     return [w for w in found if b"slurm" not in w[0] and not any(b"enter.py" in x for x in w)]

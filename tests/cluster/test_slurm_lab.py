@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from cluster.conftest import need_slurm
 from cluster.slurm_lab import SlurmLab, why_not
 from kit.command import SOURCE
+from kit.footprint import inside, machine
 from kit.waiting import wait_until
 from kit.world import MACHINE_PATH
 
 pytestmark = pytest.mark.netns
 NOBODY = 65534
+OURS = ("slurm", "munge", "netns")
 TESTS = Path(__file__).parents[1]
 KILLED_TEST = """
 import json, os, signal
@@ -134,10 +137,10 @@ def test_killing_a_command_on_the_login_node_ends_it(slurm_lab):
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ended", "sigkill_of_pytest"])
 def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed):
-    only_where_a_lab_may_start()
+    need_slurm()
     (tmp_path / "test_it.py").write_text(KILLED_TEST)
     told = tmp_path / "told"
-    before = host()
+    before = machine(OURS)
     paths = {"PYTHONPATH": f"{SOURCE}:{TESTS}", "TOLD": str(told), "STAY": str(int(killed))}
     paths["PATH"] = MACHINE_PATH  # the lab in there needs the machine's own Slurm
     words = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", tmp_path]
@@ -148,22 +151,20 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed):
             child.kill()
     assert child.returncode == (-signal.SIGKILL if killed else 0)
     folder, space, pids = json.loads(told.read_text())
-    wait_until(lambda: not inside(folder, space, pids), "the end of its processes")
+    wait_until(lambda: not inside(folder, pids, space), "the end of its processes")
     wait_until(lambda: not os.path.exists(folder), "the end of its folder")
     wait_until(
-        lambda: not host() - before, "the host to be as before", 90.0
+        lambda: not machine(OURS) - before, "the host to be as before", 90.0
     )  # other tests may have links too
 
 
 def test_a_lab_ends_when_the_process_that_holds_it_is_killed():
-    only_where_a_lab_may_start()
+    need_slurm()
     with SlurmLab(1) as lab:
         space = os.readlink(f"/proc/{lab.pids['login']}/ns/pid")
-        assert inside(str(lab.folder), space, list(lab.pids.values()))  # it can be seen at all
+        assert inside(str(lab.folder), lab.pids.values(), space)  # it can be seen at all
         lab.house.kill()
-        wait_until(
-            lambda: not inside(str(lab.folder), space, list(lab.pids.values())), "its end", 30.0
-        )
+        wait_until(lambda: not inside(str(lab.folder), lab.pids.values(), space), "its end", 30.0)
     assert not lab.folder.exists()
 
 
@@ -194,11 +195,6 @@ def test_the_daemons_of_one_lab_do_not_refuse_another(slurm_lab):
     assert why_not() is None
 
 
-def only_where_a_lab_may_start():
-    if (reason := why_not()) is not None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-
-
 def refused(environ=(), **places):
     reason = why_not(dict(environ), **places)
     if os.geteuid() != 0 or "apt-get" in (reason or ""):
@@ -215,33 +211,4 @@ def processes(lab, host_name, name):
         except OSError:
             continue
         found += [pid] if comm == name else []
-    return found
-
-
-def inside(folder, space, pids):
-    """Return the processes of a lab: in its namespace, or with its words on their command line."""
-    words = [folder.encode(), *(f"enter.py\0{pid}\0".encode() for pid in pids)]
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            of_lab = os.readlink(process / "ns" / "pid") == space
-            line = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        found += [process.name] if of_lab or any(word in line for word in words) else []
-    return found
-
-
-def host():
-    """Return what a careless lab would leave: a set, so that what others remove doesn't count."""
-    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
-    found = {("link", line.split(":")[1].strip()) for line in links.splitlines()}
-    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    found |= {("mount", line.split()[4]) for line in mounts}
-    found |= {("folder", str(path)) for path in Path("/sys/fs/cgroup").rglob("*slurm*")}
-    for top in ("/etc", "/run", "/var/spool", "/var/log", "/var/lib/munge"):
-        for folder, _, names in os.walk(top):
-            for path in (folder, *(os.path.join(folder, name) for name in names)):
-                if top == "/etc" or "slurm" in path or "munge" in path or "netns" in path:
-                    found.add(("file", path, os.lstat(path).st_mtime_ns))
     return found

@@ -100,14 +100,7 @@ def held(login, slurm_lab):
 
 
 def _ours(lab, node, word):
-    found = []
-    for pid in lab.processes_on(node):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                found += [pid] if word in file.read() else []
-        except OSError:
-            continue
-    return found
+    return [pid for pid, words in lab.commands_on(node).items() if word in b" ".join(words)]
 
 
 def test_two_scripts_and_an_edit_run_on_the_nodes_of_a_job(held, slurm_lab):

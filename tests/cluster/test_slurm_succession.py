@@ -213,8 +213,7 @@ def test_the_last_node_goes_on_when_the_next_head_is_killed_on_a_machine_that_li
     begin_and_lose_n1(login, slurm_lab)
     head = named(record(login), "head_replaced")[0]["node"]
 
-    for pid in slurm_lab.processes_on(head):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    for pid, words in slurm_lab.commands_on(head).items():
         if b"agent" in words:
             os.kill(pid, signal.SIGKILL)
 
@@ -342,14 +341,7 @@ def losses(out, rank):
 
 def owners(lab, *nodes):
     """Return the processes that are the owner of a run whose head an agent has become."""
-    found = []
-    for pid in [pid for node in nodes for pid in lab.processes_on(node)]:
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        found += [pid] if b"succeed" in words else []
-    return found
+    return [pid for pid, words in lab.commands_on(*nodes).items() if b"succeed" in words]
 
 
 def workers_on(lab, node):

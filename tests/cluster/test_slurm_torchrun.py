@@ -134,13 +134,5 @@ def _output(lab, job):
 
 
 def _agents(lab, node):
-    found = []
-    for pid in lab.processes_on(node):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except OSError:
-            continue
-        if words[1:4] == [b"-m", b"torchmuster", b"torchrun"]:
-            found.append(pid)
-    return found
+    ours = [b"-m", b"torchmuster", b"torchrun"]
+    return [pid for pid, words in lab.commands_on(node).items() if words[1:4] == ours]

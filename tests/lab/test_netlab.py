@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kit.command import SOURCE
+from kit.footprint import inside, machine
 from kit.waiting import wait_until
 from kit.world import MACHINE_PATH
-from lab.footprint import inside, machine
 from lab.netlab import DOCKER, HSN, MGMT, Host, NetLab, Network
 
 pytestmark = pytest.mark.netns

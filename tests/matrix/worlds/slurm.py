@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import time
-from pathlib import Path
 
 from cluster import slurm_lab
 from kit.command import MUSTER, SOURCE
@@ -84,7 +83,8 @@ class SlurmWorld(World):
 
     def processes(self):
         """Return what runs on the nodes beside Slurm's own and what has led the runner there."""
-        lines = [_line_of(pid) for node in NODES for pid in self._lab.processes_on(node)]
+        found = self._lab.commands_on(*NODES).values()
+        lines = [" ".join(map(os.fsdecode, words)).strip() for words in found]
         return [line for line in lines if line and not any(word in line for word in self.daemons)]
 
     def jobs(self):
@@ -97,11 +97,3 @@ class SlurmWorld(World):
             self._lab.set_link(node, "up")
         self._lab.reset()
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def _line_of(pid):
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    return " ".join(map(os.fsdecode, words)).strip()

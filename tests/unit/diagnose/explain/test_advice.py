@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kit import tables
 from torchmuster.diagnose.explain.advice.values import VALUES
 from torchmuster.diagnose.explain.rules import rows
 from unit.diagnose.explain.logs import explain
@@ -91,21 +92,26 @@ def test_a_gpu_that_fills_late_is_said_to_have_been_large_enough_before(tmp_path
 @pytest.mark.parametrize(
     ("log", "words"),
     [
+        *(
+            (raised(error), words)
+            for words, error in tables.rows(
+                r"""
+            30 entries are no multiple of 8  RuntimeError: shape '[8, -1]' is invalid for input of size 30
+            at least 11 classes              IndexError: Target 10 is out of bounds.
+            the indices 0 to 3               IndexError: index 4 is out of bounds for dimension 0 with size 4
+            removeprefix('module.')          RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "fc.weight".\n\tUnexpected key(s) in state_dict: "module.fc.weight".
+            resize_token_embeddings(50265)   RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for wte.weight: copying a param with shape torch.Size([50257, 16]) from checkpoint, the shape in current model is torch.Size([50265, 16]).
+            96 or 128                        AssertionError: global batch size (100) is not divisible by micro batch size (4) times data parallel size (8)
+            "train_batch_size": 48           AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 4 * 2 * 6
+            """
+            )
+        ),
         (
             raised(
                 "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x784 and 512x10)",
                 IN_A_LAYER,
             ),
             "in_features=784",
-        ),
-        (
-            raised("RuntimeError: shape '[8, -1]' is invalid for input of size 30"),
-            "30 entries are no multiple of 8",
-        ),
-        (raised("IndexError: Target 10 is out of bounds."), "at least 11 classes"),
-        (
-            raised("IndexError: index 4 is out of bounds for dimension 0 with size 4"),
-            "the indices 0 to 3",
         ),
         (
             raised(
@@ -115,30 +121,6 @@ def test_a_gpu_that_fills_late_is_said_to_have_been_large_enough_before(tmp_path
                 before="Token indices sequence length is longer than the specified maximum sequence length for this model (1530 > 1024).\n",
             ),
             "max_length=1024",
-        ),
-        (
-            raised(
-                'RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "fc.weight".\n\tUnexpected key(s) in state_dict: "module.fc.weight".'
-            ),
-            "removeprefix('module.')",
-        ),
-        (
-            raised(
-                "RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for wte.weight: copying a param with shape torch.Size([50257, 16]) from checkpoint, the shape in current model is torch.Size([50265, 16])."
-            ),
-            "resize_token_embeddings(50265)",
-        ),
-        (
-            raised(
-                "AssertionError: global batch size (100) is not divisible by micro batch size (4) times data parallel size (8)"
-            ),
-            "96 or 128",
-        ),
-        (
-            raised(
-                "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 4 * 2 * 6"
-            ),
-            '"train_batch_size": 48',
         ),
     ],
 )
@@ -235,6 +217,18 @@ def test_a_package_that_lacks_a_part_of_itself_is_installed_anew(tmp_path):
 @pytest.mark.parametrize(
     ("log", "words"),
     [
+        *(
+            (raised(error), words)
+            for words, error in tables.rows(
+                """
+            expanduser                                  FileNotFoundError: [Errno 2] No such file or directory: '~/data/a.jsonl'
+            begins at the folder in which the job runs  FileNotFoundError: [Errno 2] No such file or directory: 'out/model.pth'
+            if torchvision is meant                     ModuleNotFoundError: No module named 'torchvison'
+            if argparse is meant                        ModuleNotFoundError: No module named 'agparse'
+            install it                                  ModuleNotFoundError: No module named 'my_models'
+            """
+            )
+        ),
         (
             raised("RuntimeError: Parent directory ./out does not exist.", code="torch.save(x, p)"),
             "os.makedirs('./out', exist_ok=True)",
@@ -247,14 +241,6 @@ def test_a_package_that_lacks_a_part_of_itself_is_installed_anew(tmp_path):
             "mkdir -p out/a",
         ),
         (
-            raised("FileNotFoundError: [Errno 2] No such file or directory: '~/data/a.jsonl'"),
-            "expanduser",
-        ),
-        (
-            raised("FileNotFoundError: [Errno 2] No such file or directory: 'out/model.pth'"),
-            "begins at the folder in which the job runs",
-        ),
-        (
             raised(
                 "FileNotFoundError: [Errno 2] No such file or directory: '/data/trian.jsonl'",
                 before="corpus: /data/train.jsonl\n",
@@ -263,9 +249,6 @@ def test_a_package_that_lacks_a_part_of_itself_is_installed_anew(tmp_path):
         ),
         ("python: can't open file '/home/u/trian.py': [Errno 2] No such file\n", "train.py"),
         ("job.sh: line 7: pyton: command not found\n", "if python is meant"),
-        (raised("ModuleNotFoundError: No module named 'torchvison'"), "if torchvision is meant"),
-        (raised("ModuleNotFoundError: No module named 'agparse'"), "if argparse is meant"),
-        (raised("ModuleNotFoundError: No module named 'my_models'"), "install it"),
         (
             "usage: fit.py [-h] [--learning-rate LR]\nfit.py: error: unrecognized arguments: --learning_rate 0.1\n",
             "--learning-rate",
@@ -334,31 +317,20 @@ def test_a_cache_without_room_is_moved_by_the_variable_of_its_library(tmp_path, 
 @pytest.mark.parametrize(
     ("log", "words"),
     [
+        *(
+            (raised(error), words)
+            for words, error in tables.rows(
+                """
+            --max-model-len 45120          ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache (45120).
+            --gpu-memory-utilization 0.24  ValueError: Free memory on device (20.5/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB).
+            1, 2, 4 and 7                  ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).
+            8 or 16 ranks                  RuntimeError: world_size (12) is not divisible by 8
+            Did you mean: 'ones'           AttributeError: module 'torch' has no attribute 'onse'. Did you mean: 'ones'?
+            """
+            )
+        ),
         (raised(FULL, IN_THE_TRAINER, f"{SITE}/transformers/trainer_pt_utils.py"), "eval_acc"),
         (raised(FULL, file="/tmp/ipykernel_811/1.py"), "restart the kernel"),
-        (
-            raised(
-                "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache (45120)."
-            ),
-            "--max-model-len 45120",
-        ),
-        (
-            raised(
-                "ValueError: Free memory on device (20.5/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB)."
-            ),
-            "--gpu-memory-utilization 0.24",
-        ),
-        (
-            raised(
-                "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."
-            ),
-            "1, 2, 4 and 7",
-        ),
-        (raised("RuntimeError: world_size (12) is not divisible by 8"), "8 or 16 ranks"),
-        (
-            raised("AttributeError: module 'torch' has no attribute 'onse'. Did you mean: 'ones'?"),
-            "Did you mean: 'ones'",
-        ),
     ],
 )
 def test_advice_has_the_sizes_and_names_that_fit(tmp_path, log, words):

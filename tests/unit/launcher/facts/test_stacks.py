@@ -1,9 +1,12 @@
 """What a rank does is read from the files of its frames, not from a message."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.tables import rows
 from torchmuster.launcher.facts.stacks import (
     RankActivity,
     StackReading,
@@ -39,94 +42,47 @@ FETCH = (f"{SITE}/torch/utils/data/_utils/fetch.py", 56, "fetch")
 LOADER = (f"{SITE}/torch/utils/data/dataloader.py", 785, "_next_data")
 
 
+def read_frames(text):
+    """Return the frames of a row: files are below `SITE` or are `MAIN` where they do not begin with a slash."""
+    return [
+        MAIN if frame == "MAIN" else read_frame(*frame.split(" ")) for frame in text.split(" < ")
+    ]
+
+
+def read_frame(place, name):
+    file, line = place.split(":")
+    return os.path.join(SITE, file), int(line), name
+
+
 @pytest.mark.parametrize(
-    ("frames", "doing", "what"),
-    [
-        ([(C10D, 2810, "all_reduce"), LOGGED, MAIN], RankActivity.WAITS, "all_reduce"),
-        ([(C10D, 5356, "barrier"), LOGGED, MAIN], RankActivity.WAITS, "barrier"),
-        ([*BACKWARD, MAIN], RankActivity.WAITS, "backward"),
-        (
-            [(f"{SITE}/torch/nn/parallel/distributed.py", 2100, "_sync_buffers"), MAIN],
-            RankActivity.WAITS,
-            "the broadcast of DDP's buffers",
-        ),
-        (
-            [
-                (f"{STD}/threading.py", 331, "wait"),
-                (f"{SITE}/torchmuster/train/lockstep.py", 80, "_wait_for_all"),
-                MAIN,
-            ],
-            RankActivity.WAITS,
-            "torchmuster's lockstep",
-        ),
-        ([("/home/u/data.py", 88, "read"), FETCH, LOADER, MAIN], RankActivity.WORKS, "read()"),
-        (
-            [(f"{STD}/socket.py", 706, "readinto"), ("/home/u/data.py", 88, "read"), MAIN],
-            RankActivity.WORKS,
-            "read()",
-        ),
-        (
-            [(f"{STD}/queue.py", 180, "get"), LOADER, MAIN],
-            RankActivity.WORKS,
-            "its loader",
-        ),
-        (
-            [(f"{SITE}/torch/_inductor/codecache.py", 9, "compile"), MAIN],
-            RankActivity.COMPILES,
-            "<module>",
-        ),
-        (
-            [(f"{SITE}/torch/_dynamo/symbolic_convert.py", 9, "run"), MAIN],
-            RankActivity.COMPILES,
-            "",
-        ),
-        (
-            [
-                ("/tmp/torchinductor_u/ab/cab.py", 40, "call"),
-                (f"{SITE}/torch/_inductor/output_code.py", 600, "__call__"),
-                (f"{SITE}/torch/_dynamo/eval_frame.py", 745, "compile_wrapper"),
-                MAIN,
-            ],
-            RankActivity.WORKS,
-            "",
-        ),
-        ([(f"{SITE}/torch/serialization.py", 800, "_save"), MAIN], RankActivity.SAVES, ""),
-        (
-            [(f"{STD}/shutil.py", 1, "copy"), ("/home/u/io.py", 5, "save_checkpoint"), MAIN],
-            RankActivity.SAVES,
-            "",
-        ),
-        (
-            [(f"{SITE}/torch/nn/linear.py", 1, "forward"), ("/home/u/t.py", 7, "evaluate"), MAIN],
-            RankActivity.EVALUATES,
-            "evaluate()",
-        ),
-        (
-            [(C10D, 1, "all_gather"), ("/home/u/t.py", 7, "evaluate"), MAIN],
-            RankActivity.WAITS,
-            "all_gather",
-        ),
-        (
-            [(f"{STD}/pdb.py", 1, "interaction"), ("/home/u/t.py", 7, "f")],
-            RankActivity.DEBUGGED,
-            "",
-        ),
-        (
-            [
-                (f"{SITE}/x/__init__.py", 3, "<module>"),
-                (f"{SITE}/torch/_dynamo/symbolic_convert.py", 55, "<module>"),
-                MAIN,
-            ],
-            RankActivity.WORKS,
-            "",
-        ),
-    ],
+    ("doing", "what", "frames"),
+    rows(
+        """
+        WAITS      all_reduce                      torch/distributed/distributed_c10d.py:2810 all_reduce < torch/distributed/c10d_logger.py:83 wrapper < MAIN
+        WAITS      barrier                         torch/distributed/distributed_c10d.py:5356 barrier < torch/distributed/c10d_logger.py:83 wrapper < MAIN
+        WAITS      backward                        torch/autograd/graph.py:865 _engine_run_backward < torch/autograd/__init__.py:354 backward < torch/_tensor.py:625 backward < MAIN
+        WAITS      the broadcast of DDP's buffers  torch/nn/parallel/distributed.py:2100 _sync_buffers < MAIN
+        WAITS      torchmuster's lockstep          /usr/lib/python3.11/threading.py:331 wait < torchmuster/train/lockstep.py:80 _wait_for_all < MAIN
+        WORKS      read()                          /home/u/data.py:88 read < torch/utils/data/_utils/fetch.py:56 fetch < torch/utils/data/dataloader.py:785 _next_data < MAIN
+        WORKS      read()                          /usr/lib/python3.11/socket.py:706 readinto < /home/u/data.py:88 read < MAIN
+        WORKS      its loader                      /usr/lib/python3.11/queue.py:180 get < torch/utils/data/dataloader.py:785 _next_data < MAIN
+        COMPILES   <module>                        torch/_inductor/codecache.py:9 compile < MAIN
+        COMPILES   -                               torch/_dynamo/symbolic_convert.py:9 run < MAIN
+        WORKS      -                               /tmp/torchinductor_u/ab/cab.py:40 call < torch/_inductor/output_code.py:600 __call__ < torch/_dynamo/eval_frame.py:745 compile_wrapper < MAIN
+        SAVES      -                               torch/serialization.py:800 _save < MAIN
+        SAVES      -                               /usr/lib/python3.11/shutil.py:1 copy < /home/u/io.py:5 save_checkpoint < MAIN
+        EVALUATES  evaluate()                      torch/nn/linear.py:1 forward < /home/u/t.py:7 evaluate < MAIN
+        WAITS      all_gather                      torch/distributed/distributed_c10d.py:1 all_gather < /home/u/t.py:7 evaluate < MAIN
+        DEBUGGED   -                               /usr/lib/python3.11/pdb.py:1 interaction < /home/u/t.py:7 f
+        WORKS      -                               x/__init__.py:3 <module> < torch/_dynamo/symbolic_convert.py:55 <module> < MAIN
+        """,
+        3,
+    ),
 )
 def test_frames_tell_what_a_rank_does(frames, doing, what):
-    found = judge(stack(*frames, OURS))
-    assert found.doing is doing
-    if what:
-        assert found.what == what
+    found = judge(stack(*read_frames(frames), OURS))
+    assert found.doing is RankActivity[doing]
+    assert what in ("-", found.what)
 
 
 def test_the_scripts_innermost_frame_is_named():
