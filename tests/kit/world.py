@@ -15,130 +15,40 @@ from pathlib import Path
 MACHINE: Mapping[str, str] = dict(os.environ)
 MACHINE_PATH = MACHINE.get("PATH", os.defpath)
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Commands by which muster finds a scheduler, a launcher, or another machine.
-HIDDEN = frozenset(
-    [
-        "sbatch",
-        "srun",
-        "salloc",
-        "squeue",
-        "sinfo",
-        "sacct",
-        "sacctmgr",
-        "scancel",
-        "scontrol",
-        "sattach",
-        "sbcast",
-        "sprio",
-        "sstat",
-        "strigger",
-        "qsub",
-        "qstat",
-        "qdel",
-        "qrls",
-        "qhold",
-        "qsig",
-        "qrerun",
-        "qalter",
-        "qmgr",
-        "pbsdsh",
-        "pbs_tmrsh",
-        "pbsnodes",
-        "pbs_attach",
-        "tracejob",
-        "mpiexec",
-        "mpiexec.hydra",
-        "mpiexec.mpich",
-        "mpiexec.openmpi",
-        "mpirun",
-        "mpirun.mpich",
-        "mpirun.openmpi",
-        "orterun",
-        "prterun",
-        "prun",
-        "palsrun",
-        "aprun",
-        "bsub",
-        "bjobs",
-        "flux",
-        "jsrun",
-        "kubectl",
-        "ssh",
-        "sftp",
-        "scp",
-        "module",
-        "modulecmd",
-    ]
+HIDDEN = _words("""
+    sbatch srun salloc squeue sinfo sacct sacctmgr scancel scontrol sattach sbcast sprio sstat strigger
+    qsub qstat qdel qrls qhold qsig qrerun qalter qmgr pbsdsh pbs_tmrsh pbsnodes pbs_attach tracejob
+    mpiexec mpiexec.hydra mpiexec.mpich mpiexec.openmpi mpirun mpirun.mpich mpirun.openmpi
+    orterun prterun prun palsrun aprun
+    bsub bjobs flux jsrun
+    kubectl ssh sftp scp
+    module modulecmd
+""")
+_FAMILIES = tuple(
+    _words("""
+    SLURM SBATCH_ SRUN_ SALLOC_ SQUEUE_ SINFO_
+    PBS_ PALS_ COBALT_ LSB_ FLUX_
+    OMPI_ PMI_ PMIX_ PRTE_ MPI_ MPIR_ HYDRA_ I_MPI_ MV2_
+    MUSTER_ PET_ TORCHMUSTER_ TORCHELASTIC_ TORCH_ NCCL_ GLOO_ CUDA_VISIBLE ROLE_ GROUP_
+    XDG_ SSH_ KUBE OMP_ MKL_ LOADEDMODULES MODULE LMOD_ BASH_FUNC_
+""")
 )
-_FAMILIES = (
-    *(
-        "SLURM",
-        "SBATCH_",
-        "SRUN_",
-        "SALLOC_",
-        "SQUEUE_",
-        "SINFO_",
-        "PBS_",
-        "PALS_",
-        "COBALT_",
-        "LSB_",
-        "FLUX_",
-    ),
-    *("OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_", "MPIR_", "HYDRA_", "I_MPI_", "MV2_"),
-    *(
-        "MUSTER_",
-        "PET_",
-        "TORCHMUSTER_",
-        "TORCHELASTIC_",
-        "TORCH_",
-        "NCCL_",
-        "GLOO_",
-        "CUDA_VISIBLE",
-        "ROLE_",
-        "GROUP_",
-    ),
-    *("XDG_", "SSH_", "KUBE", "OMP_", "MKL_", "LOADEDMODULES", "MODULE", "LMOD_", "BASH_FUNC_"),
-)
-_NAMES = frozenset(
-    [
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "MPIRUN_RANK",
-        "BASH_ENV",
-        "ENV",
-        "PROMPT_COMMAND",
-        "COLUMNS",
-        "LINES",
-        "NO_COLOR",
-        "FORCE_COLOR",
-        "CLICOLOR",
-        "CLICOLOR_FORCE",
-        "PYTHONUNBUFFERED",
-        "PYTHONHASHSEED",
-        "PYTHONSTARTUP",
-        "PYTHONWARNINGS",
-        "PYTHONINSPECT",
-        "PYTHONBREAKPOINT",
-    ]
-)
+_NAMES = _words("""
+    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT MPIRUN_RANK
+    BASH_ENV ENV PROMPT_COMMAND COLUMNS LINES NO_COLOR FORCE_COLOR CLICOLOR CLICOLOR_FORCE
+    PYTHONUNBUFFERED PYTHONHASHSEED PYTHONSTARTUP PYTHONWARNINGS PYTHONINSPECT PYTHONBREAKPOINT
+""")
 # By these a person asks the tests themselves for more: `make chaos`, `make lab`.
-_ASKED = frozenset(
-    [
-        "MUSTER_LAB",
-        "MUSTER_CHAOS",
-        "MUSTER_CHAOS_SEED",
-        "MUSTER_SEEDS",
-        "MUSTER_TRAIN_SEEDS",
-        "MUSTER_REPLAYS",
-        "MUSTER_PREEMPTIONS",
-        "MUSTER_AGREEMENTS",
-    ]
-)
+_ASKED = _words("""
+    MUSTER_LAB MUSTER_CHAOS MUSTER_CHAOS_SEED
+    MUSTER_SEEDS MUSTER_TRAIN_SEEDS MUSTER_REPLAYS MUSTER_PREEMPTIONS MUSTER_AGREEMENTS
+""")
 
 
 def own_environment(machine: Mapping[str, str], home: Path) -> dict[str, str]:

@@ -21,80 +21,67 @@ from torchmuster.launcher.model.job import JobView
 
 # Trimmed to what is read: `kubectl get jobs.batch,pods -l ... -o json`, and events.
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
-# What happened: state, how the reason begins, exit code, hosts, and whether it can never heal.
+# What happened: state, exit code, whether it waits for what can heal or never can, hosts, and how the reason begins.
 VIEWS = {
-    "job-pods-fresh": (JobState.PENDING, "ContainerCreating", None, ("n1", "n2"), False),
-    "job-pods-running": (JobState.RUNNING, None, None, ("n1", "n2"), None),
-    "job-pods-succeeded": (JobState.SUCCEEDED, None, 0, ("n1",), None),
-    "job-pods-failed-113": (JobState.FAILED, "PodFailurePolicy: ", None, ("n2",), None),
-    "job-pods-unschedulable": (JobState.PENDING, "Unschedulable: 0/2 nodes", None, (), False),
-    "job-pods-errimagepull": (JobState.PENDING, "ErrImagePull: ", None, ("n1",), False),
-    "job-pods-imagepullbackoff": (
-        JobState.PENDING,
-        "ErrImagePull: ",
-        None,
-        ("n2", "n1"),
-        False,
-    ),
-    "job-pods-neverpull": (JobState.PENDING, "ErrImageNeverPull: ", None, ("n1", "n2"), True),
-    "job-pods-command-not-found": (JobState.PENDING, "StartError: ", None, ("n1",), True),
-    "job-pods-oomkilled": (JobState.RUNNING, "OOMKilled (pod 1)", None, ("n1", "n2"), False),
-    "job-pods-evicting": (
-        JobState.RUNNING,
-        "EvictionByEvictionAPI: ",
-        None,
-        ("n1", "n2"),
-        False,
-    ),
-    "job-pods-evicted": (JobState.RUNNING, "EvictionByEvictionAPI: ", None, ("n1", "n2"), False),
-    "job-pods-node-lost-5s": (JobState.RUNNING, None, None, ("n2", "n1"), None),
-    "job-pods-node-lost-terminating": (
-        JobState.PENDING,
-        "DeletionByTaintManager: ",
-        None,
-        ("n2", "n1"),
-        False,
-    ),
-    "job-pods-node-lost-forced": (
-        JobState.PENDING,
-        "DeletionByTaintManager: ",
-        None,
-        ("n2", "n1"),
-        False,
-    ),
-    "job-pods-pod-deleting": (JobState.RUNNING, None, None, ("n1",), None),
-    "job-pods-pod-replaced": (JobState.RUNNING, None, None, ("n1",), None),
-    "job-pods-jdl": (JobState.TIMED_OUT, "DeadlineExceeded: ", None, (), None),
-    "job-pods-deleting-foreground": (JobState.ENDING, None, None, ("n1", "n2"), None),
-    "pods-deleting": (JobState.ENDING, None, None, ("n1", "n2"), None),
-    "job-suspended": (JobState.HELD, "JobSuspended: ", None, (), False),
-    "job-suspending": (JobState.HELD, "JobSuspended: ", None, ("n1",), False),
-    "job-resumed": (JobState.RUNNING, None, None, ("n1",), None),
-    "kueue-no-queue": (JobState.HELD, "Inadmissible: LocalQueue nosuch", None, (), True),
-    "kueue-readmitted-job-pods": (JobState.RUNNING, None, None, ("n1",), None),
-    "kueue-admitted": (JobState.RUNNING, None, None, ("n2",), None),
-    "kueue-next": (JobState.HELD, "Pending: couldn't assign", None, (), False),
-    "kueue-second": (JobState.HELD, "Pending: couldn't assign", None, (), False),
-    "kueue-preempted": (JobState.HELD, "Preempted: Preempted to accommodate", None, (), False),
-    "kueue-deactivated": (JobState.HELD, "Deactivated: The workload is", None, (), False),
-    "kueue-stopped": (JobState.HELD, "Inadmissible: ClusterQueue stopped", None, (), False),
-    "kueue-held": (JobState.HELD, "Inadmissible: LocalQueue held", None, (), False),
-    "kueue-nowhere": (JobState.HELD, "Inadmissible: ClusterQueue nosuch", None, (), False),
-    "kueue-too-far": (JobState.HELD, "Pending: couldn't assign", None, (), False),
-    "kueue-too-large": (JobState.HELD, "Pending: couldn't assign", None, (), True),
+    what: cells
+    for what, *cells in rows(
+        """
+        job-pods-fresh                  PENDING    -  waits  n1 n2  ContainerCreating
+        job-pods-running                RUNNING    -  -      n1 n2  -
+        job-pods-succeeded              SUCCEEDED  0  -      n1     -
+        job-pods-failed-113             FAILED     -  -      n2     PodFailurePolicy:
+        job-pods-unschedulable          PENDING    -  waits  -      Unschedulable: 0/2 nodes
+        job-pods-errimagepull           PENDING    -  waits  n1     ErrImagePull:
+        job-pods-imagepullbackoff       PENDING    -  waits  n2 n1  ErrImagePull:
+        job-pods-neverpull              PENDING    -  never  n1 n2  ErrImageNeverPull:
+        job-pods-command-not-found      PENDING    -  never  n1     StartError:
+        job-pods-oomkilled              RUNNING    -  waits  n1 n2  OOMKilled (pod 1)
+        job-pods-evicting               RUNNING    -  waits  n1 n2  EvictionByEvictionAPI:
+        job-pods-evicted                RUNNING    -  waits  n1 n2  EvictionByEvictionAPI:
+        job-pods-node-lost-5s           RUNNING    -  -      n2 n1  -
+        job-pods-node-lost-terminating  PENDING    -  waits  n2 n1  DeletionByTaintManager:
+        job-pods-node-lost-forced       PENDING    -  waits  n2 n1  DeletionByTaintManager:
+        job-pods-pod-deleting           RUNNING    -  -      n1     -
+        job-pods-pod-replaced           RUNNING    -  -      n1     -
+        job-pods-jdl                    TIMED_OUT  -  -      -      DeadlineExceeded:
+        job-pods-deleting-foreground    ENDING     -  -      n1 n2  -
+        pods-deleting                   ENDING     -  -      n1 n2  -
+        job-suspended                   HELD       -  waits  -      JobSuspended:
+        job-suspending                  HELD       -  waits  n1     JobSuspended:
+        job-resumed                     RUNNING    -  -      n1     -
+        kueue-no-queue                  HELD       -  never  -      Inadmissible: LocalQueue nosuch
+        kueue-readmitted-job-pods       RUNNING    -  -      n1     -
+        kueue-admitted                  RUNNING    -  -      n2     -
+        kueue-next                      HELD       -  waits  -      Pending: couldn't assign
+        kueue-second                    HELD       -  waits  -      Pending: couldn't assign
+        kueue-preempted                 HELD       -  waits  -      Preempted: Preempted to accommodate
+        kueue-deactivated               HELD       -  waits  -      Deactivated: The workload is
+        kueue-stopped                   HELD       -  waits  -      Inadmissible: ClusterQueue stopped
+        kueue-held                      HELD       -  waits  -      Inadmissible: LocalQueue held
+        kueue-nowhere                   HELD       -  waits  -      Inadmissible: ClusterQueue nosuch
+        kueue-too-far                   HELD       -  waits  -      Pending: couldn't assign
+        kueue-too-large                 HELD       -  never  -      Pending: couldn't assign
+        """,
+        6,
+    )
 }
+
+
+WAITS = {"waits": False, "never": True, "-": None}
 
 
 @pytest.mark.parametrize("what", VIEWS)
 def test_an_answer_is_read_as_it_was_meant(what):
-    state, begins, code, nodes, never = VIEWS[what]
+    state, code, waits, nodes, begins = VIEWS[what]
     objects = RECORDED[what]
     (run,) = runs_of(objects).values()
     view = REASONS.explained(view_of(run, queue=queue_reasons(objects).get(run.uid)))
-    assert (view.state, view.exit_code, view.nodes) == (state, code, nodes)
-    assert (view.reason or "").startswith(begins or "")
-    assert (view.reason is None) == (begins is None)
-    assert (view.wait.never if view.wait is not None else None) == never
+    assert view.state is JobState[state]
+    assert view.exit_code == (None if code == "-" else int(code))
+    assert view.nodes == (() if nodes == "-" else tuple(nodes.split()))
+    assert (view.reason or "-").startswith(begins + " " * begins.endswith(":"))
+    assert (view.reason is None) == (begins == "-")
+    assert (view.wait.never if view.wait is not None else None) == WAITS[waits]
 
 
 @pytest.mark.parametrize(
