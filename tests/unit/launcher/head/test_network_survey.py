@@ -86,6 +86,15 @@ class House:
         return next(fields for told, fields in self.told if told == name)
 
 
+def calling(variables=None, **more):
+    """Return a house whose nodes have said their facts and call each other; the second one has these variables."""
+    house = House(**more)
+    house.settle()
+    house.say_facts(**(variables or {}))
+    house.settle()
+    return house
+
+
 def test_agents_of_one_machine_are_not_surveyed():
     house = House(network_id="net1")
 
@@ -121,10 +130,7 @@ def test_the_network_that_connects_all_is_chosen_and_told():
 
 
 def test_all_pairs_call_each_other_and_a_repeated_address_is_not_called():
-    house = House(num_nodes=3)
-    house.settle()
-    house.say_facts()
-    house.settle()
+    house = calling(num_nodes=3)
 
     for number, member in enumerate(house.members):
         order = house.last(part_messages.ProbeNetwork)[member.hello.host]
@@ -135,10 +141,7 @@ def test_all_pairs_call_each_other_and_a_repeated_address_is_not_called():
 
 
 def test_a_known_network_is_not_surveyed_again_for_a_restart_nor_for_fewer_nodes():
-    house = House(num_nodes=3)
-    house.settle()
-    house.say_facts()
-    house.settle()
+    house = calling(num_nodes=3)
     house.say_results()
     house.settle()
     house.sent.clear()
@@ -149,10 +152,7 @@ def test_a_known_network_is_not_surveyed_again_for_a_restart_nor_for_fewer_nodes
 
 
 def test_a_new_node_is_a_new_survey():
-    house = House()
-    house.settle()
-    house.say_facts()
-    house.settle()
+    house = calling()
     house.say_results()
     house.settle()
     house.members[1] = make_member(9)
@@ -162,10 +162,7 @@ def test_a_new_node_is_a_new_survey():
 
 
 def test_workers_that_could_start_do_not_wait_for_black_holes():
-    house = House(ready=True)
-    house.settle()
-    house.say_facts()
-    house.settle()
+    house = calling(ready=True)
     house.say_results(bad=())  # the calls on mgmt0 have not ended
 
     assert house.settle()
@@ -173,10 +170,7 @@ def test_workers_that_could_start_do_not_wait_for_black_holes():
 
 
 def test_calls_that_have_not_ended_are_waited_for_while_spawners_import():
-    house = House()
-    house.settle()
-    house.say_facts()
-    house.settle()
+    house = calling()
     house.say_results(bad=())
 
     assert not house.settle()
@@ -197,10 +191,7 @@ def test_an_agent_that_says_nothing_costs_the_limit_and_the_run_goes_on():
 
 
 def test_before_a_run_is_ended_everything_is_tried_once_more_with_patience():
-    house = House()
-    house.settle()
-    house.say_facts()
-    house.settle()
+    house = calling()
     house.say_results(good=(), bad=("hsn0", "mgmt0"))
 
     assert not house.settle()
@@ -216,10 +207,13 @@ def test_before_a_run_is_ended_everything_is_tried_once_more_with_patience():
 
 
 def test_what_the_user_has_set_is_checked_against_the_interfaces_of_his_node():
-    house = House()
-    house.settle()
-    house.say_facts(GLOO_SOCKET_IFNAME="=hsn0", NCCL_SOCKET_IFNAME="mgmt", TP_SOCKET_IFNAME="hsn0")
-    house.settle()
+    house = calling(
+        variables={
+            "GLOO_SOCKET_IFNAME": "=hsn0",
+            "NCCL_SOCKET_IFNAME": "mgmt",
+            "TP_SOCKET_IFNAME": "hsn0",
+        }
+    )
     house.say_results()
     house.settle()
 
@@ -231,10 +225,7 @@ def test_what_the_user_has_set_is_checked_against_the_interfaces_of_his_node():
 
 
 def test_loopback_is_said_to_lead_to_the_node_itself():
-    house = House()
-    house.settle()
-    house.say_facts(GLOO_SOCKET_IFNAME="lo")
-    house.settle()
+    house = calling(variables={"GLOO_SOCKET_IFNAME": "lo"})
     house.say_results()
     house.settle()
 
@@ -245,10 +236,7 @@ def test_loopback_is_said_to_lead_to_the_node_itself():
 
 
 def test_words_of_an_earlier_survey_and_results_for_others_are_dropped():
-    house = House()
-    house.settle()
-    house.say_facts()
-    house.settle()
+    house = calling()
     forged = PairResult(candidate=0, source=0, target=1, why="a lie about n1")
     house.survey.take(
         house.members[1],
