@@ -10,6 +10,7 @@ import pytest
 from test_bad_input import transcript
 
 from kit.command import muster_env, run_muster
+from kit.sessions import session_setup
 from kit.values import run_plan, run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
@@ -22,7 +23,6 @@ from torchmuster.errors import ChannelError, SessionBusyError
 from torchmuster.multirun.cli.places import error_at_end
 from torchmuster.multirun.engine import HeldSession, ended
 from torchmuster.multirun.server.call import SESSION_FILE, SessionAgent
-from torchmuster.multirun.server.messages import SessionSetup
 from torchmuster.multirun.sweep.hosts import error_of_start
 from torchmuster.multirun.views.sessions import why_gone
 
@@ -58,17 +58,7 @@ def make(tmp_path, monkeypatch):
             2, run_id=RUN_ID, kind=ScriptKind.COMMAND, target="muster:door", python=python
         )
         run_dir = create_run_dir(plan)
-        setup = SessionSetup(
-            name="main",
-            nodes=2,
-            workers=None,
-            python=python,
-            preload=(),
-            idle_s=None,
-            limit_s=None,
-            folder="/",
-            variables=(),
-        )
+        setup = session_setup(nodes=2, python=python)
         atomic.write_json(os.path.join(run_dir.path, SESSION_FILE), codec.to_plain(setup))
         owner = os.getpid()
         if not lives:

@@ -3,6 +3,7 @@
 import dataclasses
 
 from torchmuster.core.head.membership import Member
+from torchmuster.core.model.contract import AttemptFacts, WorkerRanks
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
@@ -46,6 +47,21 @@ def run_result(state=RunState.SUCCEEDED, exit_code=0, **given):
     """Return the result of a run of one attempt."""
     usual = {"run_id": "r", "attempts": 1, "restarts_spent": 0, "elapsed_s": 1.0}
     return Result(state=state, exit_code=exit_code, **{**usual, **given})
+
+
+def worker_ranks(rank, local_rank, counts, node_rank):
+    """Return where a rank is among nodes with so many workers each."""
+    size = sum(counts)
+    of_node = {"local_rank": local_rank, "local_world_size": counts[node_rank]}
+    of_nodes = {"node_rank": node_rank, "num_nodes": len(counts)}
+    of_role = {"role_rank": rank, "role_world_size": size}
+    return WorkerRanks(rank=rank, world_size=size, **of_node, **of_nodes, **of_role)
+
+
+def attempt_facts(**given):
+    """Return what workers are told of the first attempt of the run `job`."""
+    usual = {"run_id": "job", "attempt": 0, "restarts_spent": 0, "max_restarts": 0}
+    return AttemptFacts(**{**usual, "master_addr": "n1", "master_port": 29500, **given})
 
 
 def term(number=0, **given):

@@ -9,6 +9,24 @@ LONGEST_PAUSE_S = 0.05
 LIMIT_S = 120.0
 
 
+class Clock:
+    """A clock that a test sets, or that a wait moves; it may stand for the module `time`, too."""
+
+    paused_s = 0.0
+
+    def __init__(self, now=100.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+    time = monotonic = __call__
+
+    def wait(self, seconds):
+        """Move it."""
+        self.now += seconds
+
+
 def wait_until(condition, what="the condition", limit_s=LIMIT_S):
     """Return the first true value of `condition()`; fail with `what` when the time is up."""
     never, pauses = threading.Event(), _pauses(what, limit_s)

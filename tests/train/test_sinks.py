@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import torchmuster.train as tm
 from kit.training import view_training
+from kit.waiting import Clock
 from torchmuster.errors import UsageError
 from torchmuster.train.sinks import MetricsRecord, StepsDone
 
@@ -19,14 +20,6 @@ from torchmuster.train.sinks import MetricsRecord, StepsDone
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def read_lines(path):
@@ -204,7 +197,7 @@ def test_a_run_writes_to_its_record_and_to_its_sinks(world, tmp_path):
 
 
 def test_a_terminal_gets_a_bar_with_the_time_left():
-    clock, terminal = Clock(), Terminal()
+    clock, terminal = Clock(0.0), Terminal()
     progress = StepsDone(terminal, now=clock)
     progress.begin(0)
     clock.now = 10.0
@@ -217,7 +210,7 @@ def test_a_terminal_gets_a_bar_with_the_time_left():
 
 
 def test_elsewhere_a_plain_line_comes_every_ten_seconds():
-    clock, log = Clock(), io.StringIO()
+    clock, log = Clock(0.0), io.StringIO()
     progress = StepsDone(log, now=clock)
     progress.begin(0)
     for second in range(1, 26):

@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 import pytest
 from click.testing import CliRunner
 
+from kit.sessions import session_setup
 from kit.values import run_plan
 from torchmuster.core.cli.main import muster
 from torchmuster.core.files.atomic import write_json
@@ -32,7 +33,6 @@ from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.jobs import make_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
-from torchmuster.multirun.server.messages import SessionSetup
 from torchmuster.multirun.sweep.arrays import SweepArrays
 
 PAGE = Path(__file__).parents[2] / "docs" / "where.md"
@@ -176,17 +176,7 @@ PLAN = run_plan(run_id="s", target="train.py", start=StartMethod.FRESH)
 
 def hold(folder, monkeypatch):
     """Pretend that the session `main` lives on this machine."""
-    setup = SessionSetup(
-        name="main",
-        nodes=1,
-        workers=None,
-        python=("python3",),
-        preload=(),
-        idle_s=None,
-        limit_s=None,
-        folder="/",
-        variables=(),
-    )
+    setup = session_setup()
     held = type("Held", (), {"run_dir": RunDir(str(folder / "session"))})()
     sessions = "torchmuster.multirun.views.sessions"
     monkeypatch.setattr(f"{sessions}.find_session", lambda name: held)

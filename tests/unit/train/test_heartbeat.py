@@ -5,20 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.waiting import Clock
 from torchmuster.core.model import progress as heartbeat
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.train import heartbeat as beats
 from torchmuster.train.heartbeat import Heartbeat, open_heartbeat
-
-
-class Clock:
-    """The time that the beats see."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def monotonic(self):
-        return self.now
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.contract import AttemptFacts, WorkerRanks, worker_environment
+from kit.values import attempt_facts, worker_ranks
+from torchmuster.core.model.contract import worker_environment
 from torchmuster.errors import UsageError
 from torchmuster.train.launch import (
     Launcher,
@@ -81,24 +82,8 @@ def test_torchrun_is_read():
 
 
 def test_muster_is_torchrun_with_a_variable_of_ours():
-    place = WorkerRanks(
-        rank=5,
-        local_rank=1,
-        world_size=8,
-        local_world_size=4,
-        node_rank=1,
-        num_nodes=2,
-        role_rank=5,
-        role_world_size=8,
-    )
-    facts = AttemptFacts(
-        run_id="job",
-        attempt=3,
-        restarts_spent=1,
-        max_restarts=4,
-        master_addr="n1",
-        master_port=29500,
-    )
+    place = worker_ranks(5, 1, (4, 4), 1)
+    facts = attempt_facts(attempt=3, restarts_spent=1, max_restarts=4)
     environ = worker_environment(place, facts)
     launch = read_launch(environ)
     assert launch.launcher is Launcher.MUSTER

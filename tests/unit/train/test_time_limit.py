@@ -5,20 +5,14 @@ import os
 
 import pytest
 
+from kit.waiting import Clock
 from torchmuster.train import preempt
 from torchmuster.train.preempt import TimeLimit
 
 
-class Clock:
-    now = 1000.0
-
-    def time(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch, tmp_path):
-    made = Clock()
+    made = Clock(1000.0)
     monkeypatch.setattr(preempt, "time", made)
     monkeypatch.setenv("SLURM_JOB_END_TIME", "2000")
     monkeypatch.setenv("TORCHMUSTER_RUN_DIR", str(tmp_path))

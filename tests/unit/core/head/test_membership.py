@@ -6,19 +6,12 @@ import pytest
 
 from kit import values
 from kit.values import READY, run_plan
+from kit.waiting import Clock
 from torchmuster.core.head.membership import Membership
 from torchmuster.core.model.lease import SILENT_S, SLOW_S
 
 VERSION = "1"
 BOOT = "this boot"
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

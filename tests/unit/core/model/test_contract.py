@@ -1,24 +1,16 @@
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kit.values import attempt_facts, worker_ranks
 from torchmuster.core.model import contract
-from torchmuster.core.model.contract import AttemptFacts, WorkerRanks, worker_environment
+from torchmuster.core.model.contract import worker_environment
 
-PLACE = WorkerRanks(
-    rank=5,
-    local_rank=1,
-    world_size=6,
-    local_world_size=2,
-    node_rank=2,
-    num_nodes=3,
-    role_rank=3,
-    role_world_size=4,
-)
-FACTS = AttemptFacts(
-    run_id="job",
+PLACE = replace(worker_ranks(5, 1, (2, 2, 2), 2), role_rank=3, role_world_size=4)
+FACTS = attempt_facts(
     attempt=4,
     restarts_spent=2,
     max_restarts=7,
@@ -69,15 +61,7 @@ def test_the_names_are_those_that_torchrun_sets():
 
 
 def test_without_a_store_of_the_agent_torch_makes_its_own():
-    facts = AttemptFacts(
-        run_id="job",
-        attempt=0,
-        restarts_spent=0,
-        max_restarts=0,
-        master_addr="a",
-        master_port=1,
-        has_store=False,
-    )
+    facts = attempt_facts(has_store=False)
 
     assert worker_environment(PLACE, facts)["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kit.waiting import Clock
 from torchmuster.core.model.lease import (
     LEASE_S,
     MAX_TURN_S,
@@ -14,14 +15,6 @@ from torchmuster.core.model.lease import (
     is_given_up,
     large_packets_lost,
 )
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

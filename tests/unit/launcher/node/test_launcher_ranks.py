@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.core.model.contract import WorkerRanks
+from kit.values import worker_ranks
 from torchmuster.launcher.node.launcher_ranks import (
     are_one_step,
     is_one_of_many,
@@ -44,21 +44,8 @@ STEP = BATCH | {
 }
 
 
-def place(rank, local_rank, counts, node_rank):
-    return WorkerRanks(
-        rank=rank,
-        local_rank=local_rank,
-        world_size=sum(counts),
-        local_world_size=counts[node_rank],
-        node_rank=node_rank,
-        num_nodes=len(counts),
-        role_rank=rank,
-        role_world_size=sum(counts),
-    )
-
-
 def worker(environment, rank, local_rank, node_rank, counts=(2, 2), text="2(x2)"):
-    change = make_true(environment, place(rank, local_rank, counts, node_rank), text)
+    change = make_true(environment, worker_ranks(rank, local_rank, counts, node_rank), text)
     kept = {name: value for name, value in environment.items() if name not in change.removed}
     return kept | change.values
 

@@ -4,26 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from kit.sessions import session_setup
+from kit.waiting import Clock
 from torchmuster.core.files.layout import RunDir
 from torchmuster.multirun.server import keeper as server_time
 from torchmuster.multirun.server.call import this_process
 from torchmuster.multirun.server.keeper import SessionTime
-from torchmuster.multirun.server.messages import SessionSetup
-
-
-class Clock:
-    """The time, as a test sets it."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def time(self):
-        return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    clock = Clock(1000.0)
     monkeypatch.setattr(server_time, "time", clock)
     return clock
 
@@ -33,18 +24,7 @@ def make(clock, tmp_path):
     """Return a function that makes the clock of a door."""
 
     def made(*, limit_s=None, idle_s=None, place=0, client=None):
-        setup = SessionSetup(
-            name="main",
-            nodes=2,
-            workers=None,
-            python=("python3",),
-            preload=(),
-            idle_s=idle_s,
-            limit_s=limit_s,
-            folder="",
-            variables=(),
-            client=client,
-        )
+        setup = session_setup(nodes=2, idle_s=idle_s, limit_s=limit_s, client=client)
         return SessionTime(setup, RunDir(str(tmp_path)), place)
 
     return made

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit.waiting import Clock
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.load import Patience
@@ -178,19 +179,6 @@ class Faulty(LocalFolder):
         return super().set_aside(step)
 
 
-class Clock:
-    """A clock that only waits move."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-    def wait(self, seconds):
-        self.now += seconds
-
-
 def patience(said, clock):
     return Patience(said.append, limit_s=60.0, wait=clock.wait, clock=clock)
 
@@ -200,7 +188,7 @@ READING = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, er
 
 @pytest.mark.parametrize("number", READING)
 def test_a_storage_that_recovers_costs_no_snapshot(folder, number):
-    said, clock = [], Clock()
+    said, clock = [], Clock(0.0)
     faulty = Faulty(folder.url, number, times=random.Random(number).randint(1, 12))
     assert read_newest(faulty, pytest.fail, patience(said, clock)).manifest.step == 2
     assert faulty.renamed == []
@@ -211,7 +199,7 @@ def test_a_storage_that_recovers_costs_no_snapshot(folder, number):
 
 @pytest.mark.parametrize("number", [*READING, errno.EACCES, errno.EPERM])
 def test_a_storage_that_gives_only_errors_is_not_taken_for_damage(folder, number):
-    faulty, clock = Faulty(folder.url, number, times=-1), Clock()
+    faulty, clock = Faulty(folder.url, number, times=-1), Clock(0.0)
     for _ in range(2):
         with pytest.raises(UnreadableError) as caught:
             read_newest(faulty, pytest.fail, patience([], clock))
@@ -233,7 +221,7 @@ def test_a_folder_that_goes_away_while_it_is_read_proves_no_damage(folder):
             return super().size(step, name)
 
     with pytest.raises(UnreadableError):
-        read_newest(Leaving(folder.url), pytest.fail, patience([], Clock()))
+        read_newest(Leaving(folder.url), pytest.fail, patience([], Clock(0.0)))
     assert LocalFolder(str(away)).steps() == [2, 1]
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from kit.waiting import run, wait_until_async
+from kit.waiting import Clock, run, wait_until_async
 from kit.workflows import workflow_plan
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
@@ -143,15 +143,6 @@ def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path, monkeypatch):
     script = f"setsid sleep 60 & echo $! > {tmp_path}/left; exit 0"
     run(Head(tmp_path, monkeypatch, ("bash", "-c", script)).meet(conversation))
     assert pids
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now, paused_s = 100.0, 0.0
-
-    def __call__(self):
-        return self.now
 
 
 async def test_the_lease_of_an_agent_begins_when_its_call_is_answered(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kit.values import program
+from kit.waiting import Clock
 from torchmuster.core.model.lease import LEASE_S
 from torchmuster.core.net.messages import SpawnerReady, SpawnerRefused
 from torchmuster.core.node.spawner import keeper
@@ -73,14 +74,6 @@ class Agent:
     async def take_spawner_loss(self, why, *, was_killed):
         self.losses.append(why)
         self.killed.append(was_killed)
-
-
-class Clock:
-    now = 100.0
-    paused_s = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
