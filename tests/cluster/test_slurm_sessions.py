@@ -100,7 +100,7 @@ def held(login, slurm_lab):
 
 
 def _ours(lab, node, word):
-    return [pid for pid, words in lab.commands_on(node).items() if word in b" ".join(words)]
+    return [pid for pid, words in lab.commands_on(node).items() if word in b"\0".join(words)]
 
 
 def test_two_scripts_and_an_edit_run_on_the_nodes_of_a_job(held, slurm_lab):
