@@ -160,6 +160,14 @@ class Engine(Protocol):
         """Make the agents end themselves."""
 
 
+def _is_in_background() -> bool:
+    """Say whether another process group has the terminal on standard input."""
+    try:
+        return sys.stdin.isatty() and os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:  # a terminal that does not control us: anybody may read it
+        return False
+
+
 class StandardInput:
     """Forwards standard input, typed or from a file, to the workers.
 
@@ -186,8 +194,8 @@ class StandardInput:
                 self._reading = loop.create_task(self._read_file())
 
     def _read(self) -> None:
-        if sys.stdin.isatty() and os.tcgetpgrp(0) != os.getpgrp():
-            return  # in the background: reading would stop us
+        if _is_in_background():
+            return  # reading would stop us
         if not self._pass(os.read(0, 4096)):
             asyncio.get_running_loop().remove_reader(0)
 
