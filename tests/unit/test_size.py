@@ -13,7 +13,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_540,
+    "core": 15_570,
     "launcher": 27_850,
     "diagnose": 12_770,
     "workflow": 11_480,
