@@ -209,9 +209,12 @@ def test_a_terminal_gets_a_bar_with_the_time_left():
     )
 
 
-def test_elsewhere_a_plain_line_comes_every_ten_seconds():
-    clock, log = Clock(0.0), io.StringIO()
-    progress = StepsDone(log, now=clock)
+@pytest.mark.parametrize(
+    ("stream", "has_bar"), [(io.StringIO, True), (Terminal, False)], ids=["a file", "under a row"]
+)
+def test_elsewhere_a_plain_line_comes_every_ten_seconds(stream, has_bar):
+    clock, log = Clock(0.0), stream()
+    progress = StepsDone(log, now=clock, has_bar=has_bar)
     progress.begin(0)
     for second in range(1, 26):
         clock.now = float(second)

@@ -7,6 +7,7 @@ steps, keeps the sums of the epoch, and writes to the sinks.
 
 import math
 import numbers
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torchmuster.core.model import contract
 from torchmuster.core.model.text import few_of, loss_of
 from torchmuster.errors import UsageError
 from torchmuster.train.exchange import gather_json, sum_float64
@@ -161,7 +163,7 @@ class RunMetrics:
         self._is_first = is_first
         self._device = device
         self._meter = Meter()
-        self._progress = StepsDone(sys.stderr)
+        self._progress = StepsDone(sys.stderr, has_bar=not _has_row())
         self._reported_at, self._reported_step = time.monotonic(), 0
 
     def begin(self, step: int) -> None:
@@ -277,3 +279,8 @@ def _not_a_scalar(name: str, what: str) -> UsageError:
         where="run.step / run.log",
         fix=f"log its mean: {name}={name}.float().mean()",
     )
+
+
+def _has_row() -> bool:
+    """Say whether muster shows speed and time left in a row of its own; a run in a session has none."""
+    return contract.RUN_DIR_VARIABLE in os.environ and contract.SESSION_VARIABLE not in os.environ

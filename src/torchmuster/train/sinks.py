@@ -186,15 +186,21 @@ def open_sinks(given: list[MetricSink] | None, tensorboard: str | None) -> list[
 
 
 class StepsDone:
-    """A bar on a terminal, a plain line every 10 s elsewhere."""
+    """A bar on a terminal, a plain line every 10 s elsewhere.
+
+    Args:
+        stream: Where it is written.
+        now: The clock.
+        has_bar: False where something else shows the progress: two clocks are one too many.
+    """
 
     PLAIN_EVERY_S = 10.0
     BAR_EVERY_S = 0.1
 
-    def __init__(self, stream: Any, *, now: Any = time.monotonic) -> None:
+    def __init__(self, stream: Any, *, now: Any = time.monotonic, has_bar: bool = True) -> None:
         self._stream = stream
         self._now = now
-        self._is_bar = bool(getattr(stream, "isatty", lambda: False)())
+        self._is_bar = has_bar and bool(getattr(stream, "isatty", lambda: False)())
         self._shown_at = now()
         self._began_at = now()
         self._began_step = 0
