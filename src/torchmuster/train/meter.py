@@ -163,7 +163,9 @@ class RunMetrics:
         self._is_first = is_first
         self._device = device
         self._meter = Meter()
-        self._progress = StepsDone(sys.stderr, has_bar=not _has_row())
+        # muster shows speed and time left in a row of its own.
+        has_bar = contract.RUN_DIR_VARIABLE not in os.environ
+        self._progress = StepsDone(sys.stderr, has_bar=has_bar)
         self._reported_at, self._reported_step = time.monotonic(), 0
 
     def begin(self, step: int) -> None:
@@ -279,8 +281,3 @@ def _not_a_scalar(name: str, what: str) -> UsageError:
         where="run.step / run.log",
         fix=f"log its mean: {name}={name}.float().mean()",
     )
-
-
-def _has_row() -> bool:
-    """Say whether muster shows speed and time left in a row of its own; a run in a session has none."""
-    return contract.RUN_DIR_VARIABLE in os.environ and contract.SESSION_VARIABLE not in os.environ
