@@ -1,4 +1,4 @@
-"""What holds for every dialect; `tests/unit/engines` has what is each one's own.
+"""What holds for every dialect; `tests/unit/launcher/engines` has what is each one's own.
 
 An engine of another package goes through it too: pytest tests/engines --dialect PACKAGE.MODULE
 (docs/writing-an-engine.md).

@@ -394,7 +394,7 @@ class RestartBook:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """Another attempt follows; `why` ends the sentence `attempt 2 starts ...`."""
+    """Another attempt follows; `why` is the reason in `attempt 2: 4 workers on 2 nodes (...)`."""
 
     why: str
 

@@ -367,7 +367,7 @@ class HeadPart:
     """A part of the head of a training run, made with it; the base class does nothing.
 
     Rooms and other packages plug theirs in as `head_parts` (docs/plugging-in.md). An error in a
-    part's     `take_word`, `take_request`, `hear` or `advance` ends the head.
+    part's `take_word`, `take_request`, `hear` or `advance` ends the head.
     """
 
     def __init__(self, head: TrainingHead) -> None:

@@ -1,6 +1,6 @@
 """Fixed facts about schedulers, to distinguish them without knowing their commands.
 
-Those of torchmuster are rows of `launcher/engines/schedulers.py`; the dialect of another package has attributes of the same names.
+Those of torchmuster are rows of `launcher/engines/facts.py`; the dialect of another package has attributes of the same names.
 """
 
 import enum

@@ -100,7 +100,7 @@ class NetworkFacts(CheckAnswer):
 
 
 class AskFacts(Message):
-    """From the head: collect facts about your node (`diagnose.facts`) and report them.
+    """From the head: collect facts about your node (`launcher.facts`) and report them.
 
     Attributes:
         names: Names to resolve on the node.
@@ -113,7 +113,7 @@ class AskFacts(Message):
 
 
 class NodeFacts(CheckAnswer):
-    """From an agent: the facts (`diagnose.facts`), and its own clock at request and answer.
+    """From an agent: the facts (`launcher.facts`), and its own clock at request and answer.
 
     The facts have at most 128 KiB.
     """
