@@ -96,7 +96,7 @@ def _words(pid):
 
 def watcher_of(run):
     found = [
-        f.pid for f in proc.all_processes() if f" notify {run.run_dir} client" in _words(f.pid)
+        f.pid for f in proc.all_processes() if f" notify --run-dir={run.run_dir} " in _words(f.pid)
     ]
     return found[0] if found else None
 

@@ -13,8 +13,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_570,
-    "launcher": 27_850,
+    "core": 15_580,
+    "launcher": 27_940,
     "diagnose": 12_770,
     "workflow": 11_480,
     "train": 7_830,

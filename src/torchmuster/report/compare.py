@@ -122,11 +122,17 @@ def first_difference(one: Points, other: Points) -> tuple[FirstDifference | None
     common = sorted(one.keys() & other.keys())
     of_both = _names(one) & _names(other)  # metrics of only one run are reported separately
     equal_until = None
+    compared = {
+        step
+        for step in common
+        for name in of_both
+        if _comparable(one[step].get(name), other[step].get(name))
+    }
     for step in common:
         for name in [n for n in dict.fromkeys((*one[step], *other[step])) if n in of_both]:
             a, b = one[step].get(name), other[step].get(name)
-            if a is not None and b is not None and a.since != b.since:
-                continue  # means of other steps: one run was continued between two of its values
+            if not _comparable(a, b):
+                continue
             if (a and a.value) != (b and b.value):
                 found = FirstDifference(
                     step=step,
@@ -134,11 +140,19 @@ def first_difference(one: Points, other: Points) -> tuple[FirstDifference | None
                     one=a.value if a is not None else None,
                     other=b.value if b is not None else None,
                     equal_until=equal_until,
-                    num_common=len(common),
+                    num_common=len(compared),
                 )
-                return found, len(common)
-        equal_until = step
-    return None, len(common)
+                return found, len(compared)
+        equal_until = step if step in compared else equal_until
+    return None, len(compared)
+
+
+def _comparable(a: Point | None, b: Point | None) -> bool:
+    """Say whether two values, or a value and its absence, are of the same steps.
+
+    They are not where one run was continued between two of its values, or records more often.
+    """
+    return (a is not None or b is not None) and (a is None or b is None or a.since == b.since)
 
 
 def _names(points: Points) -> set[str]:
@@ -196,7 +210,7 @@ def _sentence(first: FirstDifference | None, num_common: int, **parts: Sequence[
         return (
             f"The metrics are the same at all {num_common:,} steps that both have recorded; {why}."
         )
-    return f"No step was recorded by both; {why}."
+    return f"Nothing can be compared: no value of the same steps was recorded by both; {why}."
 
 
 def _only_in_one(one: str, other: str, mine: set[str], theirs: set[str]) -> str:

@@ -81,7 +81,16 @@ def test_means_of_other_steps_are_not_compared_after_a_run_was_continued_between
     ]
     both = shown(run("a"), run("b", training=continued))
     assert both.first is None
-    assert both.num_common == 4
+    assert both.num_common == 3
+
+
+def test_runs_that_record_more_and_less_often_are_not_called_the_same():
+    one = {step: {"loss": Point(1.0, step - 10)} for step in (10, 20, 30, 40)}
+    other = {step: {"loss": Point(2.0, step - 20)} for step in (20, 40)}
+    assert first_difference(one, other) == (None, 0)
+    other[40]["val"], one[40]["val"] = Point(1.0, 0), Point(2.0, 0)
+    first, num_common = first_difference(one, other)
+    assert (first.metric, first.equal_until, num_common) == ("val", None, 1)
 
 
 def test_metrics_that_were_recorded_apart_at_one_step_are_both_compared(run):
@@ -96,7 +105,7 @@ def test_metrics_that_were_recorded_apart_at_one_step_are_both_compared(run):
 
 def test_a_metric_that_only_one_run_has_is_no_difference():
     mine, theirs = Point(1.0, 0), Point(2.0, 0)
-    assert first_difference({1: {"a": mine}}, {1: {"b": theirs}}) == (None, 1)
+    assert first_difference({1: {"a": mine}}, {1: {"b": theirs}}) == (None, 0)
     assert first_difference({1: {"a": mine}}, {2: {"a": theirs}}) == (None, 0)
 
 
@@ -131,7 +140,7 @@ def test_runs_without_metrics_say_so(run):
     both = shown(run("a", training=None), run("b"))
 
     assert both.num_common == 0
-    assert "No step was recorded by both" in both.sentence
+    assert "no value of the same steps was recorded by both" in both.sentence
 
 
 @pytest.mark.parametrize(

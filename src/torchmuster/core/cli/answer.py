@@ -42,9 +42,17 @@ class AnswerCommand(click.Command):
         return super().parse_args(ctx, whole_word(args))
 
 
-def answer_unless_given(command: click.Command | None, errors: Sequence[MusterError]) -> None:
+def answer_unless_given(
+    command: click.Command | None, words: Sequence[str], errors: Sequence[MusterError]
+) -> None:
     """Answer for a command that was asked to, but whose command line can't be read as a whole."""
-    if command is not None and hasattr(command.callback, "answers") and not _given:
+    if command is None or _given or not hasattr(command.callback, "answers"):
+        return
+    ours = words
+    if not command.context_settings.get("allow_interspersed_args", True):  # the script has its own
+        scripts = (at for at, word in enumerate(words) if word == "--" or os.path.exists(word))
+        ours = words[: next(scripts, len(words))]
+    if any(word.partition("=")[0] == "--json" for word in ours):
         print(json.dumps(answer_on_mistakes(errors)), flush=True)
 
 
@@ -82,13 +90,15 @@ def answers(callback: Callable[..., int], *, shows: bool = False) -> Callable[..
         given |= {"as_json": answer is not None} if shows else {}
         if answer is None or (shows and given.get("dry_run")):
             return callback(*words, **given)
-        return _give(functools.partial(callback, *words, **given), has_events=answer == EVENTS)
+        command = functools.partial(callback, *words, **given)
+        is_detached = bool(given.get("detach"))
+        return _give(command, has_events=answer == EVENTS, is_detached=is_detached)
 
     answering.answers = True  # type: ignore[attr-defined]
     return answering
 
 
-def _give(command: Callable[[], int], *, has_events: bool) -> int:
+def _give(command: Callable[[], int], *, has_events: bool, is_detached: bool) -> int:
     global _given
     _given = True
     ending.followed = None
@@ -103,7 +113,7 @@ def _give(command: Callable[[], int], *, has_events: bool) -> int:
     found = _answer(1)
     try:
         code = command()
-        found = _answer(code)
+        found = _answer(code, may_go_on=is_detached or code == ending.CONTINUES_CODE)
     except SystemExit as end:
         found = _answer(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
@@ -119,11 +129,11 @@ def _give(command: Callable[[], int], *, has_events: bool) -> int:
     return code
 
 
-def _answer(code: int) -> dict[str, Any]:
+def _answer(code: int, *, may_go_on: bool = False) -> dict[str, Any]:
     answer_of = plugs.find("ends", "answer")
     known = answer_of(ending.followed) if ending.followed is not None and answer_of else {}
-    has_ended = not known or RunState(known["state"]).is_final
-    return {**NOTHING, **known, "exit_code": code if has_ended else None}
+    goes_on = may_go_on and bool(known) and not RunState(known["state"]).is_final
+    return {**NOTHING, **known, "exit_code": None if goes_on else code}
 
 
 def _tell_events(out: Any, over: threading.Event) -> None:

@@ -168,7 +168,8 @@ def _leave(errors: Any, words: list[str]) -> NoReturn:
     if any(word.partition("=")[0] == "--json" for word in words):
         from torchmuster.core.cli.answer import answer_unless_given
 
-        answer_unless_given(muster.get_command(click.Context(muster), words[0]), errors)
+        command = muster.get_command(click.Context(muster), words[0])
+        answer_unless_given(command, words[1:], errors)
     print_errors(errors)
     sys.exit(errors[0].exit_code)
 

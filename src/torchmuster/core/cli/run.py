@@ -98,7 +98,7 @@ class RunCommand(click.Command):
             args = [*args[:here], *whole_word(args[here : here + 1]), *args[here + 1 :]]
             if args[here] == "--ship-env":  # it never consumes the next word
                 args = [*args[:here], "--ship-env=", *args[here + 1 :]]
-            here += 2 if args[here] in with_value else 1
+            here += 2 if args[here].replace("_", "-") in with_value else 1
         ctx.meta[_SEPARATED] = args[here : here + 1] == ["--"]
         return super().parse_args(ctx, args)
 

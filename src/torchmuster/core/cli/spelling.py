@@ -129,7 +129,8 @@ def misplaced_options(script: str, args: Sequence[str], ours: Collection[str]) -
 
     The script still gets them; its source only decides whether the user may have meant muster.
     """
-    names = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--")]
+    before = args[: args.index("--")] if "--" in args else args
+    names = [word.partition("=")[0].replace("_", "-") for word in before if word[:2] == "--"]
     names = [name for name in dict.fromkeys(names) if name in ours and name not in _EVERYBODYS]
     if not names:
         return []
@@ -140,7 +141,13 @@ def misplaced_options(script: str, args: Sequence[str], ours: Collection[str]) -
         return []  # a module, or an unreadable script
     # As a text, an argument or a field; an `import time` is no option `--time`.
     known = r"""["'](?:--)?{0}["']|(?:^|[(,])\s*{0}\s*[:=]"""
-    return [name for name in names if not re.search(known.format(name[2:]), source, re.MULTILINE)]
+    return [name for name in names if not _knows(source, name, known)]
+
+
+def _knows(source: str, name: str, known: str) -> bool:
+    # Of this one any mention counts: who has it behind the script is refused.
+    is_said = name == "--dry-run" and "dry-run" in source
+    return is_said or bool(re.search(known.format(name[2:]), source, re.MULTILINE))
 
 
 def warn_of_misplaced(script: str, names: Sequence[str]) -> str:

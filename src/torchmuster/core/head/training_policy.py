@@ -57,9 +57,9 @@ PROOF_EVERY_S = 0.02
 PREEMPTION_GRACE_S = 30.0
 HEAD_IS_SILENT = "the head there does not answer any more"
 
-_DEBUGGED_GRACE_S = (
-    2.0  # a debugger takes Ctrl-C for itself: its rank would stay for the whole grace
-)
+# A debugger takes Ctrl-C for itself: when only such ranks are left they would stay for the whole
+# grace.
+_DEBUGGED_GRACE_S = 3.0
 
 
 class Debuggers(set[int]):
@@ -262,8 +262,6 @@ class TrainingPolicy(NodePolicy):
         cause = better_cause(cause, cause_of_stop(signum, node_is_lost=bool(self._lost)))
         if self._stop is None:
             grace_s = self.plan.limits.grace_s
-            if self._known.debugging and signum == signal.SIGINT:
-                grace_s = min(grace_s, _DEBUGGED_GRACE_S)
             self._stop = StopRequest(signum, cause, now if at_once else now + grace_s, now)
             by_torchrun = self.plan.engine == "torchrun"
             self.tell(self._stop.as_event(grace_s, by_torchrun=by_torchrun))
@@ -426,6 +424,9 @@ class TrainingPolicy(NodePolicy):
         elif not stop.sent:
             stop.sent = True
             self._send_all(messages.SignalWorkers(signum=stop.signum, asks_to_stop=True))
+        num_left = attempt.world_size - attempt.num_ended
+        if stop.signum == signal.SIGINT and 0 < num_left <= len(self._known.debugging):
+            stop.kill_at = min(stop.kill_at, stop.asked_at + _DEBUGGED_GRACE_S)
         if self.now >= stop.kill_at and not stop.killed:
             stop.killed = True
             self._begin_ending()

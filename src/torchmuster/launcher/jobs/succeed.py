@@ -24,12 +24,19 @@ from torchmuster.launcher.jobs.inside import make_deadline
 from torchmuster.launcher.jobs.jobs import forget_views, view_jobs
 from torchmuster.launcher.jobs.links import MAY_BE_CONTINUED, WAITING_STATES, read_links
 from torchmuster.launcher.jobs.succession import read_estate
+from torchmuster.launcher.notify.watcher import notifying_inside
 from torchmuster.launcher.owner.resubmit import COMMAND_TIMEOUT_S, Chain, parse_method
 
 
 def main(arguments: list[str]) -> int:
     """Own the run to its end, then end the job; return the exit code."""
     words = from_arguments(SucceedOrder, arguments)
+    with notifying_inside(RunDir(words.run_dir)):
+        return succeed(words)
+
+
+def succeed(words: SucceedOrder) -> int:
+    """Own the run to its end, then end the job; return the exit code."""
     run_dir = RunDir(words.run_dir)
     plan = read_plan(run_dir)
     if plan is None:

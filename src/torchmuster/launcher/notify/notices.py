@@ -65,9 +65,11 @@ class Notices:
                 self.idle_since = None
             case events.WaitingEvent() | events.WaitingForEndEvent():
                 self._waits = narrate(event) or ""
+            case events.RunEndedEvent():
+                self.idle_since = at  # another job may continue it
             case events.AttemptFailedEvent(attempt=attempt, restarts_left=left, cause=cause):
                 self.idle_since = at
-                self._said.add(f"attempt-{attempt}")
+                self._said.add(f"why-{attempt}")
                 if left is None:
                     return []  # the end follows
                 rank, node = (cause.rank, cause.node) if cause is not None else (None, None)
@@ -84,8 +86,7 @@ class Notices:
                     next=log or None,
                 )
             case events.AttemptStartedEvent(attempt=attempt, why=why) if attempt > 0:
-                if f"attempt-{attempt - 1}" not in self._said:
-                    self._said.add(f"attempt-{attempt - 1}")
+                if f"why-{attempt - 1}" not in self._said:
                     what = f"attempt {attempt} starts: {why}"
                     return self._once(f"attempt-{attempt}", "restart", at, what, cause=why)
             case events.HangEvent(rank=rank, node=node):
@@ -109,15 +110,14 @@ class Notices:
         status = f"muster status {short_id(self.run_id)}"
         return self._once(f"waiting-{since:.0f}", "waiting", now, what, cause=why, next=status)
 
-    def end(self, answer: Mapping[str, Any], at: float) -> RunNotice:
-        """Return the notice on the end, from the answer that `--json` gives."""
+    def end(self, answer: Mapping[str, Any], at: float, number: int) -> RunNotice:
+        """Return the notice on the end, from the answer that `--json` gives; `number` tells ends apart."""
         state, cause = answer["state"], answer["cause"]
         took = f" after {span(answer['elapsed_s'])}" if answer["elapsed_s"] is not None else ""
         what = f"{state}{took}" + (f": {cause}" if cause else "")
         known = ("cause", "rank", "node", "hint", "next", "state", "attempts", "elapsed_s")
         facts = {name: answer[name] for name in known}
         where = {"at": answer["at"]} if answer["at"] else {}
-        number = answer["attempts"]
         return self._notice(f"end-{number}", "end", at, what, facts, where)
 
     def _once(self, name: str, kind: str, at: float, what: str, **facts: Any) -> list[RunNotice]:

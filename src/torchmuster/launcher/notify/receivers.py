@@ -5,6 +5,7 @@ a secret: an address of Slack needs no other key. So it must be readable by its 
 text goes nowhere but into the run's folder, 0600.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -57,10 +58,16 @@ class Receiver:
     def label(self) -> str:
         """A name that may be shown: the host of an address, never its path."""
         if self.scheme == "mailto":
-            return self.line.partition(":")[2]
+            name, _, host = self.line.partition(":")[2].partition("@")
+            return f"{name[:1]}...@{host}"
         if self.scheme:
             return urllib.parse.urlsplit(self.line).hostname or ""
         return os.path.basename(shlex.split(self.line)[0])
+
+    @property
+    def address(self) -> str:
+        """The mail address."""
+        return self.line.partition(":")[2]
 
     def unreachable(self) -> str:
         """Return why this machine can't deliver; empty if it probably can. It takes up to 5 s."""
@@ -68,11 +75,11 @@ class Receiver:
             program = shlex.split(self.line)[0]
             return "" if shutil.which(program) else f"there is no `{os.path.basename(program)}`"
         if self.scheme == "mailto":
-            return "" if _mail_command(self.label) else "there is neither `sendmail` nor `mail`"
+            return "" if _mail_command(self.address) else "there is neither `sendmail` nor `mail`"
         where = urllib.parse.urlsplit(self.line)
         proxy = urllib.request.getproxies().get(self.scheme)
-        if proxy and not urllib.request.proxy_bypass(where.netloc):
-            where = urllib.parse.urlsplit(proxy)
+        if proxy and not urllib.request.proxy_bypass(where.netloc.rpartition("@")[2]):
+            where = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         port = where.port or (443 if where.scheme == "https" else 80)
         try:
             socket.create_connection((where.hostname or "", port), _REACH_S).close()
@@ -86,11 +93,11 @@ class Receiver:
             if self.scheme in ("http", "https"):
                 return _post(self.line, notice)
             if self.scheme == "mailto":
-                command = _mail_command(self.label)
+                command = _mail_command(self.address)
                 if not command:
                     return "there is neither `sendmail` nor `mail`"
                 is_whole = command[0].endswith("sendmail")  # it takes headers, too
-                text = _mail(self.label, notice) if is_whole else notice["text"]
+                text = _mail(self.address, notice) if is_whole else notice["text"]
                 return _run(command, text, notice)
             return _run(shlex.split(self.line), notice["text"], notice)
         except Exception as error:  # noqa: BLE001 - whatever a receiver does, others get theirs
@@ -107,7 +114,7 @@ class Receivers:
 
     def as_text(self) -> str:
         """Return the file that `parse` reads."""
-        return "".join(f"{one.line}\n" for one in self.all) + f"wait={self.wait_s:g}s\n"
+        return "".join(f"{one.line}\n" for one in self.all) + f"wait={self.wait_s:.3f}s\n"
 
 
 def find(word: str, cwd: str, environment: Mapping[str, str]) -> Receivers:
@@ -126,20 +133,21 @@ def find(word: str, cwd: str, environment: Mapping[str, str]) -> Receivers:
             fix=_FIX_FILE,
         )
     known: dict[str, tuple[str, Any, int]] = {}
+    unused: list[str] = []
     for path in (user_file(environment), project_file(cwd)):
         if path is not None:
-            known |= _of_site(path, environment)
+            known |= _of_site(path, environment, unused)
     if word not in known:
         fix = did_you_mean(word, known, _FIX_FILE)
         what = f"no muster.toml has `{word}` in [{TABLE}]"
-        raise UsageError(what, where=f"--notify {word}", fix=fix)
+        raise UsageError(what, where=f"--notify {word}", why="\n".join(unused) or None, fix=fix)
     path, value, mode = known[word]
     where = f"{path} {TABLE}.{word}"
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, str) for one in values):
         raise UsageError("a receiver is a text, or a list of texts", where=where)
     found: list[str] = []
-    wait_s = WAIT_S
+    wait_s = None
     for one in values:
         if one.startswith("@"):
             base = os.path.join(os.path.dirname(path), os.path.expanduser(one[1:]))
@@ -150,7 +158,8 @@ def find(word: str, cwd: str, environment: Mapping[str, str]) -> Receivers:
             raise _is_open(where, path)
         else:
             found.append(one)
-    return parse("\n".join([*found, f"wait={wait_s:g}s"]), where)
+    of_files = [f"wait={wait_s:.3f}s"] if wait_s is not None else []
+    return parse("\n".join([*of_files, *found]), where)
 
 
 def parse(text: str, where: str) -> Receivers:
@@ -183,15 +192,18 @@ def _receiver(line: str, where: str) -> Receiver:
     except ValueError:  # quotes that do not close, a port that is no number
         pass
     fix = "https://..., mailto:NAME@HOST, or a command with its arguments"
-    raise UsageError("this line is no receiver", where=where, fix=fix)
+    why = "it is neither an address nor a program that is here"  # it may be a secret: not repeated
+    raise UsageError("this line is no receiver", where=where, why=why, fix=fix)
 
 
 def _is_good(receiver: Receiver) -> bool:
     if receiver.scheme == "mailto":
-        return _is_mail_address(receiver.label)
+        return _is_mail_address(receiver.address)
     if receiver.scheme:
         return bool(receiver.label) and urllib.parse.urlsplit(receiver.line).port != 0
-    return bool(receiver.label) and "://" not in receiver.line.split(None, 1)[0]
+    program = shlex.split(receiver.line)[0]
+    # A bare name may be a program of the nodes alone.
+    return bool(receiver.label) and ("/" not in program or shutil.which(program) is not None)
 
 
 def _is_mail_address(text: str) -> bool:
@@ -228,14 +240,18 @@ def _is_open(where: str, path: str) -> UsageError:
     )
 
 
-def _of_site(path: str, environment: Mapping[str, str]) -> dict[str, tuple[str, Any, int]]:
+def _of_site(
+    path: str, environment: Mapping[str, str], unused: list[str]
+) -> dict[str, tuple[str, Any, int]]:
     try:
         with open_plain(path) as file:
             status = os.fstat(file.fileno())
-            if why_not_used(path, status, environment):
-                return {}  # said where engines are looked for
+            if (why := why_not_used(path, status, environment)) is not None:
+                unused.append(f"{path} is not used: {why}")
+                return {}
             table = tomllib.load(file).get(TABLE, {})
-    except (OSError, ValueError):  # said there, too
+    except (OSError, ValueError) as error:
+        unused.append(f"{path} can't be read: {error}")
         return {}
     if not isinstance(table, dict):
         return {}
@@ -255,6 +271,12 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _post(address: str, notice: Mapping[str, Any]) -> str:
     body = json.dumps(notice).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "torchmuster"}
+    where = urllib.parse.urlsplit(address)
+    login, _, host = where.netloc.rpartition("@")
+    if login:  # urllib takes none in an address
+        word = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
+        headers["Authorization"] = f"Basic {word}"
+        address = where._replace(netloc=host).geturl()
     request = urllib.request.Request(address, body, headers, method="POST")
     opener = urllib.request.build_opener(_NoRedirect)
     try:
@@ -290,7 +312,7 @@ def _mail_command(address: str) -> list[str]:
     """Return the machine's own program for mail that is read from standard input; [] if none."""
     path = f"{os.environ.get('PATH', os.defpath)}:{_SENDMAIL_PATH}"
     if (program := shutil.which("sendmail", path=path)) is not None:
-        return [program, "-i", "--", address]
+        return [program, "-i", "-t"]  # to the address in the text
     if (program := shutil.which("mail", path=path)) is not None:
         return [program, "-s", "torchmuster", "--", address]
     return []

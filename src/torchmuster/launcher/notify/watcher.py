@@ -1,14 +1,14 @@
-"""The process that follows a record and delivers notices: `python .../__main__.py notify FOLDER SIDE`.
+"""The process that follows a record and delivers notices: `python .../__main__.py notify --run-dir=FOLDER ...`.
 
 One runs on the client's machine. Where the run is a batch job, another one runs next to its head, and
 goes first: the client's delivers what that one can't, or has not in time. Nobody waits for either,
-and both remember in one file what has been taken, so a restart repeats little.
+and both remember in one file what has been taken, so a restart repeats little. The end of its standard
+input is its last call, unless it stays: it looks once more, and delivers for some seconds.
 """
 
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -18,10 +18,12 @@ from typing import Any
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir
+from torchmuster.core.files.layout import Kind, RunDir
+from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.record import Follow, changed_at
 from torchmuster.core.plainfile import open_own
+from torchmuster.errors import MusterError
 from torchmuster.launcher.notify.notices import Notices, RunNotice
 from torchmuster.launcher.notify.receivers import Receiver, Receivers, parse
 
@@ -106,13 +108,10 @@ class Watcher:
         run_dir: The folder of the record.
         receivers: Who gets notices.
         side: `client` or `job`.
-        client: The pid of the command that follows the run; None if none does.
     """
 
-    def __init__(
-        self, run_dir: RunDir, receivers: Receivers, side: str, client: int | None
-    ) -> None:
-        self.run_dir, self.side, self.client = run_dir, side, client
+    def __init__(self, run_dir: RunDir, receivers: Receivers, side: str) -> None:
+        self.run_dir, self.side = run_dir, side
         began = changed_at(run_dir.secret) or time.time()
         run_id, host = os.path.basename(run_dir.path), os.uname().nodename
         self._notices = Notices(run_id, host, receivers.wait_s, began)
@@ -123,7 +122,7 @@ class Watcher:
         self._looked_at = 0.0
         self._has_ended = self._has_looked = False
         self._leave_at: float | None = None
-        self._hurry = threading.Event()
+        self._hurry, self._ends = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Follow the record until its end is delivered, or nobody is left whom this one is for."""
@@ -149,9 +148,10 @@ class Watcher:
             self._hurry.wait(_POLL_S)
             self._hurry.clear()
         self._show(is_over=True)
+        self._ends.set()
 
-    def call_last(self, *_: object) -> None:
-        """Deliver what is due, but take no more than some seconds: the job ends."""
+    def call_last(self) -> None:
+        """Deliver what is due, but take no more than some seconds."""
         self._leave_at = time.monotonic() + LAST_CALL_S
         self._looked_at = 0.0  # the end may have been written just now
         self._hurry.set()
@@ -168,18 +168,20 @@ class Watcher:
             from torchmuster.launcher.views.account import answer_of
 
             self._has_ended = True
-            found.append(self._notices.end(answer_of(self.run_dir), now))
+            answer = answer_of(self.run_dir)
+            ended_at = changed_at(self.run_dir.result) or now
+            # A sweep and a workflow are continued in their own folders.
+            number = answer["attempts"] if answer["kind"] == Kind.RUN.value else int(ended_at)
+            found.append(self._notices.end(answer, now, number))
         return found
 
     def _state(self, now: float) -> RunState | None:
         """Return the state of the run; None if it was looked at a moment ago."""
         from torchmuster.launcher.model.run import RunRecord
-        from torchmuster.launcher.views.elsewhere import is_elsewhere
         from torchmuster.launcher.views.find import view_run
 
         is_written = os.path.isfile(self.run_dir.result)
-        is_far = os.path.isfile(self.run_dir.job) or is_elsewhere(self.run_dir)
-        pause_s = _CLUSTER_S if is_far and not is_written else _STATE_S
+        pause_s = _CLUSTER_S if is_far(self.run_dir) and not is_written else _STATE_S
         is_inside = self.side == JOB and not is_written  # while we live, the job does
         if now - self._looked_at < pause_s or is_inside:
             return None
@@ -192,34 +194,33 @@ class Watcher:
 
     def _may_send(self, box: Outbox, notice: RunNotice) -> bool:
         """Say whether it is this process's turn: next to the head at once, else where that one can't."""
+        late_s = time.time() - notice.at
         if self.side == JOB:
-            return not self._reach.get(box.number)
+            return not self._reach.get(box.number) or late_s > 2 * _SECOND_S
         first = atomic.read_json(self._path(JOB))
         if not isinstance(first, dict) or first.get("over"):
             return True
         theirs = first.get("receivers")
-        cannot = (
-            isinstance(theirs, list) and len(theirs) > box.number and theirs[box.number].get("why")
-        )
-        return bool(cannot) or time.time() - notice.at > _SECOND_S
+        if isinstance(theirs, list) and len(theirs) > box.number and theirs[box.number].get("why"):
+            return True
+        return late_s > _SECOND_S
 
     def _look_who_is_reached(self) -> None:
-        for box in self._outboxes:
-            self._reach[box.number] = box.receiver.unreachable()
+        while True:
+            for box in self._outboxes:
+                try:
+                    self._reach[box.number] = box.receiver.unreachable()
+                except Exception as error:  # noqa: BLE001 - one address must not hide the others
+                    self._reach[box.number] = type(error).__name__
+            self._ends.wait(_CLUSTER_S)
 
     def _is_over(self) -> bool:
         done = all(box.is_done for box in self._outboxes)
         if self._leave_at is not None:
+            left = (box for box in self._outboxes if not self._reach.get(box.number))
+            done = all(box.is_done for box in left)  # the other side sends the rest
             return (done and self._has_looked) or time.monotonic() > self._leave_at
-        if not os.path.isdir(self.run_dir.path):
-            return True
-        if self._has_ended and done:
-            return True
-        is_job = os.path.isfile(self.run_dir.job)
-        if self.side == CLIENT and is_job and not self._has_ended:
-            # Many sites forbid what stays on a login node; the job's own process goes on.
-            return self.client is None or not proc.is_running(self.client)
-        return False
+        return (self._has_ended and done) or not os.path.isdir(self.run_dir.path)
 
     # What is remembered.
 
@@ -261,45 +262,98 @@ class Watcher:
         if shown != self._shown:
             self._shown = shown
             with contextlib.suppress(OSError):
-                os.makedirs(self.run_dir.notifiers, mode=0o700, exist_ok=True)
+                if not os.path.isdir(self.run_dir.notifiers):
+                    os.mkdir(self.run_dir.notifiers, 0o700)  # not the run's own: it may be removed
                 atomic.write_json(self._path(self.side), shown)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyOrder:
+    """What the process is started with.
+
+    Attributes:
+        side: `client` or `job`.
+        stays: It outlives what has started it.
+    """
+
+    run_dir: str
+    side: str
+    stays: bool = False
+
+
 def main(arguments: list[str]) -> int:
-    """Run the program `notify FOLDER SIDE [CLIENT_PID]`."""
+    """Run the program `notify`."""
+    order = codec.from_arguments(NotifyOrder, arguments)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # It goes on, to tell the end. Not SIG_IGN: the user's commands would inherit that.
         signal.signal(signum, lambda *_: None)
-    run_dir, side, *client = RunDir(arguments[0]), *arguments[1:]
+    run_dir = RunDir(order.run_dir)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     with open_own(run_dir.notify) as file:
         receivers = parse(file.read().decode(), run_dir.notify)
-    watcher = Watcher(run_dir, receivers, side, int(client[0]) if client else None)
-    signal.signal(signal.SIGUSR2, watcher.call_last)
+    watcher = Watcher(run_dir, receivers, order.side)
+
+    def hear_the_last_call() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 64):
+                continue
+        watcher.call_last()
+
+    if not order.stays:
+        threading.Thread(target=hear_the_last_call, daemon=True).start()
     watcher.run()
-    sys.stdout.flush()
     return 0
 
 
-def start_quietly(words: list[str]) -> proc.Child:
+def is_far(run_dir: RunDir) -> bool:
+    """Say whether the run is on a cluster, and its record is told of from here only by asking that."""
+    of_jobs = (run_dir.job, run_dir.jobs, run_dir.arrays)
+    return any(map(os.path.exists, (*of_jobs, os.path.join(run_dir.path, "pods"))))
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that delivers, and our end of its standard input."""
+
+    child: proc.Child
+    input_fd: int
+
+    def last_call(self, *, waits: bool) -> None:
+        """Tell it that we end; wait for it, with a limit."""
+        with contextlib.suppress(OSError):
+            os.close(self.input_fd)
+        if waits:
+            self.child.wait(LAST_CALL_S + 1)
+
+
+def start(run_dir: RunDir, side: str, *, stays: bool = False) -> Started:
     """Start the process that delivers; it says nothing, and outlives what its starter cleans up."""
-    null = os.open(os.devnull, os.O_RDWR)
+    order = NotifyOrder(run_dir=run_dir.path, side=side, stays=stays)
+    words = proc.node_program("notify", *codec.to_arguments(order))
+    null = os.open(os.devnull, os.O_WRONLY)
+    read_end, write_end = os.pipe()
     try:
-        return proc.start_spared(words, stdin=null, stdout=null, stderr=null)
+        return Started(
+            proc.start_spared(words, stdin=read_end, stdout=null, stderr=null), write_end
+        )
+    except MusterError:
+        os.close(write_end)
+        raise
     finally:
         os.close(null)
+        os.close(read_end)
 
 
 @contextlib.contextmanager
 def notifying_inside(run_dir: RunDir) -> Iterator[None]:
     """Deliver notices of a run from inside its job; at the end, wait some seconds for the last."""
-    if not os.path.exists(run_dir.notify):
-        yield
-        return
-    child = start_quietly(proc.node_program("notify", run_dir.path, JOB))
+    started = None
+    if os.path.exists(run_dir.notify):
+        with contextlib.suppress(MusterError, OSError):  # the run is worth more
+            started = start(run_dir, JOB)
     try:
         yield
     finally:
-        child.send_signal(signal.SIGUSR2)
-        child.wait(LAST_CALL_S + 1)
+        if started is not None:
+            started.last_call(waits=True)

@@ -83,21 +83,36 @@ def table_lines(
         chosen: The rank to mark.
         unicode: Whether the terminal can show blocks.
     """
-    table = [HEADER, *(cells(row) for row in rows)]
-    if columns >= _BAR_FROM:
-        most = max([1.0, *(row.cpus for row in rows if row.cpus is not None)])
-        shares = [
-            (row.cpus and row.cpus / most, row.gpu_percent and row.gpu_percent / 100)
-            for row in rows
-        ]
-        for number, (cpu, gpu) in enumerate(shares, 1):
-            bars = {"CPU": cpu, "GPU": gpu}
-            table[number] = tuple(
-                f"{_bar(bars[name], unicode=unicode)} {text}"
-                if name in bars and text != DASH
+    plain = [HEADER, *(cells(row) for row in rows)]
+    if columns < _BAR_FROM:
+        return _table(plain, rows, columns, chosen)
+    lines = _table(_with_bars(plain, rows, unicode=unicode), rows, columns, chosen)
+    fits = all(len(one.text) <= columns for one in lines)
+    return lines if fits else _table(plain, rows, columns, chosen)
+
+
+def _with_bars(
+    table: Sequence[tuple[str, ...]], rows: Sequence[RankRow], *, unicode: bool
+) -> list[tuple[str, ...]]:
+    """Return the table with a bar for each rank's processors and GPU."""
+    most = max([1.0, *(row.cpus for row in rows if row.cpus is not None)])
+    found = [table[0]]
+    for row, texts in zip(rows, table[1:], strict=True):
+        shares = {"CPU": (row.cpus or 0.0) / most, "GPU": (row.gpu_percent or 0) / 100}
+        found.append(
+            tuple(
+                f"{_bar(shares[name], unicode=unicode)} {text}"
+                if name in shares and text != DASH
                 else text
-                for name, text in zip(HEADER, table[number], strict=True)
+                for name, text in zip(HEADER, texts, strict=True)
             )
+        )
+    return found
+
+
+def _table(
+    table: Sequence[tuple[str, ...]], rows: Sequence[RankRow], columns: int, chosen: int | None
+) -> list[Line]:
     used = [
         at
         for at, name in enumerate(HEADER)
@@ -119,9 +134,9 @@ def table_lines(
     return lines
 
 
-def _bar(share: float | None, *, unicode: bool) -> str:
+def _bar(share: float, *, unicode: bool) -> str:
     """Draw a share from 0 to 1."""
-    full = min(round((share or 0.0) * _BAR), _BAR)
+    full = min(round(share * _BAR), _BAR)
     return ("█" * full + "░" * (_BAR - full)) if unicode else ("#" * full + "." * (_BAR - full))
 
 

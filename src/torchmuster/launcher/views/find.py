@@ -209,8 +209,9 @@ def find_run(word: str) -> RunView:
     if (found := _on_clusters(word)) is not None:
         return _view_found(found)
     as_typed = [short_id(name) for name in reversed(names)]
-    stems = [name.rpartition("-")[0] for name in as_typed]  # as of --name
-    near = did_you_mean(word, [*names, *as_typed, *stems], "`muster ps` lists the runs")
+    stems = Counter(name.rpartition("-")[0] for name in as_typed)  # as of --name
+    ours = [stem for stem, number in stems.items() if number == 1]
+    near = did_you_mean(word, [*as_typed, *ours, *names], "`muster ps` lists the runs")
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
 
 

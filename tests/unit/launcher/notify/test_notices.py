@@ -68,8 +68,11 @@ def test_an_attempt_without_a_recorded_failure_before_it_is_told_as_a_restart(no
     assert hear(notices, 1.0, events.AttemptStartedEvent(attempt=0)) == []
     hear(notices, 2.0, failed(0, 1))
     assert hear(notices, 3.0, events.AttemptStartedEvent(attempt=1, why="after SIGKILL")) == []
-    (one,) = hear(notices, 4.0, events.AttemptStartedEvent(attempt=2, why="the head was lost"))
-    assert (one.kind, one.facts["cause"]) == ("restart", "the head was lost")
+    for attempt in (2, 3, 4):
+        why = "the head was lost"
+        (one,) = hear(notices, 4.0, events.AttemptStartedEvent(attempt=attempt, why=why))
+        assert (one.kind, one.facts["cause"]) == ("restart", why)
+        assert hear(notices, 4.5, events.AttemptStartedEvent(attempt=attempt, why=why)) == []
 
 
 def test_a_wait_is_told_once_and_again_only_after_workers_have_run(notices):
@@ -86,6 +89,13 @@ def test_a_wait_is_told_once_and_again_only_after_workers_have_run(notices):
     assert "n2 (not heard of)" in again.text
 
 
+def test_a_job_that_was_put_back_into_the_queue_waits_again(notices):
+    hear(notices, 1001.0, events.WorkersStartedEvent(attempt=0))
+    hear(notices, 2000.0, events.RunEndedEvent())
+    assert notices.look(3000.0) == []
+    assert notices.look(3800.0)
+
+
 def test_each_hang_of_an_attempt_is_told_once(notices):
     hang = events.HangEvent(text="rank 1 stands still", attempt=0, rank=1, node="n1")
     (one,) = hear(notices, 5.0, hang)
@@ -95,7 +105,7 @@ def test_each_hang_of_an_attempt_is_told_once(notices):
 
 
 def test_the_end_has_the_cure_and_what_to_type(notices):
-    one = notices.end(ANSWER, 1100.0)
+    one = notices.end(ANSWER, 1100.0, 2)
     assert one.text.splitlines() == [
         "muster: train-ab12 failed after 1 min 15 s: rank 1 raised KeyError: 'label'",
         "at: train.py:3, rank 1 of 2 on n1, attempt 1",

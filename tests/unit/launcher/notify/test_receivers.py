@@ -1,5 +1,6 @@
 """Who gets notices: what may be written where, and that no error shows an address."""
 
+import contextlib
 import os
 import stat
 
@@ -31,7 +32,7 @@ def test_a_file_has_a_receiver_on_each_line_and_the_longest_wait(tmp_path, envir
 
     assert [one.label for one in found.all] == [
         "hooks.example.org",
-        "me@example.org",
+        "m...@example.org",
         "notify-send",
     ]
     assert found.wait_s == 3600
@@ -70,7 +71,7 @@ def test_a_name_is_looked_for_in_both_site_files(tmp_path, environment):
     team = find("team", str(tmp_path), environment)
 
     assert mine == Receivers((Receiver(HOOK),))
-    assert [one.label for one in team.all] == ["tell", "a@b"]
+    assert [one.label for one in team.all] == ["tell", "a...@b"]
     with pytest.raises(UsageError, match="has `taem`") as error:
         find("taem", str(tmp_path), environment)
     assert "team" in error.value.fix
@@ -98,6 +99,8 @@ def test_an_address_in_a_site_file_that_others_read_is_refused(tmp_path, environ
         ("mailto:a b@c", "this line is no receiver"),
         ("tell 'x", "this line is no receiver"),
         ("tell\x07", "this line is no receiver"),
+        ("hooks.example.org/services/T0/secret", "this line is no receiver"),
+        ("//hooks.example.org/services/T0/secret", "this line is no receiver"),
         ("wait=soon\ntell", "this is no time"),
     ],
 )
@@ -105,6 +108,50 @@ def test_lines_that_are_no_receivers(text, what):
     with pytest.raises(UsageError, match=what) as error:
         parse(text, "who")
     assert error.value.where.startswith("who")
+    assert "secret" not in f"{error.value.what}{error.value.why}{error.value.fix}"
+
+
+@pytest.mark.parametrize("wait", ["12d", "0.01s", "1h30m", "90"])
+def test_what_is_written_into_the_run_is_read_again(wait):
+    found = parse(f"tell\nwait={wait}", "who")
+    assert parse(found.as_text(), "run").wait_s == pytest.approx(found.wait_s, abs=1e-3)
+
+
+def test_the_wait_of_a_site_is_kept_and_a_broken_site_file_is_named(tmp_path, environment):
+    path = write(tmp_path / "muster.toml", '[notify]\nteam = ["tell", "wait=5m"]\n', 0o644)
+    assert find("team", str(tmp_path), environment).wait_s == 300
+    path.write_text("[notify\n")
+    with pytest.raises(UsageError) as error:
+        find("team", str(tmp_path), environment)
+    assert f"{path} can't be read" in error.value.why
+
+
+def test_a_login_in_an_address_is_sent_as_a_header(monkeypatch):
+    asked = []
+
+    class Opener:
+        def open(self, request, timeout):
+            asked.append((request.full_url, request.get_header("Authorization")))
+            return contextlib.nullcontext()
+
+    monkeypatch.setattr("urllib.request.build_opener", lambda *_: Opener())
+    notice = {"id": "a/b", "text": "t"}
+    assert Receiver("https://me:p%40ss@ntfy.example.org/x").deliver(notice) == ""
+    assert asked == [("https://ntfy.example.org/x", "Basic bWU6cEBzcw==")]
+
+
+def test_a_proxy_without_a_scheme_is_asked_for(monkeypatch):
+    called = []
+    monkeypatch.setenv("https_proxy", "proxy.example.org:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    def connect(address, timeout):
+        called.append(address)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    assert Receiver(HOOK).unreachable() == "Connection refused"
+    assert called == [("proxy.example.org", 3128)]
 
 
 def test_a_command_that_is_not_here_is_not_reached():

@@ -26,7 +26,8 @@ TRAVELS = (
     *("diagnose/finding.py", "diagnose/preflight.py", "kubernetes/elsewhere.py"),
     *("kubernetes/engine", "kubernetes/firstpod", "kubernetes/node", "kubernetes/pods"),
     *("launcher/api", "launcher/engines", "launcher/facts", "launcher/files", "launcher/head"),
-    *("launcher/jobs", "launcher/model", "launcher/net", "launcher/node", "launcher/owner"),
+    *("launcher/jobs", "launcher/model", "launcher/net", "launcher/node", "launcher/notify"),
+    *("launcher/owner",),
     *("launcher/programs", "launcher/spec/explain.py", "launcher/spec/hostfile.py"),
     *(
         "launcher/spec/scalars.py",
