@@ -108,7 +108,7 @@ def _who_sends(run_dir: "RunDir", *, is_detached: bool) -> str:
     with open_own(run_dir.notify) as file:
         receivers = parse(file.read().decode(), run_dir.notify)
     to = few_of([one.label for one in receivers.all], 8)
-    if _is_told_by_job(run_dir):
+    if _job_sends(run_dir):
         less = "" if is_detached else "; what it can't reach, this command tells while it runs"
         return f"the job sends to {to}{less}"
     if is_far(run_dir) and is_detached:
@@ -116,8 +116,8 @@ def _who_sends(run_dir: "RunDir", *, is_detached: bool) -> str:
     return f"this machine sends to {to}" + (" while this command runs" if is_far(run_dir) else "")
 
 
-def _is_told_by_job(run_dir: "RunDir") -> bool:
-    """Say whether a process next to the run's head sends, too: in batch jobs, not in pods."""
+def _job_sends(run_dir: "RunDir") -> bool:
+    """Say whether a process next to the head sends, too: in batch jobs, not in pods."""
     from torchmuster.launcher.engines.base import object_dialect
     from torchmuster.launcher.jobs.jobs import read_job
 
