@@ -14,6 +14,7 @@ from typing import Any
 
 from torchmuster.core.model import contract
 from torchmuster.core.model.progress import RankPhase
+from torchmuster.core.model.text import span
 from torchmuster.core.net.ipc import StopAhead, TrainingOver, tell
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
@@ -510,7 +511,7 @@ class Run:
             self._metrics.end_line()
             parts = [in_words(means)] if means else []
             parts += [f"{proof['samples']} samples, each once"] if proof else []
-            self._world.say(f"epoch {clock.epoch}: {'  '.join([*parts, f'({elapsed_s:.1f} s)'])}")
+            self._world.say(f"epoch {clock.epoch}: {'  '.join([*parts, f'({span(elapsed_s)})'])}")
 
     # Saving and ending.
 

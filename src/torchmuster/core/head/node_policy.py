@@ -15,6 +15,7 @@ from torchmuster.core.model import contract, events
 from torchmuster.core.model.events import MissingNode, RecordEvent, WaitingEvent
 from torchmuster.core.model.failure import OVERUSED, WorkerEnd
 from torchmuster.core.model.plan import RunPlan
+from torchmuster.core.model.text import span
 from torchmuster.core.model.verdict import AGAIN_AFTER_S, Report, Result, StopCause, cause_of_stop
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel
@@ -640,7 +641,7 @@ class NodePolicy:
             member.num_interrupts, member.interrupted_at = member.num_interrupts + 1, self.now
             if member.num_interrupts == 2 and self._stop is not None:
                 left_s = max(self._stop.kill_at - self.now, 0.0)
-                text = f"waiting for the workers: SIGKILL in {left_s:.0f} s, or with a third Ctrl-C"
+                text = f"waiting for the workers: SIGKILL in {span(left_s, whole=True)}, or with a third Ctrl-C"
                 self.tell(events.NoticeEvent(node=self.members.name(member), text=text))
         self.stop(self.now, signum, cause_of_stop(signum), at_once=member.num_interrupts > 2)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.core.model import events
 from torchmuster.core.model.events import RecordEvent
 from torchmuster.core.model.network import significant
-from torchmuster.core.model.text import few_of
+from torchmuster.core.model.text import few_of, span
 
 if TYPE_CHECKING:
     from torchmuster.core.model.repeats import ShownOutput
@@ -90,9 +90,9 @@ def _waiting(event: events.WaitingEvent, left_s: float | None = None) -> str:
     )
     if event.hint:
         names = few_of([one.node for one in missing], 8, num)
-        return f"waiting for {names}: {missing[0].why if missing else ''}; {event.hint}; {left:.0f} s left"
+        return f"waiting for {names}: {missing[0].why if missing else ''}; {event.hint}; {span(left, whole=True)} left"
     what = few_of([f"{one.node} ({one.why})" for one in missing], 8, num)
-    return f"waiting for {num} of {event.wanted} nodes: {what}; {left:.0f} s left"
+    return f"waiting for {num} of {event.wanted} nodes: {what}; {span(left, whole=True)} left"
 
 
 def _attempt_started(event: events.AttemptStartedEvent) -> str:

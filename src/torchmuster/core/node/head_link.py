@@ -22,6 +22,7 @@ from torchmuster.core.model.lease import (
     is_given_up,
     large_packets_lost,
 )
+from torchmuster.core.model.text import span
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import split_endpoint
 from torchmuster.core.net.channel import (
@@ -123,7 +124,9 @@ class HeadLink:
             self._judge_wait(f"{host}:{port}", problem, now - started, self.gone_s)
             if now >= say_at:
                 left_s = self._place.join_timeout_s - (now - started)
-                self._say(f"waiting for the head at {host}:{port} ({problem}); {left_s:.0f} s left")
+                self._say(
+                    f"waiting for the head at {host}:{port} ({problem}); {span(left_s, whole=True)} left"
+                )
                 say_at = now + SAY_EVERY_S
             await asyncio.sleep(_RETRY_S if now - started < 5 else 4 * _RETRY_S)
 

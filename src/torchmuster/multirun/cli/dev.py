@@ -25,6 +25,7 @@ from torchmuster.core import proc
 from torchmuster.core.cli import ending
 from torchmuster.core.cli.run import RunCommand, request_of
 from torchmuster.core.cli.run import run as run_command
+from torchmuster.core.model.text import span
 from torchmuster.core.model.verdict import AT_ONCE
 from torchmuster.errors import MusterError
 from torchmuster.multirun.cli.forks import import_for_runs, run_client
@@ -126,7 +127,7 @@ def status_of(last: LastRun, *, has_keys: bool) -> str:
     if last.saved:
         more = f" and {len(last.saved) - 1} more" if len(last.saved) > 1 else ""
         parts.append(f"saved {last.saved[0]}{more} {last.saved_at}")
-    took = f"{last.took_s:.1f} s" if last.took_s < 100 else f"{last.took_s / 60:.0f} min"
+    took = span(last.took_s)
     parts.append(f"ran {took}" if last.code == 0 else f"failed in {took} (exit code {last.code})")
     keys = " (Enter: again, q: quit)" if has_keys else ""
     return "; ".join([*parts, f"waiting for a change{keys}"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model.text import span
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def say_end(
     if sweep is not None:
         best = describe_best(sweep)
         more = f"; best {best}" if best is not None else ""
-        voice.say(f"{counted(sweep)}, in {result.elapsed_s:.1f} s{more}")
+        voice.say(f"{counted(sweep)}, in {span(result.elapsed_s)}{more}")
         if (missing := describe_missing_metric(sweep, run_dir)) is not None:
             voice.say(missing)
     if result.state is not RunState.SUCCEEDED and result.report is None:

@@ -9,7 +9,7 @@ SENTENCES = [
     (
         "waiting",
         {"missing": MISSING[1:2], "num_missing": 1, "wanted": 2, "left_s": 595.4},
-        "waiting for 1 of 2 nodes: n2 (no agent has connected); 595 s left",
+        "waiting for 1 of 2 nodes: n2 (no agent has connected); 9 min 55 s left",
     ),
     (
         "network",

@@ -178,7 +178,7 @@ def test_a_container_that_a_mesh_has_put_beside_ours_is_named(cluster, where):
         " refuses connections that are not its own, and keeps the pods from ending"
     )
     assert "istio-injection-" in report.hint
-    waits = "muster: waiting for pods: run-7f3a-1 (no answer in time); 595 s left"
+    waits = "muster: waiting for pods: run-7f3a-1 (no answer in time); 9 min 55 s left"
     cluster.say(logs=waits, answers={"get pods": {"items": [with_proxy(where)]}})
     assert starts.waits_for(view(JobState.RUNNING)).endswith("beside muster's container")
 
@@ -199,7 +199,7 @@ def with_proxy(where):
 
 def test_what_the_first_pod_waits_for_is_told_once(cluster):
     starts, running = PodStarts(order_of(), JOB_ID), view(JobState.RUNNING)
-    waits = "waiting for pods: run-7f3a-1 (its name is not known); 595 s left"
+    waits = "waiting for pods: run-7f3a-1 (its name is not known); 9 min 55 s left"
     cluster.say(pods="job-pods-running", logs=f"muster: {waits}\n")
     assert starts.waits_for(running) == waits
     assert starts.waits_for(running) is None

@@ -63,7 +63,7 @@ def test_a_wait_is_told_with_what_is_left_now():
     wait = event(0, "waiting", missing=missing, num_missing=1, wanted=2, left_s=410.0)
     record = fold_run([failure(0, 0), wait])
     said = "waiting for 1 of 2 nodes: n2 (lost; a replacement has not connected)"
-    assert record.wait_sentence(BEGAN + 10) == f"{said}; 400 s left"
+    assert record.wait_sentence(BEGAN + 10) == f"{said}; 6 min 40 s left"
     assert record.wait_sentence(BEGAN + 1000) == f"{said}; 0 s left"
     record.take(start(20, 1))
     assert record.wait_sentence(BEGAN + 30) == ""

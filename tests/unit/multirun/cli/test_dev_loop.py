@@ -82,7 +82,7 @@ def test_the_line_below_says_what_was_saved_how_it_went_and_what_is_awaited():
     last = LastRun(code=0, took_s=0.42, saved=("train.py", "model.py"), saved_at="12:03:11")
 
     line = status_of(last, has_keys=False)
-    assert line == "saved train.py and 1 more 12:03:11; ran 0.4 s; waiting for a change"
+    assert line == "saved train.py and 1 more 12:03:11; ran 420 ms; waiting for a change"
 
     first = LastRun(code=1, took_s=250.0)
     assert status_of(first, has_keys=True) == (

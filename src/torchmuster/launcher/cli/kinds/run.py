@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.events import fields_of
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import few_of, in_one_line
+from torchmuster.core.model.text import few_of, in_one_line, span
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.cli.account import print_account
 from torchmuster.launcher.cli.echo import echo, echo_json
@@ -41,7 +41,6 @@ def plain_of(view: "RunView", account: "Account") -> dict[str, Any]:
 
 def _quiet_words(view: "RunView") -> str:
     """Return e.g. `, quiet for 1:20` if the last recorded sample shows idle ranks."""
-    from torchmuster.core.model.text import span
     from torchmuster.launcher.model.progress import quiet_s
     from torchmuster.launcher.views.live import last_sample
 
@@ -178,7 +177,7 @@ def _print_training(training: "TrainingView", saved_step: int | None) -> None:
         [
             str(e.epoch),
             str(e.step),
-            "-" if e.elapsed_s is None else f"{e.elapsed_s:.1f} s",
+            span(e.elapsed_s),
             _ledger(e),
             _words(e.values).strip(", "),
         ]
