@@ -62,6 +62,7 @@ def launch(
     here: bool = ...,
     hostfile: str | None = ...,
     hosts: str | Sequence[int | str] | None = ...,
+    inline: bool = ...,
     join_timeout: str | timedelta | None = ...,
     last_call: str | timedelta | None = ...,
     max_restarts: int | None = ...,

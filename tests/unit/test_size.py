@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
     "core": 15_580,
-    "launcher": 27_940,
+    "launcher": 28_030,
     "diagnose": 12_770,
     "workflow": 11_480,
     "train": 7_830,

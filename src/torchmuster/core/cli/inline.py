@@ -48,7 +48,7 @@ def run_inline(request: "RunRequest") -> int:
     if not request.module:
         check_script(request.script, request.cwd, problems, request.args)
     problems.checked(True)
-    os.environ.update(_world() | variables)
+    os.environ.update(world_of_one() | variables)
     kind = "module" if request.module else "file"
     sys.argv = [request.script, *request.args]
     if (folder := first_path(kind, request.script)) is not None:
@@ -75,7 +75,7 @@ def _show_from_script(
     traceback.print_exception(kind, error, frames or trace)
 
 
-def _world() -> dict[str, str]:
+def world_of_one() -> dict[str, str]:
     """Return the variables of torchrun for a world of one, without those that tell of an agent."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

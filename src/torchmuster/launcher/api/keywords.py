@@ -17,7 +17,6 @@ from torchmuster.launcher.api.failures import NotLaunchedError
 _OF_A_TERMINAL = {
     "debugpy": "`muster run --debugpy` prints the port for the editor",
     "pdb": "`muster run --pdb` opens it on a terminal",
-    "inline": "call the function itself: it then runs in this process",
     "detach": "launch returns at once, always",
     "dry_run": "`muster run --dry-run` shows it",
     "json": "the handle has the state, the results and the failure as values",
@@ -30,7 +29,7 @@ OF_A_SESSION = frozenset(
     {
         *("on", "hosts", "hostfile", "session", "here", "spares", "time", "queue", "partition"),
         *("account", "cpus_per_node", "gpus_per_node", "mem", "warn", "resubmit", "ship_env"),
-        "take_within",
+        *("take_within", "inline"),
     }
 )
 

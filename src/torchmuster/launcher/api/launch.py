@@ -109,6 +109,9 @@ def launch(
     of `__main__` or within another function travels by value, with the variables that it uses.
     Function and arguments together may take 64 MiB.
 
+    With `inline=True` the function is called in this very process, as rank 0 of 1, for a debugger
+    or a test; what it raises is raised here.
+
     Args:
         function: The function that every worker calls, or the path of a script (`module=True`: a
             module's name).
@@ -121,6 +124,10 @@ def launch(
     Raises:
         NotLaunchedError: A keyword, a value or the function can't be used. Nothing was started.
     """
+    if options.get("inline"):
+        from torchmuster.launcher.api.inline import call_here
+
+        return call_here(function, args, options)  # type: ignore[arg-type]  # it refuses a script
     return launch_by(_begin, function, args, options)
 
 

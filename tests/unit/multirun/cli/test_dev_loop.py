@@ -86,7 +86,7 @@ def test_the_line_below_says_what_was_saved_how_it_went_and_what_is_awaited():
 
     first = LastRun(code=1, took_s=250.0)
     assert status_of(first, has_keys=True) == (
-        "failed in 4 min (exit code 1); waiting for a change (Enter: again, q: quit)"
+        "failed in 4 min 10 s (exit code 1); waiting for a change (Enter: again, q: quit)"
     )
 
 
