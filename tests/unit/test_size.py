@@ -13,8 +13,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_580,
-    "launcher": 28_030,
+    "core": 15_590,
+    "launcher": 28_040,
     "diagnose": 12_770,
     "workflow": 11_480,
     "train": 7_830,

@@ -2,7 +2,6 @@
 
 import os
 import runpy
-import socket
 import sys
 import traceback
 import types
@@ -10,6 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from torchmuster.core.cli.place import JOB_OPTIONS
+from torchmuster.core.node.environment import world_of_one
 from torchmuster.core.node.spawner.mainmodule import first_path
 from torchmuster.core.spec.launch import check_script
 from torchmuster.core.spec.problems import Problems, parse_set_env
@@ -73,13 +73,3 @@ def _show_from_script(
     while frames is not None and os.path.realpath(frames.tb_frame.f_code.co_filename) != path:
         frames = frames.tb_next
     traceback.print_exception(kind, error, frames or trace)
-
-
-def world_of_one() -> dict[str, str]:
-    """Return the variables of torchrun for a world of one, without those that tell of an agent."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    zeros = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")
-    ones = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")
-    return {**zeros, **ones, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

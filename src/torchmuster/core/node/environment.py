@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -87,3 +88,13 @@ class VariableChange:
 
     values: Mapping[str, str]
     removed: tuple[str, ...] = ()
+
+
+def world_of_one() -> dict[str, str]:
+    """Return the variables of torchrun for a world of one, without those that tell of an agent."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    zeros = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0")
+    ones = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")
+    return {**zeros, **ones, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
