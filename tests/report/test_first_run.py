@@ -1,4 +1,4 @@
-"""The first page that a new user reads shows what its commands print."""
+"""Pages with `console` blocks show what their commands print, the first one that a new user reads among them."""
 
 import sys
 from pathlib import Path
@@ -13,9 +13,19 @@ import shown  # noqa: E402 - a script, not a package
 pytestmark = pytest.mark.slow
 
 
-def test_the_first_run_prints_what_its_page_shows():
-    assert not shown.check(ROOT / "docs" / "first-run.md", update=False), (
-        "scripts/site/shown.py docs/first-run.md --update"
+PAGES = [
+    page.name for page in sorted((ROOT / "docs").glob("*.md")) if "```console" in page.read_text()
+]
+
+
+def test_the_pages_are_found():
+    assert {"first-run.md", "notify.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_print_what_their_page_shows(page):
+    assert not shown.check(ROOT / "docs" / page, update=False), (
+        f"scripts/site/shown.py docs/{page} --update"
     )
 
 
