@@ -35,7 +35,7 @@ def shown(begin):
     for line in block(begin).splitlines():
         if not line.startswith("$ "):
             text = re.sub(r"47\d\d", "JOB", line)
-            text = re.sub(r"\d\d:\d\d:\d\d", "CLOCK", re.sub(r"\d+\.\d s", "SECONDS", text))
+            text = re.sub(r"\d\d:\d\d:\d\d", "CLOCK", re.sub(r"\d+\.\d s|\d+ ms", "SECONDS", text))
             pattern = re.escape(text).replace("JOB", r"\d+").replace("CLOCK", r"[\d:]+")
             found.append(pattern.replace("SECONDS", r"[\d.]+\ m?s"))
     return found
