@@ -94,7 +94,7 @@ def _measure(
     lost: dict[str, str],
 ) -> None:
     path = [str(REPOSITORY / "src"), *([peers] if peers else [])]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         # In a file: torchrunx and submitit look for the source of what runs.
         client = Path(folder, "client.py")
         client.write_text(CLIENTS[side])
