@@ -86,7 +86,7 @@ def check(page: Path, *, update: bool) -> str:
     """Run a page; return how what it shows differs from what is printed, and write that if asked to."""
     text, differs = page.read_text(), []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        folder = Path(home) / "work"
+        folder = Path(home) / "project"
         folder.mkdir()
         for kind, name, inside in _BLOCK.findall(text):
             if name:

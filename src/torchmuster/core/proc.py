@@ -32,6 +32,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 # started: a process in another session is not accounted, limited, suspended or ended.
 _OF_A_JOB_BY_SESSION = "PBS_JOBID"
 
+# As a command's standard output or error: nobody reads it.
+NOWHERE = subprocess.DEVNULL
+
 # Children of the shell that replaced itself with us by `exec`: the `tee` in `exec muster > >(tee
 # log)`.
 _inherited: frozenset[int] | None = None

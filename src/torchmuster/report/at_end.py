@@ -6,7 +6,6 @@ is no page, `report.log` has the reason.
 """
 
 import contextlib
-import os
 import sys
 import threading
 import traceback
@@ -70,15 +69,12 @@ def _note(run_dir: RunDir, why: str) -> None:
 def _continue_in_process(run_dir: RunDir) -> bool:
     """Start a process that makes the page and outlives this one; return whether it has started."""
     words = [sys.executable, "-m", "torchmuster.report", run_dir.path]
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        env = proc.own_package_environment()
-        child = proc.start(words, env=env, cwd="/", stdout=nowhere, stderr=nowhere)
+        env, out = proc.own_package_environment(), proc.NOWHERE
+        child = proc.start(words, env=env, cwd="/", stdout=out, stderr=out)
         proc.leave_sessions([child.pid])
         _page_processes[:] = [one for one in (*_page_processes, child) if one.poll() is None]
     except MusterError as error:
         _note(run_dir, f"{error.what}: {error.why}\n")
         return False
-    finally:
-        os.close(nowhere)
     return True

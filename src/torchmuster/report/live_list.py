@@ -155,7 +155,7 @@ def _mark_of(run_dir: RunDir) -> Mark:
 
 def _is_old(run_dir: RunDir, mark: Mark) -> bool:
     """Return whether an ended run's state is settled: a scheduler may still restart its job."""
-    if not any(map(os.path.exists, (run_dir.job, run_dir.jobs, run_dir.arrays))):
+    if not run_dir.has_jobs:
         return True
     newest = max((one[0] for one in mark if one is not None), default=0)
     return time.time() - newest / 1e9 > _SETTLED_AFTER_S

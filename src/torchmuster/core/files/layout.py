@@ -133,6 +133,11 @@ class RunDir:
         plans = {self.workflow: Kind.WORKFLOW, self.sweep: Kind.SWEEP, self.plan: Kind.RUN}
         return next((kind for path, kind in plans.items() if os.path.isfile(path)), None)
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether jobs of a scheduler are noted: of a run, a workflow's groups or a sweep's members."""
+        return any(map(os.path.exists, (self.job, self.jobs, self.arrays)))
+
     def group(self, group: str) -> "GroupDir":
         """The folder of a group of a workflow."""
         return GroupDir(os.path.join(self.path, "groups", group))

@@ -94,7 +94,7 @@ class ZstdProgram:
             raise OSError("zstd is not unpacked here")
         packed, to_it = os.pipe2(os.O_CLOEXEC)
         from_it, plain = os.pipe2(os.O_CLOEXEC)
-        quiet = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        quiet = proc.NOWHERE
         try:
             self._child = proc.start(["zstd", "-dcq"], stdin=packed, stdout=plain, stderr=quiet)
         except MusterError as error:
@@ -102,7 +102,7 @@ class ZstdProgram:
             os.close(from_it)
             raise OSError(str(error)) from None
         finally:
-            for number in (packed, plain, quiet):
+            for number in (packed, plain):
                 os.close(number)
         self._plain: IO[bytes] = open(from_it, "rb")  # noqa: SIM115 - `close` closes it
         self._failure: Exception | None = None

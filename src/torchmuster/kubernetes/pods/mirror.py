@@ -410,14 +410,12 @@ class RecordMirror:
         )
         words = [word for word in argv if "timeout" not in word]
         reading, writing = os.pipe2(os.O_CLOEXEC)
-        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             child = self._child = proc.start(
-                proc.node_program("dies_with_parent", *words), stdout=writing, stderr=null
+                proc.node_program("dies_with_parent", *words), stdout=writing, stderr=proc.NOWHERE
             )
         finally:
             os.close(writing)
-            os.close(null)
         ending = threading.Timer(max(0.0, until - time.monotonic()), child.send_signal, (15,))
         ending.start()
         with (

@@ -172,7 +172,8 @@ def ended_with_pods(run_dir: "RunDir", result: "Result") -> bool:
     """Return whether the files of a run in pods may be only on its cluster."""
     from torchmuster.core.model.states import RunState
     from torchmuster.errors import MissingRecordError
+    from torchmuster.launcher.views.elsewhere import is_elsewhere
 
     is_left = result.state in (RunState.LOST, RunState.CANCELLED)
     is_left |= result.exit_code == MissingRecordError.exit_code
-    return is_left and os.path.isdir(os.path.join(run_dir.path, "pods"))
+    return is_left and is_elsewhere(run_dir)

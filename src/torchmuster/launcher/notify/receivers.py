@@ -58,7 +58,7 @@ class Receiver:
     def label(self) -> str:
         """A name that may be shown: the host of an address, never its path."""
         if self.scheme == "mailto":
-            name, _, host = self.line.partition(":")[2].partition("@")
+            name, _, host = self.address.partition("@")
             return f"{name[:1]}...@{host}"
         if self.scheme:
             return urllib.parse.urlsplit(self.line).hostname or ""
@@ -291,15 +291,14 @@ def _post(address: str, notice: Mapping[str, Any]) -> str:
 
 def _run(command: Sequence[str], text: str, notice: Mapping[str, Any]) -> str:
     environment = {**os.environ, "MUSTER_NOTICE_ID": str(notice["id"])}
-    null = os.open(os.devnull, os.O_WRONLY)
     read_end, write_end = os.pipe()
     try:
         os.write(write_end, f"{text}\n".encode(errors="replace")[:_MAX_TEXT])  # a pipe holds it
         os.close(write_end)
-        child = proc.start(command, env=environment, stdin=read_end, stdout=null, stderr=null)
+        out = proc.NOWHERE
+        child = proc.start(command, env=environment, stdin=read_end, stdout=out, stderr=out)
     finally:
         os.close(read_end)
-        os.close(null)
     status = child.wait(_COMMAND_S)
     if status is None:
         proc.kill_session(child.pid)

@@ -26,6 +26,7 @@ from torchmuster.core.plainfile import open_own
 from torchmuster.errors import MusterError
 from torchmuster.launcher.notify.notices import Notices, RunNotice
 from torchmuster.launcher.notify.receivers import Receiver, Receivers, parse
+from torchmuster.launcher.views.elsewhere import is_elsewhere
 
 CLIENT, JOB = "client", "job"
 LAST_CALL_S = 10.0
@@ -186,9 +187,8 @@ class Watcher:
         if now - self._looked_at < pause_s or is_inside:
             return None
         self._looked_at = now
-        return view_run(
-            self.run_dir, RunRecord()
-        ).state  # only whether it has ended: not the record
+        # Only whether it has ended: that needs no record.
+        return view_run(self.run_dir, RunRecord()).state
 
     # Who delivers.
 
@@ -206,13 +206,16 @@ class Watcher:
         return late_s > _SECOND_S
 
     def _look_who_is_reached(self) -> None:
-        while True:
-            for box in self._outboxes:
+        """Look at each receiver until it is reached: from then on, deliveries tell."""
+        left = list(self._outboxes)
+        while left:
+            for box in left:
                 try:
                     self._reach[box.number] = box.receiver.unreachable()
                 except Exception as error:  # noqa: BLE001 - one address must not hide the others
                     self._reach[box.number] = type(error).__name__
-            self._ends.wait(_CLUSTER_S)
+            left = [box for box in left if self._reach[box.number]]
+            self._ends.wait(_CLUSTER_S if left else 0)
 
     def _is_over(self) -> bool:
         done = all(box.is_done for box in self._outboxes)
@@ -307,9 +310,8 @@ def main(arguments: list[str]) -> int:
 
 
 def is_far(run_dir: RunDir) -> bool:
-    """Say whether the run is on a cluster, and its record is told of from here only by asking that."""
-    of_jobs = (run_dir.job, run_dir.jobs, run_dir.arrays)
-    return any(map(os.path.exists, (*of_jobs, os.path.join(run_dir.path, "pods"))))
+    """Say whether the run is on a cluster, and its state is known from here only by asking that."""
+    return run_dir.has_jobs or is_elsewhere(run_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,18 +333,16 @@ def start(run_dir: RunDir, side: str, *, stays: bool = False) -> Started:
     """Start the process that delivers; it says nothing, and outlives what its starter cleans up."""
     order = NotifyOrder(run_dir=run_dir.path, side=side, stays=stays)
     words = proc.node_program("notify", *codec.to_arguments(order))
-    null = os.open(os.devnull, os.O_WRONLY)
+    out = proc.NOWHERE
     read_end, write_end = os.pipe()
     try:
-        return Started(
-            proc.start_spared(words, stdin=read_end, stdout=null, stderr=null), write_end
-        )
+        child = proc.start_spared(words, stdin=read_end, stdout=out, stderr=out)
     except MusterError:
         os.close(write_end)
         raise
     finally:
-        os.close(null)
         os.close(read_end)
+    return Started(child, write_end)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.links import cancel_jobs
 from torchmuster.launcher.jobs.never import NeverStartsWatch
-from torchmuster.launcher.views.elsewhere import RecordCopy
+from torchmuster.launcher.views.elsewhere import RecordCopy, is_elsewhere
 from torchmuster.launcher.views.find import (
     any_result,
     owner_is_here,
@@ -96,7 +96,7 @@ async def _wait_for_head(run_dir: RunDir) -> None:
 
 
 def _has_no_head_yet(run_dir: RunDir) -> bool:
-    if os.path.exists(run_dir.head) or os.path.isdir(os.path.join(run_dir.path, "pods")):
+    if os.path.exists(run_dir.head) or is_elsewhere(run_dir):
         return False
     return owner_is_here(run_dir) and owner_lives(run_dir)
 

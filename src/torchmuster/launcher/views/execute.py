@@ -28,6 +28,7 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import ChannelError, HeadLostError, MusterError, NotFoundError, UsageError
 from torchmuster.launcher.net import part_messages
+from torchmuster.launcher.views.elsewhere import is_elsewhere
 from torchmuster.launcher.views.find import any_result, owner_is_here, owner_lives
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
@@ -294,7 +295,7 @@ def _check_running(view: RunView, task: Any) -> None:
             where=f"task {task.name}: {task.state.value}",
             fix=f"muster logs {short_id(view.run_id)} {task.name}",
         )
-    in_pods = os.path.isdir(os.path.join(view.run_dir.group(task.group).path, "pods"))
+    in_pods = is_elsewhere(view.run_dir.group(task.group))
     if not in_pods and not owner_is_here(view.run_dir):
         owner = atomic.read_json(view.run_dir.owner)
         host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"

@@ -96,8 +96,7 @@ def _last(folders: Iterable[RunDir], most: int) -> list[RunDir]:
 
 def _has_ended(run_dir: RunDir) -> bool:
     """Return whether a run has its final result: a further link may replace that of a job."""
-    of_jobs = (run_dir.job, run_dir.jobs, run_dir.arrays)
-    return os.path.isfile(run_dir.result) and not any(map(os.path.exists, of_jobs))
+    return os.path.isfile(run_dir.result) and not run_dir.has_jobs
 
 
 def _names() -> list[str]:

@@ -136,14 +136,14 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalV
     import asyncio
 
     from torchmuster.core.cli.ending import CONTINUES_CODE
-    from torchmuster.launcher.views.elsewhere import copied
+    from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
     from torchmuster.multirun.cli.sweep_words import say_end
     from torchmuster.multirun.views.array_view import view_arrays
 
     with copied(run_dir):
         view = asyncio.run(_SweepFollower(plan, run_dir, engine, voice).follow())
     voice.show_status(())
-    if view is not None and os.path.isdir(os.path.join(run_dir.path, "pods")):
+    if view is not None and is_elsewhere(run_dir):
         view = view_arrays(run_dir)  # with the records that were copied last
     if view is None or view.result is None:
         voice.say(f"the sweep continues: muster wait {short_id(plan.run_id)}")

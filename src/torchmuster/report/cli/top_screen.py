@@ -17,6 +17,7 @@ from torchmuster.core.plainfile import write_all
 from torchmuster.errors import MusterError
 from torchmuster.launcher.head.hangs.watch import rank_first
 from torchmuster.launcher.model.live import LiveRow, LiveRun
+from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
 from torchmuster.launcher.views.execute import RawTerminal
 from torchmuster.launcher.views.find import find_run
 from torchmuster.launcher.views.live import LiveReader
@@ -197,9 +198,7 @@ class _Viewer:
         from torchmuster.launcher.views.board_watch import BoardWatch
 
         self._is_called = True
-        if os.path.isdir(os.path.join(view.run_dir.path, "pods")):
-            from torchmuster.launcher.views.elsewhere import copied
-
+        if is_elsewhere(view.run_dir):
             self._stack.enter_context(copied(view.run_dir))
         self._watch = BoardWatch(view)
         self._watch.start()

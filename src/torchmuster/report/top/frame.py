@@ -180,8 +180,8 @@ def _run(
     head = head_lines(run, rows, columns, unicode=unicode)
     if run.training is not None and not run.tasks and run.training.curves:
         spare = room - len(head) - (len(kept) + 2 if rows else 0)
-        more = 1 + max(spare, 0)
-        head = head_lines(run, rows, columns, unicode=unicode, num_curves=more)
+        if spare > 0:
+            head = head_lines(run, rows, columns, unicode=unicode, num_curves=1 + spare)
     if run.tasks:
         return _tasks(state, run, head, room)
     head = head[: max(room - _LEAST_TABLE_ROWS, 1) if rows else room]

@@ -61,17 +61,22 @@ async def test_a_caller_who_can_t_prove_the_secret_is_turned_away_with_the_reaso
         assert await doorman.refused.get() is Reason.WRONG_SECRET
 
 
-async def test_a_server_that_can_t_prove_the_secret_is_not_believed():
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [(handshake.VERSION, Reason.WRONG_SECRET), (9, Reason.OTHER_VERSION)],
+    ids=["that can't prove the secret", "of another version"],
+)
+async def test_a_server_is_not_believed(version, reason):
     async def impostor(reader, writer):
         await reader.readexactly(HELLO_BYTES)
-        writer.write(hello(role=0) + bytes(32))
+        writer.write(hello(version=version, role=0) + bytes(32))
         await reader.read()
 
     async with answering(impostor) as port:
         with pytest.raises(HandshakeError) as caught:
             await connect("127.0.0.1", port, Role.AGENT, SECRET)
 
-    assert caught.value.reason is Reason.WRONG_SECRET
+    assert caught.value.reason is reason
 
 
 async def test_a_caller_of_another_version_is_told_so():
@@ -82,19 +87,6 @@ async def test_a_caller_of_another_version_is_told_so():
         assert answer[10] == Reason.OTHER_VERSION
         assert await r.read() == b""
         assert await doorman.refused.get() is Reason.OTHER_VERSION
-
-
-async def test_a_server_of_another_version_is_known_as_such():
-    async def older(reader, writer):
-        await reader.readexactly(HELLO_BYTES)
-        writer.write(hello(version=9, role=0) + bytes(32))
-        await reader.read()
-
-    async with answering(older) as port:
-        with pytest.raises(HandshakeError) as caught:
-            await connect("127.0.0.1", port, Role.AGENT, SECRET)
-
-    assert caught.value.reason is Reason.OTHER_VERSION
 
 
 async def test_what_is_not_muster_gets_not_a_byte():

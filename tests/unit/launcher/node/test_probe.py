@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+import pytest
+
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Reason, Role
@@ -113,14 +115,9 @@ async def test_more_bytes_than_the_limit_end_the_connection():
         channel = await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
         channel.send_nowait(part_messages.ProbeBulk(size_bytes=MAX_BULK_BYTES + 1))
 
-        ended = None
-        try:
+        with pytest.raises(ChannelClosedError):
             await channel.receive()
-        except ChannelClosedError as error:
-            ended = error
         channel.abort()
-
-        assert ended is not None
 
 
 async def test_the_bytes_of_one_caller_are_counted_over_all_that_it_sends():
@@ -134,26 +131,18 @@ async def test_the_bytes_of_one_caller_are_counted_over_all_that_it_sends():
             assert await channel.receive() == messages.Pong(number=size_bytes)
         channel.send_nowait(part_messages.ProbeBulk(size_bytes=1))
 
-        ended = None
-        try:
+        with pytest.raises(ChannelClosedError):
             await channel.receive()
-        except ChannelClosedError as error:
-            ended = error
         channel.abort()
-
-        assert ended is not None
 
 
 async def test_a_caller_without_the_secret_is_not_answered():
     async with nodes(SECRET) as (one,):
         one.probe.begin(order(0))
-        refused = None
-        try:
+        with pytest.raises(HandshakeError) as refused:
             await connect("127.0.0.1", one.port, Role.PROBE, b"x" * 32)
-        except HandshakeError as error:
-            refused = error.reason
 
-        assert refused is Reason.WRONG_SECRET
+        assert refused.value.reason is Reason.WRONG_SECRET
 
 
 async def test_after_its_end_the_port_is_closed():
@@ -162,10 +151,5 @@ async def test_after_its_end_the_port_is_closed():
         one.probe.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-        refused = None
-        try:
+        with pytest.raises(ConnectionRefusedError):
             await connect("127.0.0.1", one.port, Role.PROBE, SECRET)
-        except ConnectionRefusedError as error:
-            refused = error
-
-        assert refused is not None

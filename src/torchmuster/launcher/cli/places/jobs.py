@@ -134,8 +134,9 @@ def job_restart_place(old: RunDir) -> tuple[Place, str | None]:
         MusterError: Its request is not in its record, or is on another machine.
     """
     from torchmuster.launcher.jobs.jobs import read_request
+    from torchmuster.launcher.views.elsewhere import is_elsewhere
 
-    if os.path.isdir(os.path.join(old.path, "pods")):
+    if is_elsewhere(old):
         again: Callable[[RunDir], Place] | None = plugs.find("job_places", "again")
         if again is None:
             raise MusterError("runs in pods can't be started again here", where=old.path)
