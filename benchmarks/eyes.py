@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torchmuster.launcher.head.board import Board
+from torchmuster.launcher.head.parts import Board
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 sys.path.insert(0, str(SOURCE))
@@ -44,11 +44,11 @@ from torchmuster.core.head.training_head import TrainingHead  # noqa: E402
 from torchmuster.core.model import codec  # noqa: E402
 from torchmuster.core.model.progress import RankPhase  # noqa: E402
 from torchmuster.core.net import listener, messages  # noqa: E402
-from torchmuster.core.node.leftovers import make_socket_folder  # noqa: E402
+from torchmuster.core.node.setup import make_socket_folder  # noqa: E402
 from torchmuster.core.programs.head_host import StorePorts  # noqa: E402
 from torchmuster.launcher.model.progress import RankProgress  # noqa: E402
 from torchmuster.launcher.net import part_messages  # noqa: E402
-from torchmuster.launcher.node.progress import ProgressReader  # noqa: E402
+from torchmuster.launcher.node.inquiries import ProgressReader  # noqa: E402
 
 WORKERS = 8
 RUN_ID = "20270115-080000-train-3f2a"

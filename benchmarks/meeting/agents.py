@@ -17,9 +17,9 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel
 from torchmuster.core.node.agent import Agent
 from torchmuster.core.node.head_link import HeadLink
-from torchmuster.core.node.leftovers import make_socket_folder
 from torchmuster.core.node.options import AgentOptions, HeadPlace
 from torchmuster.core.node.output import LogVoice
+from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.core.node.spawner.messages import InterpreterReady
 
 # Thousands of nodes have thousands of processors; light agents share one, so that each would keep the head

@@ -7,7 +7,7 @@ import pytest
 
 from kit.command import ran
 from torchmuster.core.model import contract
-from torchmuster.core.node.spawner import prepare
+from torchmuster.core.node.spawner import serve
 from torchmuster.launcher.node.spawner.import_watch import _SEARCHES
 
 # Notes who asks for which variable; "*" is who goes through all.
@@ -43,7 +43,7 @@ HARMLESS = {"HOME", "PATH", "PYTHONUSERBASE", "_PYTHON_PROJECT_BASE", "_PYTHON_S
 
 def test_all_that_is_read_is_in_the_list():
     pytest.importorskip("torch")
-    done = ran([sys.executable, "-c", RECORDER, json.dumps(prepare._TORCH_MODULES)], limit_s=120)
+    done = ran([sys.executable, "-c", RECORDER, json.dumps(serve._TORCH_MODULES)], limit_s=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) > 20

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from torchmuster.core.node.heartbeats import MOST_FILES, HeldMemory
+from torchmuster.core.node.workers import MOST_FILES, HeldMemory
 from torchmuster.train.memory.folder import HeldFolder
 from torchmuster.train.memory.held import PAGE_BYTES, HeldFile, NodeMemory
 from torchmuster.train.memory.saves import (

@@ -7,7 +7,7 @@ from torch import nn
 
 import torchmuster.train as tm
 from torchmuster.core.net.ipc import CallFailed
-from torchmuster.core.node.heartbeats import HeldMemory
+from torchmuster.core.node.workers import HeldMemory
 from torchmuster.errors import UsageError
 from torchmuster.train.memory.held import NodeMemory
 from torchmuster.train.snapshot.state import MisfitError, SnapshotError

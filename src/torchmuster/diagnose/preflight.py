@@ -30,7 +30,7 @@ from torchmuster.launcher.net import part_messages
 if TYPE_CHECKING:
     from torchmuster.diagnose.doctor.show import NodeView, Pair, Situation
     from torchmuster.diagnose.finding import Finding
-    from torchmuster.launcher.head.network_survey import NetworkSurvey
+    from torchmuster.launcher.head.start_checks import NetworkSurvey
 
 
 # The matrix of the long form: every node connects to every other on a random port, measures, and

@@ -7,7 +7,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.owner_policy import JobTime
 from torchmuster.core.model.plan import WARN_S, RunPlan
 from torchmuster.core.model.verdict import Result
-from torchmuster.core.node.environment import leave_environment
+from torchmuster.core.node.options import leave_environment
 from torchmuster.core.owner.create import note_failed_start
 from torchmuster.core.owner.parts import RunDisplay
 from torchmuster.core.owner.stops import Deadline

@@ -11,8 +11,8 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.model import progress as heartbeat
-from torchmuster.core.node.heartbeats import last_step
-from torchmuster.launcher.node.progress import ProgressReader
+from torchmuster.core.node.workers import last_step
+from torchmuster.launcher.node.inquiries import ProgressReader
 from torchmuster.train.heartbeat import open_heartbeat
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from torchmuster.core.net.ipc import BarrierWaits, IpcServer, TaskRequest
-from torchmuster.core.node.leftovers import make_socket_folder
+from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.workflow.head.barriers import Barriers
 from torchmuster.workflow.task.agent import answer_of_barrier
 

@@ -19,7 +19,7 @@ from torchmuster.core.net.ipc import (
     CallFailed,
     TaskRequest,
 )
-from torchmuster.core.node.leftovers import make_socket_folder
+from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.errors import (
     BarrierError,
     BarrierTimeoutError,

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from torchmuster.core.cli.place import JOB_OPTIONS
-from torchmuster.core.node.environment import world_of_one
+from torchmuster.core.node.options import world_of_one
 from torchmuster.core.node.spawner.mainmodule import first_path
 from torchmuster.core.spec.launch import check_script
 from torchmuster.core.spec.problems import Problems, parse_set_env

@@ -1,7 +1,7 @@
 """The heartbeat of a rank: its progress, in a small file in its agent's folder.
 
 The training library overwrites the one record in place (`train/heartbeat.py`), the agent reads it every two seconds
-(`launcher/node/progress.py`). So a step never waits for the agent, and the record is always the newest.
+(`launcher/node/inquiries.py`). So a step never waits for the agent, and the record is always the newest.
 """
 
 import enum

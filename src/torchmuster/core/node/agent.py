@@ -34,13 +34,18 @@ from torchmuster.core.net.ipc import (
     WorkerReport,
 )
 from torchmuster.core.node.head_link import AgentRefusedError, HeadLink
-from torchmuster.core.node.heartbeats import HeldMemory
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.output import Showing, Voice
 from torchmuster.core.node.setup import NodeWork, refusal_of
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
-from torchmuster.core.node.workers import NodeAttempt, WorkerSettings, root_cause, worker_settings
+from torchmuster.core.node.workers import (
+    HeldMemory,
+    NodeAttempt,
+    WorkerSettings,
+    root_cause,
+    worker_settings,
+)
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError, found_bug
 

@@ -1,5 +1,6 @@
 """What the kernel reports on a node: the GPUs, and why a process was killed."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,11 +14,11 @@ _MAX_BYTES = 1 << 16
 _MAX_RECORDS = 20_000
 
 
-def read_bytes(path: str) -> bytes:
-    """Return the beginning of a file, 64 KiB at most."""
+def read_bytes(path: str, most: int = _MAX_BYTES) -> bytes:
+    """Return the beginning of a file, 64 KiB at most unless another bound is given."""
     try:
         with open(path, "rb") as file:
-            return file.read(_MAX_BYTES)
+            return file.read(most)
     except OSError:
         return b""
 
@@ -33,6 +34,14 @@ def list_folder(path: str) -> list[str]:
         return sorted(os.listdir(path))
     except OSError:
         return []
+
+
+def open_files(pid: int, most: int | None = None) -> Iterator[str]:
+    """Yield what a process has open, as the links of its descriptors; of `most` of them, if given."""
+    folder = f"/proc/{pid}/fd"
+    for name in list_folder(folder)[:most]:
+        with contextlib.suppress(OSError):
+            yield os.readlink(os.path.join(folder, name))
 
 
 def log_records(root: str = "/") -> Iterator[bytes]:

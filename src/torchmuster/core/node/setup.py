@@ -1,12 +1,25 @@
-"""What a node does once before its workers start: its scratch folder, and the job's interpreter.
+"""What an agent makes on its node before workers start: its folders, and the job's interpreter.
 
 Setup lines, shipped environments, `--stage` and `--before` are another room's (table `node_work`).
+
+The owner of a killed agent, or the user's next agent, removes its folders. Each agent has a socket folder
+with a record that names its scratch folder, and holds a lock on both folders while it lives. The
+kernel releases the locks with the process, however it ends. A folder is removed only if it has a
+record of ours and its lock is free: folders of other users, other programs or living agents are
+never touched.
 """
 
 import contextlib
+import fcntl
+import hashlib
+import json
 import os
+import re
 import shutil
+import stat
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -15,15 +28,258 @@ from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.model import contract
 from torchmuster.core.model.plan import Program
-from torchmuster.core.node.leftovers import (
-    folder_name,
-    hold,
-    make_scratch,
-    note_owner,
-    parent_folder,
-)
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.errors import MusterError
+
+# The scratch folder of a run on a node: its location, its creation and its removal.
+
+
+class ScratchError(MusterError):
+    """The scratch folder of a node can't be used."""
+
+
+def parent_folder(environment: Mapping[str, str], named: str | None = None) -> str:
+    """Return the folder for scratch folders: as named, the scheduler's, else the temporary one."""
+    if named:
+        return named
+    if environment.get("SLURM_TMPDIR"):
+        return environment["SLURM_TMPDIR"]
+    # PBS sets TMPDIR to a folder named after the job; if the user has set it, that will do, too.
+    own = environment.get("TMPDIR", "")
+    return own if os.path.isdir(own) else tempfile.gettempdir()
+
+
+def folder_name(run_id: str, place: int, run_dir: str) -> str:
+    """Return the name of a run's folder; runs of the same name in two homes don't share it."""
+    mark = hashlib.sha256(os.path.realpath(run_dir).encode()).hexdigest()[:8]
+    return f"muster-{run_id}-{place}-{mark}"
+
+
+def make_scratch(parent: str, name: str) -> str:
+    """Create the folder, or take over what an earlier agent has left; return its path.
+
+    The name is predictable: if another user has created it, ours gets an unpredictable one.
+
+    Raises:
+        ScratchError: The folder can't be created.
+    """
+    path = os.path.join(os.path.realpath(parent), name)
+    fix = "`scratch` of the site, SLURM_TMPDIR or TMPDIR names a folder of this node that you can write to"
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        what = "the scratch folder can't be made"
+        raise ScratchError(what, where=path, why=error.strerror, fix=fix) from error
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return tempfile.mkdtemp(prefix=f"{name}-", dir=os.path.dirname(path))
+    if status.st_mode & 0o077:
+        os.chmod(path, 0o700)
+    return path
+
+
+def remove_scratch(path: str) -> None:
+    """Remove the folder with its content; what can't be removed stays."""
+
+    def mend(function: object, name: str, error: object) -> None:
+        """Make a read-only folder, e.g. one from an archive, writable, and try again."""
+        folder = os.path.dirname(name)
+        try:
+            if name != path:  # the parent of `path` is not ours to change: it may be /tmp
+                os.chmod(folder, 0o700)
+            if os.path.isdir(name) and not os.path.islink(name):
+                os.chmod(name, 0o700)
+                shutil.rmtree(name, ignore_errors=True)
+            else:
+                os.unlink(name)
+        except OSError:
+            return
+
+    if os.path.islink(path) or not os.path.isdir(path):
+        return
+    shutil.rmtree(path, onerror=mend)
+    try:
+        os.rmdir(path)
+    except OSError:
+        return
+
+
+_RECORD = "owner.json"
+_SOCKET_FOLDER = re.compile(r"muster-[a-z0-9_]{8}$")  # as tempfile.mkdtemp names it
+_GONE = ".gone"
+_MAX_RECORD_BYTES = 1 << 16
+_held: dict[str, int] = {}  # our folders -> descriptors of their locks
+
+
+def hold(folder: str) -> bool:
+    """Lock a folder of ours until this process ends; return whether it is still at this path.
+
+    Several agents may hold a folder: a replacement shares the scratch folder of a stalled agent.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        same = os.path.samestat(os.fstat(fd), os.lstat(folder))
+    except BlockingIOError:
+        same = False  # another process is removing it now
+    except OSError:  # this file system has no locks, so nobody can lock it to remove it
+        same = True
+    if not same:
+        os.close(fd)
+        return False
+    _held[folder] = fd
+    return True
+
+
+def keep_holding(folder: str) -> int:
+    """Return a folder's lock descriptor, inheritable by an interpreter that replaces this one."""
+    fd = _held[folder]
+    os.set_inheritable(fd, True)
+    return fd
+
+
+def go_on_holding(folder: str, fd: int) -> None:
+    """Hold a folder by the lock descriptor that the previous interpreter has left."""
+    os.set_inheritable(fd, False)
+    _held[folder] = fd
+
+
+def make_socket_folder() -> str:
+    """Return a new private folder with a path short enough for sockets, held while we live."""
+    folder = _short_folder()
+    hold(folder)
+    note_owner(folder)
+    return folder
+
+
+def _short_folder() -> str:
+    try:
+        folder = tempfile.mkdtemp(prefix="muster-")
+        if len(folder) < 80:
+            return folder
+        os.rmdir(folder)
+    except OSError:
+        pass
+    return tempfile.mkdtemp(prefix="muster-", dir="/tmp")
+
+
+def is_socket_folder(path: str) -> bool:
+    """Return whether this is a socket folder of an agent of any user."""
+    is_named_so = _SOCKET_FOLDER.match(os.path.basename(path)) is not None
+    return is_named_so and os.path.lexists(os.path.join(path, _RECORD))
+
+
+def note_owner(socket_folder: str, scratch: str | None = None) -> None:
+    """Write an agent's record into its socket folder.
+
+    Without a record, its folders would stay when it is killed.
+    """
+    path = os.path.join(socket_folder, _RECORD)
+    with contextlib.suppress(OSError):
+        with open(f"{path}.tmp", "w") as file:
+            json.dump({"pid": os.getpid(), "scratch": scratch}, file)
+        os.replace(f"{path}.tmp", path)
+
+
+def start_sweep(run_id: str | None) -> threading.Thread:
+    """Run `sweep` in a thread: removing large folders takes time that an agent does not have."""
+    thread = threading.Thread(target=sweep, args=(run_id,), name="leftovers", daemon=True)
+    thread.start()
+    return thread
+
+
+def sweep(run_id: str | None = None, folders: tuple[str, ...] = ()) -> None:
+    """Remove what killed agents have left, except this run's scratch, which a replacement reuses.
+
+    Args:
+        run_id: The id of this run; None if no run continues.
+        folders: Where to look; by default, where agents make their folders.
+    """
+    for folder in set(folders or (tempfile.gettempdir(), "/tmp")):
+        try:
+            names = [entry for entry in os.listdir(folder) if _SOCKET_FOLDER.match(entry)]
+        except OSError:
+            continue
+        for name in names:
+            with contextlib.suppress(OSError):
+                _sweep_one(os.path.join(folder, name), run_id)
+
+
+def _sweep_one(socket_folder: str, run_id: str | None) -> None:
+    record = _read_record(os.path.join(socket_folder, _RECORD))
+    if record is None:
+        return
+    scratch = record.get("scratch")
+    if isinstance(scratch, str):
+        if run_id is not None and os.path.basename(scratch).startswith(f"muster-{run_id}-"):
+            return
+        if not _is_let_go(socket_folder):
+            return
+        _remove(scratch)
+        if os.path.lexists(scratch + _GONE):
+            return  # not all of it could be removed: the record stays for the next sweep
+    _remove(socket_folder)
+
+
+def _read_record(path: str) -> dict[str, object] | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
+            return None
+        try:
+            record = json.loads(file.read(_MAX_RECORD_BYTES))
+        except ValueError:
+            return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_let_go(folder: str) -> bool:
+    fd = _take(folder)
+    if fd is None:
+        return False
+    os.close(fd)
+    return True
+
+
+def _take(folder: str) -> int | None:
+    """Lock a folder of ours that nobody holds; return the descriptor, None for any other folder."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(fd).st_uid == os.getuid():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+    except OSError:
+        pass
+    os.close(fd)
+    return None
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder of ours that nobody holds; rename it first, so that nobody takes it over."""
+    if not os.path.basename(folder).startswith("muster-"):
+        return
+    fd = _take(folder)
+    if fd is not None:
+        try:
+            if not os.path.lexists(folder + _GONE):
+                os.rename(folder, folder + _GONE)
+        finally:
+            os.close(fd)
+    if _is_let_go(folder + _GONE):
+        remove_scratch(folder + _GONE)
+
 
 _MAX_TAKES = 10
 

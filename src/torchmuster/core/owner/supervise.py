@@ -40,7 +40,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import name_on, report_of_error
 from torchmuster.core.model.verdict import Report, Result, StopCause, cause_of_stop, end_by_stop
 from torchmuster.core.net import messages
-from torchmuster.core.node.leftovers import start_sweep
+from torchmuster.core.node.setup import start_sweep
 from torchmuster.core.owner.head_follower import HeadFollower
 from torchmuster.core.owner.parts import Engine, RecordWriter, RunDisplay, StandardInput
 from torchmuster.core.owner.record import next_attempt, read_result, recorded_seconds

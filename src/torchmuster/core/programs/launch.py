@@ -16,8 +16,13 @@ from torchmuster.core.model.lines import Terminal
 from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.plan import Program, RunPlan
 from torchmuster.core.net.address import read_secret, split_endpoint
-from torchmuster.core.node.environment import share_threads, take_environment
-from torchmuster.core.node.options import AgentOptions, AgentOrder, HeadPlace
+from torchmuster.core.node.options import (
+    AgentOptions,
+    AgentOrder,
+    HeadPlace,
+    share_threads,
+    take_environment,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

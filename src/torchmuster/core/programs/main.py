@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.model import contract
-from torchmuster.core.node.environment import THREADS, share_threads
-from torchmuster.core.node.leftovers import make_socket_folder, start_sweep
-from torchmuster.core.node.options import AgentOptions
+from torchmuster.core.node.options import THREADS, AgentOptions, share_threads
+from torchmuster.core.node.setup import make_socket_folder, start_sweep
 from torchmuster.core.node.spawner.start import begin_spawner, start_spawner
 from torchmuster.core.proc import HasStatus
 from torchmuster.core.programs.launch import AgentLaunch, read_launch
@@ -75,7 +74,7 @@ def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | Non
         return code
     finally:
         if work is not None and work.scratch is not None:
-            from torchmuster.core.node.leftovers import remove_scratch
+            from torchmuster.core.node.setup import remove_scratch
 
             remove_scratch(work.scratch)
 

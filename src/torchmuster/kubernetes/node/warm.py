@@ -18,7 +18,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind, StartMethod
-from torchmuster.core.node.environment import share_threads
+from torchmuster.core.node.options import share_threads
 from torchmuster.kubernetes.node.order import read_own
 from torchmuster.launcher.files.travel import package_folder
 from torchmuster.multirun.server.messages import SessionSetup

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import RunState
-from torchmuster.core.node.environment import world_of_one
+from torchmuster.core.node.options import world_of_one
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.api import call, keywords
 from torchmuster.launcher.api.failures import NotLaunchedError

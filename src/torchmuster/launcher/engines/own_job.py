@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torchmuster.core.node.environment import leave_environment
+from torchmuster.core.node.options import leave_environment
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.base import Dialect, EngineError, NodeStart
 from torchmuster.launcher.engines.registry import find_job, load_dialect

@@ -16,7 +16,7 @@ from typing import NoReturn
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_arguments
 from torchmuster.launcher.node import namespaces
-from torchmuster.launcher.node.place_launch import VIEW_FAILED, LaunchError, become, find_command
+from torchmuster.launcher.node.namespaces import VIEW_FAILED, LaunchError, become, find_command
 
 _KINDS = (
     ("user", namespaces.NEW_USER),  # first: it gives the right to enter the others

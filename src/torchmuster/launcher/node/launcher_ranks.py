@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from torchmuster.core.model.contract import WorkerRanks
 from torchmuster.core.model.ranks import expand_counts, expand_hostlist
-from torchmuster.core.node.environment import VariableChange
+from torchmuster.core.node.options import VariableChange
 
 # srun sets these for every task; a script that reads one of them reads the others, too.
 _OF_EVERY_TASK = {

@@ -6,19 +6,23 @@ file open and catches the signal: it would kill any other. A process that is sto
 uninterruptibly can't answer; for it we ask py-spy, where installed, and the kernel.
 """
 
+import ipaddress
 import os
 import re
 import select
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchmuster.core import proc
+from torchmuster.core.files.layout import last_bytes
 from torchmuster.core.model import contract
+from torchmuster.core.node.kernel import open_files, read_bytes, read_text
 from torchmuster.errors import MusterError
 from torchmuster.launcher.facts import stacks as reading
-from torchmuster.launcher.model.progress import RankStack
+from torchmuster.launcher.model.progress import RankStack, StoreCall
 
 LIMIT_S = 1.0
 MAX_TEXT_BYTES = 12 << 10
@@ -113,8 +117,6 @@ def _with_stores(stacks: Sequence[RankStack], logs: Mapping[int, str]) -> list[R
     """Add the connections of the ranks that are connecting to a store."""
     if not any(reading.makes_store(one.text, one.source) for one in stacks):
         return list(stacks)
-    from torchmuster.launcher.node.store_calls import look
-
     deadline = time.monotonic() + LIMIT_S
     return [
         replace(one, store=look(one.pid, one.text, logs.get(one.rank, ""), deadline))
@@ -143,7 +145,8 @@ def _ask(processes: Sequence[tuple[int, str]], deadline: float) -> dict[int, str
         proc.kill_quietly(pid, contract.STACK_SIGNAL)
         asked.append(_SignalledProcess(pid, path, 0, time.monotonic()))
     _wait_until_written(asked, deadline)
-    return {one.pid: _read(one.path) for one in asked if one.began}
+    written = {one.pid: read_bytes(one.path, _MAX_READ_BYTES) for one in asked if one.began}
+    return {pid: data.decode(errors="replace") for pid, data in written.items()}
 
 
 def _wait_until_written(asked: Sequence[_SignalledProcess], deadline: float) -> None:
@@ -163,14 +166,6 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_MAX_READ_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _answers(pid: int, path: str) -> bool:
@@ -235,22 +230,14 @@ def find_spy(pid: int, which: Callable[..., str | None] = shutil.which) -> str |
 
 def _first_entry(path: str, prefix: bytes) -> str:
     """Return the first entry of a /proc file that begins with the prefix, without the prefix."""
-    try:
-        with open(path, "rb") as file:
-            words = file.read(_MAX_SOURCE_BYTES).split(b"\0")
-    except OSError:
-        return ""
+    words = read_bytes(path, _MAX_SOURCE_BYTES).split(b"\0")
     chosen = next((word for word in words if word.startswith(prefix)), b"")
     return os.fsdecode(chosen.removeprefix(prefix))
 
 
 def where_in_kernel(pid: int) -> str:
     """Return the kernel function in which a process sleeps; empty if unknown."""
-    try:
-        with open(f"/proc/{pid}/wchan") as file:
-            word = file.read(128).strip()
-    except OSError:
-        return ""
+    word = read_text(f"/proc/{pid}/wchan").strip()
     return word if re.fullmatch(r"[A-Za-z_][\w.]*", word) else ""
 
 
@@ -261,18 +248,7 @@ def waits_for_signal(pid: int) -> bool:
 
 def _uses_gpu(pid: int) -> bool:
     """Return whether the process has a GPU device open."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for name in names:
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
-            return True
-    return False
+    return any(one.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")) for one in open_files(pid))
 
 
 def _source(text: str) -> str:
@@ -280,10 +256,103 @@ def _source(text: str) -> str:
     frame = reading.user_frame(reading.main_frames(text))
     if frame is None:
         return ""
-    try:
-        with open(frame.file, "rb") as file:
-            lines = file.read(_MAX_SOURCE_BYTES).split(b"\n")
-    except OSError:
-        return ""
+    lines = read_bytes(frame.file, _MAX_SOURCE_BYTES).split(b"\n")
     inside = 0 < frame.line <= len(lines)
     return lines[frame.line - 1].decode(errors="replace").strip()[:200] if inside else ""
+
+
+# Which store a rank calls: the script may have changed MASTER_ADDR or MASTER_PORT.
+#
+# There are three sources, none sufficient alone: the kernel lists a process's connections (a refused
+# call leaves none), torch names the address in the rank's log when a call has failed, and the
+# script's own lines show where it was set.
+
+
+_MAX_FDS = 4096
+_MAX_TABLE_BYTES = 4 << 20
+_MAX_ENDS = 16
+_MAX_LOG_BYTES = 64 << 10
+_MAX_SCRIPT_BYTES = 1 << 20
+_MAX_LINES = 8
+_LOG_POLL_S = 0.05
+_ESTABLISHED, _SYN_SENT = "01", "02"  # include/net/tcp_states.h
+# Source: torch/csrc/distributed/c10d/TCPStore.cpp and socket.cpp, torch 2.6 to 2.13.
+_NAMED = re.compile(
+    rb"(?:failed to connect/validate to host |client socket has failed to connect to )"
+    rb"\[?(?P<host>[\w.:-]{1,255}?)\]?:(?P<port>\d{1,5})\b"
+)
+_SETS = re.compile(
+    r"""environ\[\s*["']MASTER_(ADDR|PORT)["']\s*\]\s*=[^=]|putenv\(\s*["']MASTER_(ADDR|PORT)"""
+    r"""|["']MASTER_(ADDR|PORT)["']\s*:|init_method\s*=|["']tcp://|\bTCPStore\("""
+)
+
+
+def look(pid: int, text: str, log_path: str, deadline: float) -> StoreCall:
+    """Return the evidence on the store to which a rank is connecting.
+
+    Args:
+        pid: Process id of the rank.
+        text: Its stacks.
+        log_path: Path of its log, polled until torch has named an address there.
+        deadline: When to stop polling, in seconds of the monotonic clock.
+    """
+    connected, calling = _connections(pid)
+    named = "" if connected or calling else _named(log_path, deadline)
+    return StoreCall(connected=connected, calling=calling, named=named, lines=_lines(text))
+
+
+def _connections(pid: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the peers of the process's TCP connections: the established, then the unanswered."""
+    inodes = _sockets(pid)
+    found: dict[str, list[str]] = {_ESTABLISHED: [], _SYN_SENT: []}
+    for table in ("tcp", "tcp6"):
+        for line in (
+            read_bytes(f"/proc/{pid}/net/{table}", _MAX_TABLE_BYTES).decode().splitlines()[1:]
+        ):
+            words = line.split()
+            if len(words) > 9 and words[9] in inodes and words[3] in found:
+                found[words[3]].append(read_end(words[2]))
+    first, second = (tuple(sorted(set(ends)))[:_MAX_ENDS] for ends in found.values())
+    return first, second
+
+
+def read_end(word: str) -> str:
+    """Return a /proc/net/tcp address (words in native byte order) as `10.0.0.1:29501`."""
+    host, _, port = word.partition(":")
+    packed = b"".join(
+        int(host[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(host), 8)
+    )
+    address = ipaddress.ip_address(packed)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return f"{mapped or address}:{int(port, 16)}"
+
+
+def _sockets(pid: int) -> set[str]:
+    """Return the inodes of the process's sockets."""
+    found = (one for one in open_files(pid, _MAX_FDS) if one.startswith("socket:["))
+    return {one[len("socket:[") : -1] for one in found}
+
+
+def _named(path: str, deadline: float) -> str:
+    """Return the address at the end of a log, where torch names it if our signal broke its call."""
+    while path:
+        found = list(_NAMED.finditer(last_bytes(path, _MAX_LOG_BYTES)))
+        if found:
+            return f"{found[-1]['host'].decode()}:{found[-1]['port'].decode()}"
+        if time.monotonic() >= deadline:
+            break
+        select.select([], [], [], _LOG_POLL_S)
+    return ""
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    """Return the lines that set the address of a store in the script's files on the stack."""
+    found: list[str] = []
+    frames = reading.main_frames(text)
+    for file in dict.fromkeys(f.file for f in frames if not reading.is_library(f.file)):
+        script = read_bytes(file, _MAX_SCRIPT_BYTES).decode(errors="replace")
+        for number, line in enumerate(script.splitlines(), 1):
+            code = line.strip()
+            if _SETS.search(code) and not code.startswith("#"):
+                found.append(f"{os.path.basename(file)}:{number}: {code[:100]}")
+    return tuple(found[:_MAX_LINES])

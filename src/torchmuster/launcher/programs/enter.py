@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_arguments, to_arguments
-from torchmuster.core.node.environment import take_environment
+from torchmuster.core.node.options import take_environment
 from torchmuster.errors import MusterError
 
 

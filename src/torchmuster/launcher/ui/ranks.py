@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.core.model.text import span
-from torchmuster.launcher.head.hangs.stragglers import median_without
+from torchmuster.launcher.head.hang_watch import median_without
 from torchmuster.launcher.model.progress import RankSample
 from torchmuster.launcher.ui.words import DASH, show_mib, show_number, show_share
 

@@ -17,7 +17,7 @@ from torchmuster.core.files.layout import RunDir, muster_home, runs_dir
 from torchmuster.core.model.states import RunState
 from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.files.environment import kept_archives
-from torchmuster.launcher.node.shipping import shelf
+from torchmuster.launcher.node import shelf
 from torchmuster.launcher.views.find import all_runs, owner_lives, view_run
 from torchmuster.launcher.views.run_view import RunView
 

@@ -14,8 +14,8 @@ from torchmuster.core.files.layout import Kind, short_id
 from torchmuster.core.model.events import WorkerProcessEvent
 from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import ChannelError, HeadLostError, UsageError
-from torchmuster.launcher.head.hangs.monitor import shown, standing_of
-from torchmuster.launcher.head.hangs.watch import Seen, tell
+from torchmuster.launcher.head.hang_monitor import shown, standing_of
+from torchmuster.launcher.head.hang_watch import Seen, tell
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.stacks import take_stacks
 from torchmuster.launcher.views.execute import ExecOrder, ExecResult, ExecSession, Write

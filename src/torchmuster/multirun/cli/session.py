@@ -127,7 +127,7 @@ def start_session(given: dict[str, Any], problems: "Problems") -> "RunDir":
         StartMethod,
         Tee,
     )
-    from torchmuster.core.node.environment import THREADS
+    from torchmuster.core.node.options import THREADS
     from torchmuster.core.owner.create import choose_run_id, create_run_dir
     from torchmuster.core.spec.launch import find_python, parse_workers
     from torchmuster.multirun.server.call import SESSION_FILE

@@ -26,9 +26,9 @@ from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.message import encode
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import in_minutes
-from torchmuster.core.node.leftovers import go_on_holding, keep_holding, make_socket_folder
 from torchmuster.core.node.options import AgentOptions, AgentOrder
-from torchmuster.core.node.spawner.prepare import import_for_workers, reason_not_to_fork
+from torchmuster.core.node.setup import go_on_holding, keep_holding, make_socket_folder
+from torchmuster.core.node.spawner.serve import import_for_workers, reason_not_to_fork
 from torchmuster.core.node.spawner.start import control_pair
 from torchmuster.core.proc import ForkedChild
 from torchmuster.core.programs.launch import read_plan_file

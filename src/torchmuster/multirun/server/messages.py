@@ -12,8 +12,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.model.message import TypedMessage, decode, encode
 from torchmuster.core.model.plan import RunPlan, ScriptKind, StartMethod
-from torchmuster.core.node.environment import share_threads
-from torchmuster.core.node.options import AgentOrder
+from torchmuster.core.node.options import AgentOrder, share_threads
 
 MAX_ORDER_BYTES = 8 << 20
 MAX_PACKET_BYTES = 1 << 16

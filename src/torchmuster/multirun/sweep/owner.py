@@ -30,14 +30,13 @@ from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import Report, Result, explain_refused_start
 from torchmuster.core.net import messages
 from torchmuster.core.net.ipc import AskMemory, CallTaken, IpcCall, IpcServer, WorkerReport
-from torchmuster.core.node.environment import THREADS
-from torchmuster.core.node.heartbeats import HeldMemory
 from torchmuster.core.node.kernel import visible_gpus
-from torchmuster.core.node.leftovers import make_socket_folder, start_sweep
+from torchmuster.core.node.options import THREADS
 from torchmuster.core.node.output import LogVoice, Voice
+from torchmuster.core.node.setup import make_socket_folder, start_sweep
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import SpawnerKeeper
-from torchmuster.core.node.workers import NodeAttempt, WorkerSettings
+from torchmuster.core.node.workers import HeldMemory, NodeAttempt, WorkerSettings
 from torchmuster.core.owner.parts import RecordWriter
 from torchmuster.core.owner.record import read_result
 from torchmuster.core.owner.session import EarlyStop

@@ -1,4 +1,4 @@
-"""Hang detection for a member that is a single process, with a head's `launcher/head/hangs`."""
+"""Hang detection for a member that is a single process, with a head's `launcher/head/hang_watch.py`."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.plan import Limits
 from torchmuster.core.net import messages
 from torchmuster.core.node.workers import NodeAttempt
-from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
+from torchmuster.launcher.head.hang_monitor import HangMonitor, watch_limits
 from torchmuster.launcher.net import part_messages
-from torchmuster.launcher.node.progress import ProgressReader
+from torchmuster.launcher.node.inquiries import ProgressReader
 from torchmuster.launcher.node.stacks import take_stacks
 
 _LOOK_EVERY_S = 2.0

@@ -15,7 +15,7 @@ from torchmuster.core.files.layout import last_lines
 from torchmuster.core.owner.record import DAMAGED, unreadable
 from torchmuster.core.plainfile import write_all
 from torchmuster.errors import MusterError
-from torchmuster.launcher.head.hangs.watch import rank_first
+from torchmuster.launcher.head.hang_watch import rank_first
 from torchmuster.launcher.model.live import LiveRow, LiveRun
 from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
 from torchmuster.launcher.views.execute import RawTerminal

@@ -24,8 +24,8 @@ from torchmuster.core.model.plan import WARN_S, Limits, Program, RunPlan, Script
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.net.address import own_endpoints
-from torchmuster.core.node.environment import leave_environment
 from torchmuster.core.node.kernel import visible_gpus
+from torchmuster.core.node.options import leave_environment
 from torchmuster.core.owner.create import create_run_dir, link_snapshots, new_run_id
 from torchmuster.core.owner.supervise import own_run
 from torchmuster.core.spec.launch import check_script, count_workers

@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchmuster.core.node.leftovers import is_socket_folder
+from torchmuster.core.node.setup import is_socket_folder
 from torchmuster.errors import UsageError
 
 _MAX_TMP_ENTRIES = 2_000

@@ -10,9 +10,9 @@ from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.net.address import read_secret, split_endpoint
-from torchmuster.core.node.environment import take_environment
-from torchmuster.core.node.leftovers import make_socket_folder
+from torchmuster.core.node.options import take_environment
 from torchmuster.core.node.output import LogVoice
+from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.workflow.head.group_head import port_candidates
 from torchmuster.workflow.head.group_main import end_with_lifeline, read_plan, read_start
 from torchmuster.workflow.plan import TaskNetwork, WorkflowPlan

@@ -17,7 +17,7 @@ from kit.waiting import wait_until_async
 from torchmuster.core.model.message import TypedMessage, encode
 from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import MAX_CALLS, MAX_FRAME_BYTES, CallFailed, IpcServer
-from torchmuster.core.node.leftovers import make_socket_folder
+from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.errors import MusterError
 
 DEADLINE_S = 30.0

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from torchmuster.core.node.environment import leave_environment, share_threads, take_environment
+from torchmuster.core.node.options import leave_environment, share_threads, take_environment
 from torchmuster.errors import RunDirectoryError
 
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from kit.command import SOURCE
-from torchmuster.core.node.leftovers import hold, make_socket_folder, note_owner, sweep
+from torchmuster.core.node.setup import hold, make_socket_folder, note_owner, sweep
 
 AGENT = """
 import os, sys
-from torchmuster.core.node.leftovers import hold, note_owner
+from torchmuster.core.node.setup import hold, note_owner
 folder, scratch = sys.argv[1:]
 for path in (folder, scratch):
     os.makedirs(path, exist_ok=True)

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from torchmuster.core.node.leftovers import (
+from torchmuster.core.node.setup import (
     ScratchError,
     folder_name,
     make_scratch,

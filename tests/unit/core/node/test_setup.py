@@ -8,9 +8,8 @@ from kit.values import run_plan
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import NodeSetup
-from torchmuster.core.node.leftovers import remove_scratch
 from torchmuster.core.node.options import AgentOptions, HeadPlace
-from torchmuster.core.node.setup import NodeWork
+from torchmuster.core.node.setup import NodeWork, remove_scratch
 from torchmuster.errors import MusterError
 
 

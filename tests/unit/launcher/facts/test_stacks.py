@@ -18,7 +18,7 @@ from torchmuster.launcher.facts.stacks import (
     user_frame,
     waits_for_loader,
 )
-from torchmuster.launcher.head.hangs.watch import Seen, describe_standing, group_texts, tell
+from torchmuster.launcher.head.hang_watch import Seen, describe_standing, group_texts, tell
 
 SITE = "/env/lib/python3.11/site-packages"
 STD = "/usr/lib/python3.11"

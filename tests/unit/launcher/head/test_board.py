@@ -12,8 +12,7 @@ from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import MAX_FRAME_BYTES
-from torchmuster.launcher.head.board import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board
-from torchmuster.launcher.head.parts import BoardPart
+from torchmuster.launcher.head.parts import DOUBLE_EVERY_BYTES, WRITE_EVERY_S, Board, BoardPart
 from torchmuster.launcher.model.progress import RankProgress, RankSample
 from torchmuster.launcher.net.part_messages import AskBoard, BoardSample
 

@@ -3,7 +3,7 @@
 from kit.values import READY, member_of
 from torchmuster.core.model.events import fields_of
 from torchmuster.core.model.network import Interface
-from torchmuster.launcher.head.network_survey import (
+from torchmuster.launcher.head.start_checks import (
     CONNECT_S,
     LIMIT_S,
     PATIENT_CONNECT_S,

@@ -6,7 +6,7 @@ import math
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from torchmuster.launcher.head.openmetrics import NewestTraining, render
+from torchmuster.launcher.head.parts import NewestTraining, render
 from torchmuster.launcher.model.progress import RankSample
 
 SAMPLE = RankSample(

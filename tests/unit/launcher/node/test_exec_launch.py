@@ -7,7 +7,7 @@ import pytest
 
 from torchmuster.core import proc
 from torchmuster.launcher.node.exec_launch import find_shell, read_environment
-from torchmuster.launcher.node.place_launch import NOT_FOUND, VIEW_FAILED, LaunchError
+from torchmuster.launcher.node.namespaces import NOT_FOUND, VIEW_FAILED, LaunchError
 
 
 @pytest.fixture

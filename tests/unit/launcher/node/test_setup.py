@@ -16,13 +16,11 @@ from torchmuster.core.model.plan import (
     NodeSetup,
     ShippedEnvironment,
 )
-from torchmuster.core.node.leftovers import remove_scratch
 from torchmuster.core.node.options import AgentOptions, HeadPlace
-from torchmuster.core.node.setup import other_interpreter
-from torchmuster.launcher.node.setup import ShellWork
-from torchmuster.launcher.node.shell import NodeShell, SetupError
-from torchmuster.launcher.node.shipping import shelf
-from unit.launcher.node.shipping.parcels import Packed
+from torchmuster.core.node.setup import other_interpreter, remove_scratch
+from torchmuster.launcher.node import shelf
+from torchmuster.launcher.node.shell import NodeShell, SetupError, ShellWork
+from unit.launcher.node.parcels import Packed
 
 
 class Host:

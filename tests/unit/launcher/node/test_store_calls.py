@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from torchmuster.launcher.node.store_calls import look, read_end
+from torchmuster.launcher.node.stacks import look, read_end
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from kit.command import ran
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.launcher.node import place_launch
+from torchmuster.launcher.node import namespaces
 from torchmuster.workflow.sandbox.place import (
     PlacedFile,
     namespaces_available,
@@ -291,6 +291,6 @@ def test_a_command_is_found_past_files_that_are_not_executable(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tool").touch(mode=mode)
 
-    found = place_launch.find_command("tool", f"{tmp_path}/one:{tmp_path}/two")
+    found = namespaces.find_command("tool", f"{tmp_path}/one:{tmp_path}/two")
 
     assert found == f"{tmp_path}/two/tool"

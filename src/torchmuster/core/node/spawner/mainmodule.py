@@ -15,18 +15,14 @@ import runpy
 import sys
 import time
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchmuster.core import plugs
 from torchmuster.core.node.spawner import last_words
 from torchmuster.core.node.spawner.last_words import CodeNote, Debugging, strip_own_frames
-
-if TYPE_CHECKING:
-    from torchmuster.core.node.spawner.script import EarlyImports
-
 
 TASK_VARIABLE = "TORCHMUSTER_TASK"
 
@@ -50,7 +46,7 @@ class WorkerTask:
     forked: bool
     imports_torch: bool = False
     call_sha256: str = ""
-    first: "EarlyImports | None" = None  # made before the fork
+    renew: Callable[[], None] | None = None  # makes again what the imports before the fork made
 
 
 def task_from_environment() -> WorkerTask:
@@ -82,8 +78,8 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         _renew_identity()
         _reseed()
         _restore_blas_threads()
-        if task.first is not None:
-            task.first.renew()
+        if task.renew is not None:
+            task.renew()
     _line_buffer_stdout()
     last_words.notice_the_debugger(task.socket_path)
     last_words.write_stacks_on_signal(task.socket_path)

@@ -23,8 +23,8 @@ from torchmuster.core.model import codec, contract
 from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.net.address import bind, own_addresses
-from torchmuster.core.node.leftovers import start_sweep
 from torchmuster.core.node.options import AgentOrder
+from torchmuster.core.node.setup import start_sweep
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files import code_copy
@@ -48,6 +48,8 @@ from torchmuster.launcher.net.remote_messages import (
     SetUpTasks,
 )
 from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed
+from torchmuster.launcher.node import shelf as shelves
+from torchmuster.launcher.node.arrival import ComingEnvironment
 from torchmuster.launcher.node.remote.files import (
     RUN_RECORD,
     CodeOutputs,
@@ -58,12 +60,10 @@ from torchmuster.launcher.node.remote.files import (
     write_private,
 )
 from torchmuster.launcher.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
+from torchmuster.launcher.node.shelf import VARIABLE, Shelf, check_fit, try_torch
 from torchmuster.launcher.node.shell import NodeShell
-from torchmuster.launcher.node.shipping import shelf as shelves
-from torchmuster.launcher.node.shipping.arrival import ComingEnvironment
-from torchmuster.launcher.node.shipping.shelf import VARIABLE, Shelf, check_fit, try_torch
 
-# A session's side of an environment that comes to this host (`launcher/node/shipping`): what the client says of it, and what it hears.
+# A session's side of an environment that comes to this host (`launcher/node/arrival.py`): what the client says of it, and what it hears.
 
 
 _MAX_ADDRESSES = 16

@@ -38,7 +38,7 @@ from typing import Any, NoReturn
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.node.spawner.messages import ImportsRefused
-from torchmuster.core.node.spawner.script import EarlyImports
+from torchmuster.core.node.spawner.serve import EarlyImports
 
 # What requires a separate interpreter for each rank.
 #

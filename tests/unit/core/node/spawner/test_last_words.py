@@ -7,7 +7,7 @@ import pytest
 
 from torchmuster.core.model.message import encode
 from torchmuster.core.net.ipc import MAX_FRAME_BYTES, CallTaken, IpcServer, WorkerReport
-from torchmuster.core.node.leftovers import make_socket_folder
+from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.core.node.spawner import last_words
 from torchmuster.core.node.spawner.last_words import CodeNote
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
-from torchmuster.launcher.head.hangs.watch import HangVerdict, HangWatch, WatchLimits
+from torchmuster.launcher.head.hang_watch import HangVerdict, HangWatch, WatchLimits
 from torchmuster.launcher.model.progress import RankProgress
 
 LIMITS = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)

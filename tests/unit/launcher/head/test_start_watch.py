@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
-from torchmuster.launcher.head.hangs.monitor import StartLook, StartWatch
+from torchmuster.launcher.head.hang_monitor import StartLook, StartWatch
 from torchmuster.launcher.model.progress import StoreCall
 
 LIMIT_S = 10.0

@@ -7,8 +7,8 @@ from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.plan import Limits
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.net import messages
-from torchmuster.launcher.head.hangs.monitor import HangMonitor, watch_limits
-from torchmuster.launcher.head.hangs.watch import WatchLimits
+from torchmuster.launcher.head.hang_monitor import HangMonitor, watch_limits
+from torchmuster.launcher.head.hang_watch import WatchLimits
 from torchmuster.launcher.model.progress import RankProgress, RankStack
 from torchmuster.launcher.net import part_messages
 

@@ -17,13 +17,13 @@ from torchmuster.core.net import messages
 from torchmuster.launcher.facts import stacks
 from torchmuster.launcher.facts import stacks as reading
 from torchmuster.launcher.facts.stacks import RankActivity, StackReading
-from torchmuster.launcher.head.hangs.stragglers import Stragglers
-from torchmuster.launcher.head.hangs.watch import (
+from torchmuster.launcher.head.hang_watch import (
     START_S,
     HangVerdict,
     HangWatch,
     Judgement,
     Seen,
+    Stragglers,
     WatchLimits,
     describe_standing,
     group_texts,

@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.launcher.facts.stacks import RankActivity, StackReading
-from torchmuster.launcher.head.hangs.watch import (
+from torchmuster.launcher.head.hang_watch import (
     Seen,
     describe_standing,
     group_texts,

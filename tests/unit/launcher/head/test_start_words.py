@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
-from torchmuster.launcher.head.hangs.monitor import StartLook, is_elsewhere, tell_start
+from torchmuster.launcher.head.hang_monitor import StartLook, is_elsewhere, tell_start
 from torchmuster.launcher.model.progress import RankStack, StoreCall
 
 STORE = "10.0.0.1:43211"

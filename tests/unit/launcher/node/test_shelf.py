@@ -9,15 +9,15 @@ import pytest
 
 from torchmuster.core.cli.messages import print_errors
 from torchmuster.errors import MusterError
-from torchmuster.launcher.node.shipping import shelf as shelves
-from torchmuster.launcher.node.shipping.shelf import (
+from torchmuster.launcher.node import shelf as shelves
+from torchmuster.launcher.node.shelf import (
     Shelf,
     Unpacking,
     check_fit,
     forget_old,
     try_torch,
 )
-from unit.launcher.node.shipping.parcels import Packed
+from unit.launcher.node.parcels import Packed
 
 
 @pytest.fixture(scope="module")

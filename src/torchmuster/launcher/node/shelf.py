@@ -1,26 +1,31 @@
 """The shelf of a node: environments that were sent here, named by their content, in a folder of the user's in the node's scratch.
 
 One is unpacked beside its place and renamed at the end, so nobody meets half of one; of two that come at once, the first stays. Who uses one
-holds a lock on it, and who unpacks one holds a lock on that: what nobody holds can be removed.
+holds a lock on it, and who unpacks one holds a lock on that: what nobody holds can be removed. Where all nodes see a file of the environment,
+each unpacks it by a program of its own (`unpack`): an agent must not wait for disks.
 """
 
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torchmuster.core import proc
-from torchmuster.core.model.plan import EnvironmentNeeds
+from torchmuster.core.model import codec
+from torchmuster.core.model.plan import EnvironmentNeeds, ShippedEnvironment, UnpackOrder
 from torchmuster.core.model.text import show_size
-from torchmuster.core.node.leftovers import make_scratch, parent_folder, remove_scratch
+from torchmuster.core.node.setup import make_scratch, parent_folder, remove_scratch
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files.environment import relocate
-from torchmuster.launcher.files.parcel import ParcelError, Unpacker
+from torchmuster.launcher.files.parcel import ParcelError, ParcelFile, Unpacker
 
 VARIABLE = "MUSTER_ENVIRONMENT"
 _BEGUN = ".unpacking-"
@@ -353,3 +358,91 @@ def try_torch(path: str, needs: EnvironmentNeeds) -> None:
         last = said.stderr.decode(errors="replace").strip().splitlines()[-1:]
         what = f"`import {word}` fails in the environment on this host"
         raise MusterError(what, why=last[0][:500] if last else f"status {said.status}")
+
+
+_SAY_EVERY_S = 0.25
+
+
+def unpack(
+    shipped: ShippedEnvironment, parent: str, *, tries: bool, tell: Callable[[int, int], None]
+) -> str:
+    """Return the folder of the environment on this node; what is there already is used.
+
+    Args:
+        shipped: The environment.
+        parent: The scratch folder of the node.
+        tries: Import torch in it when it is new here.
+        tell: Hears how many bytes of how many are read.
+
+    Raises:
+        MusterError: It can't be had here.
+    """
+    needs = shipped.needs
+    check_fit(needs)
+    shelf = Shelf(needs, parent)
+    if shelf.take():
+        return shelf.path
+    with _alone(
+        shelf
+    ):  # of several agents of a node, or of nodes that share the folder, one unpacks
+        if shelf.take():
+            return shelf.path
+        shelf.check_room()
+        try:
+            _read(shipped, Unpacking(shelf), tell)
+        except (OSError, ParcelError) as error:
+            raise MusterError(
+                "the environment can't be unpacked", where=shipped.archive, why=str(error)
+            ) from error
+        if tries:
+            try_torch(shelf.path, needs)
+    return shelf.path
+
+
+def _read(
+    shipped: ShippedEnvironment, unpacking: Unpacking, tell: Callable[[int, int], None]
+) -> None:
+    needs, said_at = shipped.needs, 0.0
+    with contextlib.closing(unpacking):
+        parcel = ParcelFile(shipped.archive, needs.sha, needs.num_pieces)
+        with contextlib.closing(parcel):
+            for index, piece in enumerate(parcel.pieces):
+                unpacking.feed(piece.content(parcel.piece(index)))
+                if time.monotonic() - said_at > _SAY_EVERY_S:
+                    said_at = time.monotonic()
+                    tell(parcel.offset(index), needs.size_bytes)
+        unpacking.finish()
+
+
+@contextlib.contextmanager
+def _alone(shelf: Shelf) -> Iterator[None]:
+    """Let the others who want the same wait; where the file system has no locks, each unpacks its own and the first stays."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(os.path.join(shelf.folder, f".lock-{shelf.needs.sha[:16]}"), flags, 0o600)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def main(arguments: list[str]) -> int:
+    """Unpack what the agent asks for; say on standard output how it goes."""
+    order = codec.from_word(UnpackOrder, arguments)
+    shipped = order.shipped
+
+    def say(kind: str, value: Any) -> None:
+        sys.stdout.write(json.dumps({kind: value}) + "\n")
+        sys.stdout.flush()
+
+    def tell(done: int, total: int) -> None:
+        say("progress", {"source": shipped.archive, "bytes_done": done, "total_bytes": total})
+
+    try:
+        path = unpack(shipped, order.parent, tries=order.tries, tell=tell)
+    except MusterError as error:
+        say("error", error.parts())
+        return 1
+    say("done", {"path": path})
+    return 0

@@ -11,8 +11,8 @@ from torchmuster.core import proc
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import ShippedEnvironment, UnpackOrder
 from torchmuster.errors import MusterError
-from torchmuster.launcher.node.shipping.unpack import unpack
-from unit.launcher.node.shipping.parcels import Packed
+from torchmuster.launcher.node.shelf import unpack
+from unit.launcher.node.parcels import Packed
 
 
 @pytest.fixture

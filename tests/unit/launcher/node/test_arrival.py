@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from kit.waiting import wait_until
-from torchmuster.launcher.node.shipping import arrival as hops
-from torchmuster.launcher.node.shipping.arrival import ComingEnvironment
-from torchmuster.launcher.node.shipping.shelf import Shelf
-from unit.launcher.node.shipping.parcels import Packed
+from torchmuster.launcher.node import arrival as hops
+from torchmuster.launcher.node.arrival import ComingEnvironment
+from torchmuster.launcher.node.shelf import Shelf
+from unit.launcher.node.parcels import Packed
 
 SECRET = b"s" * 32
 SOON_S = 20.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.progress import RankPhase
-from torchmuster.launcher.head.hangs.stragglers import (
+from torchmuster.launcher.head.hang_watch import (
     StepParts,
     Stragglers,
     median_without,
