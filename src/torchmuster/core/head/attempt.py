@@ -35,10 +35,8 @@ class AttemptPhase(enum.Enum):
 
 
 EARLY_END_AGAIN_S = 10.0
-_MOST_SINGLE = {
-    True: 8,
-    False: 64,
-}  # ends with their own event, by `asked`
+# Ends with their own event, by `asked`.
+_MOST_SINGLE = {True: 8, False: 64}
 
 
 @dataclass(slots=True)
@@ -178,16 +176,14 @@ class Attempt:
     def member_of(self, rank: int) -> Member | None:
         """Return the member that runs a rank; None if there is no such rank."""
         for place, ranks in self.ranks.items():
-            if 0 <= rank - ranks.first_rank < ranks.num_workers:
+            if rank in _numbers(ranks):
                 return self.members[place]
         return None
 
     def rank_nodes(self, names: dict[int, str]) -> dict[int, str]:
         """Return the node name of each rank; `names` are by place."""
         return {
-            ranks.first_rank + index: names[place]
-            for place, ranks in self.ranks.items()
-            for index in range(ranks.num_workers)
+            rank: names[place] for place, ranks in self.ranks.items() for rank in _numbers(ranks)
         }
 
     def orders(
@@ -209,14 +205,13 @@ class Attempt:
         tasks_per_node = compress_counts(
             self.ranks[place].num_workers for place in sorted(self.ranks)
         )
-        world_size = self.world_size
         for place, member in self.members.items():
             yield (
                 member,
                 StartAttempt(
                     attempt=self.number,
                     ranks=self.ranks[place],
-                    world_size=world_size,
+                    world_size=self.world_size,
                     num_nodes=len(self.members),
                     master_addr=address,
                     master_port=int(port),
@@ -234,7 +229,11 @@ class Attempt:
     ) -> events.AttemptStartedEvent:
         """Return the event on the attempt's start; `why` says what it follows."""
         nodes = tuple(
-            AttemptNode(node=name_of(m), host=m.hello.host, ranks=_name_span(self.ranks[place]))
+            AttemptNode(
+                node=name_of(m),
+                host=m.hello.host,
+                ranks=compress_ranks(_numbers(self.ranks[place])),
+            )
             for place, m in sorted(self.members.items())[:MAX_LISTED]
         )
         return events.AttemptStartedEvent(
@@ -288,12 +287,8 @@ class Attempt:
         )
 
 
-def _name_span(ranks: NodeRanks) -> str:
-    """Return the ranks of a node in short form: `0`, `0,1`, `0-7`."""
-    last = ranks.first_rank + ranks.num_workers - 1
-    if ranks.num_workers > 2:
-        return f"{ranks.first_rank}-{last}"
-    return compress_ranks([ranks.first_rank, last] if last > ranks.first_rank else [last])
+def _numbers(ranks: NodeRanks) -> range:
+    return range(ranks.first_rank, ranks.first_rank + ranks.num_workers)
 
 
 # What follows a failed attempt: another one, or the end of the run. No clock, no I/O.
@@ -429,9 +424,11 @@ def after_failure(
         log_path: Returns the path of a rank's log, by attempt and rank.
         dead_end: Why no attempt can follow, whatever the budget.
     """
-    early = bool(attempt.early_ranks)
     follows = book.after_failure(
-        cause, last_step(attempt.ends), dead_end=dead_end, after_early_end=early
+        cause,
+        last_step(attempt.ends),
+        dead_end=dead_end,
+        after_early_end=bool(attempt.early_ranks),
     )
     again = follows is Next.AGAIN
     failed = AttemptFailedEvent(

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from torchmuster.core import proc
@@ -123,40 +124,6 @@ class HeadClient:
             self.channel.send_nowait(message)
 
 
-@dataclass(frozen=True, slots=True)
-class Called(Generic[AgentT]):
-    """An agent calls; `joined` receives the joined agent, or None if it was refused."""
-
-    hello: messages.Message
-    channel: Channel
-    joined: "asyncio.Future[AgentT | None]"
-
-
-@dataclass(frozen=True, slots=True)
-class Said(Generic[AgentT]):
-    """An agent has sent a message."""
-
-    agent: AgentT
-    message: messages.Message
-
-
-@dataclass(frozen=True, slots=True)
-class Gone(Generic[AgentT]):
-    """The connection of an agent has ended."""
-
-    agent: AgentT
-    channel: Channel
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A client has sent a request; None is the end of its connection."""
-
-    client: HeadClient
-    message: messages.Message | None
-
-
 class Timers:
     """Actions to run later, by the monotonic clock."""
 
@@ -189,14 +156,15 @@ class Head(ABC, Generic[AgentT]):
     Args:
         disk: Writes the record.
         record: The path of the record.
+
+    Attributes:
+        inbox: What has come over connections, each with how to handle it.
     """
 
     def __init__(self, disk: DiskWriter, record: str) -> None:
         self.disk = disk
         self.clock = OwnClock()  # a pause of the whole machine ends no lease and no limit
-        self.inbox: asyncio.Queue[Called[AgentT] | Said[AgentT] | Gone[AgentT] | Asked] = (
-            asyncio.Queue()
-        )
+        self.inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self.own_ids = (proc.boot_id(), proc.network_id())
         self._record = record
         self._clients: list[HeadClient] = []  # those that watch
@@ -252,7 +220,7 @@ class Head(ABC, Generic[AgentT]):
         except (ChannelClosedError, TimeoutError):
             return
         joined: asyncio.Future[AgentT | None] = asyncio.get_running_loop().create_future()
-        self.inbox.put_nowait(Called(hello, channel, joined))
+        self.inbox.put_nowait(lambda: joined.set_result(self.take_call(hello, channel)))
         agent = await joined
         if agent is None:
             await channel.close()
@@ -265,11 +233,11 @@ class Head(ABC, Generic[AgentT]):
                 if isinstance(message, messages.Ping):
                     channel.send_nowait(messages.Pong(number=message.number))
                 else:
-                    self.inbox.put_nowait(Said(agent, message))
+                    self.inbox.put_nowait(partial(self.take_word, agent, message))
         except ChannelClosedError as error:
             why = f"its agent has gone ({error})"
         finally:
-            self.inbox.put_nowait(Gone(agent, channel, why))
+            self.inbox.put_nowait(partial(self.take_loss, agent, channel, why))
 
     async def _serve_client(self, channel: Channel) -> None:
         client = HeadClient(channel)
@@ -279,11 +247,11 @@ class Head(ABC, Generic[AgentT]):
                 if isinstance(message, messages.Ping):
                     channel.send_nowait(messages.Pong(number=message.number))
                 else:
-                    self.inbox.put_nowait(Asked(client, message))
+                    self.inbox.put_nowait(partial(self.take_request, client, message))
         except ChannelClosedError:
             pass
         finally:
-            self.inbox.put_nowait(Asked(client, None))
+            self.inbox.put_nowait(partial(self.client_gone, client))
 
     # The one loop.
 
@@ -293,7 +261,7 @@ class Head(ABC, Generic[AgentT]):
             await self.take_next(self.patience_s())
             turn_ends_at = time.monotonic() + _TURN_S
             while not self.inbox.empty() and time.monotonic() < turn_ends_at:
-                self._take(self.inbox.get_nowait())
+                self.inbox.get_nowait()()
             self.advance()
             if not self.inbox.empty():
                 await asyncio.sleep(0)  # however full the inbox is, let pings be answered
@@ -302,24 +270,11 @@ class Head(ABC, Generic[AgentT]):
         """Handle the next item of the inbox, if it comes in time; return whether one came."""
         try:
             async with asyncio.timeout(max(within_s, 0.0)):
-                event = await self.inbox.get()
+                handle = await self.inbox.get()
         except TimeoutError:
             return False
-        self._take(event)
+        handle()
         return True
-
-    def _take(self, event: Called[AgentT] | Said[AgentT] | Gone[AgentT] | Asked) -> None:
-        match event:
-            case Called(hello=hello, channel=channel, joined=joined):
-                joined.set_result(self.take_call(hello, channel))
-            case Said(agent=agent, message=message):
-                self.take_word(agent, message)
-            case Gone(agent=agent, channel=channel, why=why):
-                self.take_loss(agent, channel, why)
-            case Asked(client=client, message=None):
-                self.client_gone(client)
-            case Asked(client=client, message=message) if message is not None:
-                self.take_request(client, message)
 
     async def tell_the_rest(self, outlet: Outlet) -> None:
         """Wait until the owner has read everything and disconnected, or has stalled for 30 s."""

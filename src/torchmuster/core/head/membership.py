@@ -311,11 +311,8 @@ class Membership:
 
     def _spare_key(self, member: Member) -> tuple[bool, bool, bool, int]:
         holds_none = not member.hello.holds_memory
-        return (self.is_worn(member), holds_none, member.ready is None, member.started_at or 0)
-
-    def is_worn(self, member: Member) -> bool:
-        """Return whether a machine was lost so often in this run that another one is preferred."""
-        return self._losses.get(member.machine, 0) >= _MOST_LOSSES
+        is_worn = member.machine in self.worn_machines
+        return is_worn, holds_none, member.ready is None, member.started_at or 0
 
     @property
     def worn_machines(self) -> dict[str, int]:
@@ -336,15 +333,10 @@ class Membership:
                     del self._holders[one.place]
                 one.place = None
 
-    @property
-    def may_leave_out(self) -> bool:
-        """Return whether any node may be left out; counting thousands at each call is slow."""
-        return bool(self._left_out or self.left_out_before)
-
     def left_out(self) -> list[Member]:
         """Return the connected nodes that get no ranks."""
-        if not self.may_leave_out:
-            return []
+        if not self._left_out and not self.left_out_before:
+            return []  # counting thousands at each call is slow
         return [m for m in self.members if m.is_present and m.is_left_out]
 
     def spares(self) -> list[Member]:
@@ -358,10 +350,9 @@ class Membership:
             for m in self.members
             if m.is_present and (m.is_left_out or m.refused_why is None)
         ]
-        self_numbered = [start for start in starts if start is None]
         taken = set(starts)
         free = [p for p in range(self.plan.num_places) if p not in taken]
-        return free[len(self_numbered) :] if self_numbered else free
+        return free[starts.count(None) :]
 
     def lose(self, member: Member, why: str, *, by_itself: bool = True) -> None:
         """Mark a member as lost; it stays listed while its workers may be alive.
@@ -397,11 +388,8 @@ class Membership:
         return list(self._lost.values())
 
     def _may_have_workers(self, member: Member) -> bool:
-        if member.running_attempt is None:
-            return False
-        if self.clock() - member.heard_at > SILENT_S:
-            return False
-        return not self._is_proved_dead(member)
+        is_recent = self.clock() - member.heard_at <= SILENT_S
+        return member.running_attempt is not None and is_recent and not self._is_proved_dead(member)
 
     def _is_proved_dead(self, member: Member) -> bool:
         """Return whether the agent is on this machine and its processes are seen to be gone."""

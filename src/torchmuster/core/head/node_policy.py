@@ -675,20 +675,18 @@ class NodePolicy:
         name = self.members.name(member)
         text = f"the spare {name} {why}"
         self.tell(events.NoticeEvent(node=name, text=text))
-        goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=text)
-        self.send(member, goodbye)
+        self._send_away(member, text)
+
+    def _send_away(self, member: Member, sentence: str) -> None:
+        self.send(member, messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=sentence))
         self.members.lose(member, "it has left", by_itself=False)
 
     def _dismiss_leavers(self) -> list[str]:
         """Dismiss the nodes that are leaving; return their names."""
-        names = []
-        for member in self._leavers.take_all():
-            names.append(self.members.name(member))
-            sentence = "this node was asked to end; the job continues without it"
-            goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=sentence)
-            self.send(member, goodbye)
-            self.members.lose(member, "it has left", by_itself=False)
-        return names
+        leavers = self._leavers.take_all()
+        for member in leavers:
+            self._send_away(member, "this node was asked to end; the job continues without it")
+        return [self.members.name(member) for member in leavers]
 
     def dismiss_all(self) -> None:
         """Tell every agent that the run has ended."""

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torchmuster
 from torchmuster.core import plugs, proc
 from torchmuster.core.files.disk import DiskWriter, remove_old, too_old
 from torchmuster.core.model import contract
 from torchmuster.core.model import progress as heartbeat
-from torchmuster.core.model.failure import OVERUSED, LeftProcess, WorkerEnd
+from torchmuster.core.model.failure import OVERUSED, LeftProcess
 from torchmuster.core.model.lease import PING_EVERY_S
 from torchmuster.core.model.plan import Program
 from torchmuster.core.net import messages
@@ -56,25 +56,6 @@ from torchmuster.errors import MusterError, found_bug
 _LOOK_EVERY_S = 0.25
 
 
-class AttemptUser(Protocol):
-    """What a keeper needs of its agent."""
-
-    def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
-        """Return the settings of an attempt's workers; None while the node is not set up."""
-
-    def tell(self, text: str) -> None:
-        """Show the user a sentence."""
-
-    def send(self, message: messages.Message) -> None:
-        """Send to the head, if it is connected."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something concurrently."""
-
-    def waiting(self, attempt: int, workers: list[tuple[int, int]]) -> set[int]:
-        """Return the ranks among these (rank, pid) that are seen to wait for other ranks."""
-
-
 class AttemptKeeper:
     """The successive attempts of one agent.
 
@@ -94,7 +75,7 @@ class AttemptKeeper:
         spawners: SpawnerKeeper,
         showing: Showing,
         disk: DiskWriter,
-        user: AttemptUser,
+        user: "Agent",
         take_store: Callable[[int], Any] | None = None,
     ) -> None:
         self.last: NodeAttempt | None = None
@@ -125,7 +106,9 @@ class AttemptKeeper:
         if settings is None:
             return
         self._order = None
-        attempt = NodeAttempt(order, settings, spawner, self._report_end)
+        attempt = NodeAttempt(
+            order, settings, spawner, lambda end: self._user.send(messages.WorkerEnded(end=end))
+        )
         self.last = attempt
         self._showing.prefix_lines(order.ranks, self._spawners.environment)
         self._start_store(order)
@@ -157,25 +140,19 @@ class AttemptKeeper:
         match event:
             case orders.ChildStarted(kind="worker"):
                 attempt.note_started(event.rank, event.pid)
-                self._announce_start(attempt)
+                if attempt.all_started:
+                    self._user.send(
+                        messages.WorkersStarted(
+                            attempt=attempt.attempt,
+                            pids=attempt.pids,
+                            spawner_pid=self._spawners.pid,
+                        )
+                    )
             case orders.ChildEnded(kind="worker"):
                 attempt.note_exit(event.rank, event.status)
             case orders.ChildEnded() if not attempt.killed:
                 detail = describe_status(event.status)
                 self._user.send(messages.StoreLost(attempt=attempt.attempt, detail=detail))
-
-    def _announce_start(self, attempt: NodeAttempt) -> None:
-        if attempt.all_started:
-            self._user.send(
-                messages.WorkersStarted(
-                    attempt=attempt.attempt,
-                    pids=attempt.pids,
-                    spawner_pid=self._spawners.pid,
-                )
-            )
-
-    def _report_end(self, end: WorkerEnd) -> None:
-        self._user.send(messages.WorkerEnded(end=end))
 
     # The end.
 
@@ -193,7 +170,34 @@ class AttemptKeeper:
             self.kill(ended_well=order.ended_well)
 
     async def _let_save(self, attempt: NodeAttempt, grace_s: float) -> None:
-        await let_save(attempt, grace_s, self._user.waiting)
+        """End this node's survivors of a failure.
+
+        Only a rank whose script handles SIGTERM gets that signal, and only while its stack is
+        outside of collectives. A rank that waits in a collective runs no handler until its peers
+        answer, and one of them is gone. So each rank is checked repeatedly, and killed once it
+        enters a collective; one whose state is unknown counts as working. A rank of
+        `torchmuster.train` saves what it needs in time, so it is killed at once.
+
+        Args:
+            attempt: The attempt of these ranks.
+            grace_s: The time from SIGTERM to the end.
+        """
+        attempt.asked = True
+        saving = [(rank, pid) for rank, pid in attempt.running if _can_save(attempt, rank, pid)]
+        for rank, pid in attempt.running:
+            if (rank, pid) not in saving:
+                proc.kill_quietly(pid)
+        deadline, reported = time.monotonic() + grace_s, set[int]()
+        while saving and time.monotonic() < deadline:
+            waiting = await asyncio.to_thread(self._user.waiting, attempt.attempt, saving)
+            for rank, pid in saving:
+                if rank in waiting:
+                    proc.kill_quietly(pid)
+                elif rank not in reported:
+                    reported.add(rank)
+                    proc.kill_quietly(pid, signal.SIGTERM)
+            await asyncio.sleep(_LOOK_EVERY_S)
+            saving = [one for one in attempt.running if one in saving]
         if self.living() is attempt:
             self.kill()
 
@@ -231,45 +235,6 @@ class AttemptKeeper:
         self.start_if_ready()
 
 
-# The survivors of a failure.
-
-
-async def let_save(
-    attempt: NodeAttempt,
-    grace_s: float,
-    waits: Callable[[int, list[tuple[int, int]]], set[int]],
-) -> None:
-    """End this node's survivors of a failure; return when all of them may be killed.
-
-    Only a rank whose script handles SIGTERM gets that signal, and only while its stack is outside
-    of collectives. A rank that waits in a collective runs no handler until its peers answer, and
-    one of them is gone. So each rank is checked repeatedly, and killed once it enters a collective.
-    A rank of `torchmuster.train` saves what it needs in time, so it is killed at once.
-
-    Args:
-        attempt: The attempt of these ranks.
-        grace_s: The time from SIGTERM to the end.
-        waits: Returns the ranks among (rank, pid) that wait for others; one whose state is unknown
-            counts as working.
-    """
-    attempt.asked = True
-    saving = [(rank, pid) for rank, pid in attempt.running if _can_save(attempt, rank, pid)]
-    for rank, pid in attempt.running:
-        if (rank, pid) not in saving:
-            proc.kill_quietly(pid)
-    deadline, reported = time.monotonic() + grace_s, set[int]()
-    while saving and time.monotonic() < deadline:
-        waiting = await asyncio.to_thread(waits, attempt.attempt, saving)
-        for rank, pid in saving:
-            if rank in waiting:
-                proc.kill_quietly(pid)
-            elif rank not in reported:
-                reported.add(rank)
-                proc.kill_quietly(pid, signal.SIGTERM)
-        await asyncio.sleep(_LOOK_EVERY_S)
-        saving = [one for one in attempt.running if one in saving]
-
-
 def _can_save(attempt: NodeAttempt, rank: int, pid: int) -> bool:
     has_library = os.path.exists(heartbeat.heartbeat_path(attempt.folder, attempt.attempt, rank))
     return not has_library and proc.catches_signal(pid, signal.SIGTERM)
@@ -301,7 +266,7 @@ class Agent:
         self._socket_path = socket_path
         self._incarnation = secrets.token_hex(8)
         self.welcome: messages.Welcome | None = None
-        self.link = self.make_link()
+        self.link = HeadLink(options.head, voice.say)
         self.spawners = SpawnerKeeper(
             options.plan.program,
             options.environment,
@@ -322,10 +287,6 @@ class Agent:
         self._is_taken_away = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def make_link(self) -> HeadLink:
-        """Return the agent's link to its head, not connected yet."""
-        return HeadLink(self.options.head, self.voice.say)
-
     # Its life.
 
     async def run(self) -> int:
@@ -343,7 +304,7 @@ class Agent:
         self.disk.on_loss = lose
         worker_socket = IpcServer(
             self._socket_path,
-            self._worker_pids,
+            lambda: self.attempts.last.running_pids if self.attempts.last is not None else set(),
             WorkerReport,
             self._take_report,
             unknown_s=_UNKNOWN_S,
@@ -636,10 +597,6 @@ class Agent:
         )
 
     # Workers' reports, and signals.
-
-    def _worker_pids(self) -> set[int]:
-        attempt = self.attempts.last
-        return attempt.running_pids if attempt is not None else set()
 
     async def _take_report(self, call: IpcCall[WorkerReport]) -> None:
         report, attempt = call.request, self.attempts.last

@@ -80,10 +80,8 @@ class HeadLink:
         self._look_at = 0.0
         self._head: tuple[int, str, str] | None = None  # its process, kernel and network
         self._called_at = self.clock()
-        self._stuck_bytes, self._stuck_at = (
-            0,
-            0.0,
-        )  # of the connection that was silent
+        # Of the connection that was silent.
+        self._stuck_bytes, self._stuck_at = 0, 0.0
 
     # Calling.
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 # Read the kernel's files and its log. An unreadable file counts as empty, and reading the log never
 # blocks.
@@ -109,31 +108,23 @@ _COUNTER = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _KERNEL_LINE = re.compile(r"[Kk]illed process (\d+) \(([^)]*)\)(?:.*?anon-rss:(\d+)kB)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCounters:
-    """The kills counted by our control group and those above it, by the path of its file."""
-
-    kills: Mapping[str, int]
-
-
-def read_counters() -> MemoryCounters:
-    """Return the counters of our control group and its readable ancestors."""
+def read_counters() -> dict[str, int]:
+    """Return the kills counted by our control group and its readable ancestors, by counter file."""
     kills: dict[str, int] = {}
     for path in counter_files():
         match = _COUNTER.search(read_bytes(path))
         if match:
             kills[path] = int(match.group(1))
-    return MemoryCounters(kills=kills)
+    return kills
 
 
-def explain_kill(before: MemoryCounters, pid: int) -> str | None:
+def explain_kill(before: Mapping[str, int], pid: int) -> str | None:
     """Return the evidence that memory was the reason for a SIGKILL; None if there is none."""
     from_log = kernel_log_line(pid)
     if from_log is not None:
         return from_log
-    after = read_counters()
-    for path, count in after.kills.items():
-        new = count - before.kills.get(path, count)
+    for path, count in read_counters().items():
+        new = count - before.get(path, count)
         if new > 0:
             limit = _limit_of(path)
             return (
@@ -147,11 +138,7 @@ def counter_files() -> list[str]:
     """Return the counter files of our control group and its ancestors, nearest first."""
     mounts = _mounts()
     files: list[str] = []
-    try:
-        with open("/proc/self/cgroup") as cgroup:
-            rows = [line.rstrip("\n").split(":", 2) for line in cgroup]
-    except OSError:
-        return []
+    rows = [line.split(":", 2) for line in read_text("/proc/self/cgroup").splitlines()]
     for number, controllers, path in rows:
         if number == "0" and "cgroup2" in mounts:
             files += _ancestors(*mounts["cgroup2"], path, "memory.events")

@@ -357,7 +357,7 @@ class Showing:
 
     def __init__(self, options: AgentOptions, link: HeadLink, voice: Voice) -> None:
         self._options, self._link, self._voice = options, link, voice
-        self._lost_lines: dict[str, int] = {}
+        self._lost_lines: set[str] = set()  # the reasons that the user knows
         self._not_shown: dict[int, int] = {}  # lines left out per rank because the channel was full
         self._waiting: deque[messages.Output] = deque()
         self._waiting_bytes = 0
@@ -430,12 +430,10 @@ class Showing:
 
     def lose(self, lines: int, why: str) -> None:
         """Count log lines that the disk did not accept; tell the user each new reason."""
-        first = why not in self._lost_lines
-        self._lost_lines[why] = self._lost_lines.get(why, 0) + lines
-        text = (
-            f"logs are being lost on {self._options.host}: {why}; the job continues"
-            if first
-            else ""
-        )
-        level = {"level": "warning"} if first else {}
-        self._link.send(messages.Notice(text=text, logs_lost_lines=lines, **level))
+        if why in self._lost_lines:
+            notice = messages.Notice(text="", logs_lost_lines=lines)
+        else:
+            text = f"logs are being lost on {self._options.host}: {why}; the job continues"
+            notice = messages.Notice(text=text, level="warning", logs_lost_lines=lines)
+        self._lost_lines.add(why)
+        self._link.send(notice)

@@ -85,25 +85,20 @@ def remove_scratch(path: str) -> None:
 
     def mend(function: object, name: str, error: object) -> None:
         """Make a read-only folder, e.g. one from an archive, writable, and try again."""
-        folder = os.path.dirname(name)
-        try:
+        with contextlib.suppress(OSError):
             if name != path:  # the parent of `path` is not ours to change: it may be /tmp
-                os.chmod(folder, 0o700)
+                os.chmod(os.path.dirname(name), 0o700)
             if os.path.isdir(name) and not os.path.islink(name):
                 os.chmod(name, 0o700)
                 shutil.rmtree(name, ignore_errors=True)
             else:
                 os.unlink(name)
-        except OSError:
-            return
 
     if os.path.islink(path) or not os.path.isdir(path):
         return
     shutil.rmtree(path, onerror=mend)
-    try:
+    with contextlib.suppress(OSError):
         os.rmdir(path)
-    except OSError:
-        return
 
 
 _RECORD = "owner.json"
@@ -218,7 +213,7 @@ def _sweep_one(socket_folder: str, run_id: str | None) -> None:
     if isinstance(scratch, str):
         if run_id is not None and os.path.basename(scratch).startswith(f"muster-{run_id}-"):
             return
-        if not _is_let_go(socket_folder):
+        if not is_let_go(socket_folder):
             return
         _remove(scratch)
         if os.path.lexists(scratch + _GONE):
@@ -242,15 +237,16 @@ def _read_record(path: str) -> dict[str, object] | None:
     return record if isinstance(record, dict) else None
 
 
-def _is_let_go(folder: str) -> bool:
-    fd = _take(folder)
+def is_let_go(folder: str) -> bool:
+    """Return whether a folder is ours and nobody holds it."""
+    fd = take_over(folder)
     if fd is None:
         return False
     os.close(fd)
     return True
 
 
-def _take(folder: str) -> int | None:
+def take_over(folder: str) -> int | None:
     """Lock a folder of ours that nobody holds; return the descriptor, None for any other folder."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -270,14 +266,14 @@ def _remove(folder: str) -> None:
     """Remove a folder of ours that nobody holds; rename it first, so that nobody takes it over."""
     if not os.path.basename(folder).startswith("muster-"):
         return
-    fd = _take(folder)
+    fd = take_over(folder)
     if fd is not None:
         try:
             if not os.path.lexists(folder + _GONE):
                 os.rename(folder, folder + _GONE)
         finally:
             os.close(fd)
-    if _is_let_go(folder + _GONE):
+    if is_let_go(folder + _GONE):
         remove_scratch(folder + _GONE)
 
 

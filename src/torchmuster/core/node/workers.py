@@ -44,7 +44,7 @@ from torchmuster.core.net.ipc import (
 )
 from torchmuster.core.net.messages import StartAttempt, Welcome
 from torchmuster.core.node import kernel as memory
-from torchmuster.core.node.kernel import visible_gpus
+from torchmuster.core.node.kernel import read_bytes, read_text, visible_gpus
 from torchmuster.core.node.options import AgentOptions, VariableChange
 from torchmuster.core.node.output import RankOutput, Show
 from torchmuster.core.node.spawner.messages import SignalWorkerProcesses, SpawnerOrder, StartWorker
@@ -127,11 +127,7 @@ _MAX_BYTES = 1 << 20
 
 def read_recorded(path: str) -> str | None:
     """Return what the worker itself has written by `@record`; None if it is empty or too long."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError:
-        return None
+    data = read_bytes(path, _MAX_BYTES + 1)
     return data.decode(errors="replace") if 0 < len(data) <= _MAX_BYTES else None
 
 
@@ -240,16 +236,12 @@ class NodeAttempt:
         self._spawner = spawner
         self._on_end = on_end
         self._workers: dict[int, _Worker] = {}
-        self._counters = memory.MemoryCounters(kills={})
+        self._counters: dict[str, int] = {}
         self._evidence_tasks: set[asyncio.Task[None]] = set()
         self.error_texts: dict[int, str] = {}  # rank -> JSON as torchrun writes it
         self._disk: DiskWriter | None = None
-        self._folder = os.path.dirname(settings.extra_env[contract.SOCKET_VARIABLE])
-
-    @property
-    def folder(self) -> str:
-        """Return the agent's folder, which holds heartbeats and stacks."""
-        return self._folder
+        # The agent's folder, which holds heartbeats and stacks.
+        self.folder = os.path.dirname(settings.extra_env[contract.SOCKET_VARIABLE])
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -264,7 +256,7 @@ class NodeAttempt:
     @property
     def running_pids(self) -> set[int]:
         """Return the pids of the workers that are running."""
-        return {w.pid for w in self._workers.values() if w.pid is not None and not w.ended}
+        return {pid for _, pid in self.running}
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -478,14 +470,14 @@ class NodeAttempt:
             error=worker.error if signum is not None or code else None,
             tail=worker.output.tail(),
             memory_evidence=evidence,
-            step=last_step(self._folder, self.attempt, worker.rank),
+            step=last_step(self.folder, self.attempt, worker.rank),
             largest_group=worker.largest_group,
             value=worker.value,
             code=worker.code,
         )
 
     def _error_file(self, rank: int) -> str:
-        return os.path.join(self._folder, f"error-{self.attempt}-{rank}.json")
+        return os.path.join(self.folder, f"error-{self.attempt}-{rank}.json")
 
     def _keep_error(self, end: WorkerEnd) -> None:
         """Keep the JSON on a failure, as torchrun does, and write it next to --log-dir's logs."""
@@ -678,9 +670,6 @@ def _has_input() -> bool:
     return sys.stdin is not None and not os.isatty(0)
 
 
-_MAX_FILE_BYTES = 64 << 10  # of NCCL's configuration file
-
-
 def network_variables(interface: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that select an interface, without those that user or site have set."""
     # NCCL matches prefixes unless `=` marks an exact name; Gloo and TensorPipe know only plain
@@ -697,12 +686,5 @@ def _is_in_nccl_file(environment: Mapping[str, str]) -> bool:
     own = environment.get("NCCL_CONF_FILE") or os.path.join(
         environment.get("HOME", "/"), ".nccl.conf"
     )
-    for path in (own, "/etc/nccl.conf"):
-        try:
-            with open(path, errors="replace") as file:
-                lines = file.read(_MAX_FILE_BYTES).splitlines()
-        except OSError:
-            continue
-        if any(line.strip().startswith(f"{NCCL}=") for line in lines):
-            return True
-    return False
+    lines = [line for path in (own, "/etc/nccl.conf") for line in read_text(path).splitlines()]
+    return any(line.strip().startswith(f"{NCCL}=") for line in lines)

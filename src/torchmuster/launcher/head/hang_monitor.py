@@ -14,7 +14,6 @@ from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd, desc
 from torchmuster.core.model.plan import Limits
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.net import messages
-from torchmuster.launcher.facts import stacks
 from torchmuster.launcher.facts import stacks as reading
 from torchmuster.launcher.facts.stacks import RankActivity, StackReading
 from torchmuster.launcher.head.hang_watch import (
@@ -65,21 +64,14 @@ class StartLook:
     @classmethod
     def of(cls, rank: int, node: str, stack: RankStack, *, rest_s: float) -> "StartLook":
         """Return what a stack shows."""
-        standing = stacks.judge(
-            stack.text,
-            state=stack.state,
-            source=stack.source,
-            children=stack.children,
-            uses_gpu=stack.uses_gpu,
-        )
         return cls(
             rank=rank,
             node=node,
-            standing=standing,
+            standing=standing_of(stack),
             rest_s=rest_s,
             kernel=stack.kernel,
             source=stack.source,
-            imports=stacks.imports(stack.text),
+            imports=reading.imports(stack.text),
             store=stack.store,
         )
 
@@ -369,11 +361,9 @@ class HangMonitor:
         self._began_at = self._look_at = now
         self._folder = folder
         self._around = around
-        self._watch = None
+        self._watch = self._start = None
         if limits is not None:
             self._watch = HangWatch(limits=limits, ranks=self._ranks, began_at=now)
-        self._start = None
-        if limits is not None:
             self._start = StartWatch(limit_s=limits.start_s, store=store, relay_port=relay_port)
         self._stragglers = Stragglers(nodes=dict(self._ranks))
         self._question: _Question | None = None
@@ -442,9 +432,8 @@ class HangMonitor:
             return self._judge(now, question) if question.for_watch and not held else None
         if now < self._look_at:
             return None
-        self._look_at = (
-            now + _LOOK_EVERY_S
-        )  # it looks at all ranks, and every agent's report leads here
+        # It looks at all ranks, and every agent's report leads here.
+        self._look_at = now + _LOOK_EVERY_S
         if self._watch is not None and not held and self._watch.must_ask(now):
             self._ask(now).for_watch = True
         elif self._starts_late(now, held=held):
@@ -484,7 +473,7 @@ class HangMonitor:
         seen = []
         for rank, node in sorted(self._ranks.items()):
             one = found.get(rank)
-            standing = standing_of(one) if one else StackReading(doing=reading.RankActivity.UNKNOWN)
+            standing = standing_of(one) if one else StackReading(doing=RankActivity.UNKNOWN)
             kernel = one.kernel if one else "its agent did not answer"
             seen.append(Seen(rank=rank, node=node, standing=standing, kernel=kernel))
         return seen

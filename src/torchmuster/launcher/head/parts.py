@@ -12,8 +12,8 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torchmuster.core.head.attempt import Attempt
 from torchmuster.core.head.head import HeadClient
@@ -23,9 +23,9 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.failure import WorkerEnd
 from torchmuster.core.model.message import utc_now
 from torchmuster.core.model.progress import RankPhase
-from torchmuster.core.model.ranks import NodeRanks
 from torchmuster.core.model.text import name_alone, nearest
 from torchmuster.core.net import messages
+from torchmuster.core.net.channel import Channel
 from torchmuster.core.plainfile import open_plain
 from torchmuster.launcher.head.hang_watch import StepParts, per_step, waits_s, was_active
 from torchmuster.launcher.model.progress import RankProgress, RankSample, split
@@ -243,20 +243,7 @@ _PHASES = {  # column -> phase, and whether it is part of every step
     "save_s": (RankPhase.SAVE, False),
     "evaluate_s": (RankPhase.EVALUATE, False),
 }
-_COLUMNS = (
-    *(
-        "states",
-        "report_ages_s",
-        "still_s",
-        "steps",
-        "steps_here",
-        "ages_s",
-        "phases",
-        "steps_per_s",
-    ),
-    *("median_s", "data_s", "forward_s", "rest_s", "wait_s", "save_s", "evaluate_s"),
-    *("cpus", "rss_mib", "io_mib", "gpu_percent", "gpu_mib"),
-)
+_COLUMNS = tuple(one.name for one in fields(RankSample))[4:]  # behind time, attempt, span and nodes
 
 
 def _column(rows: Sequence[_Row], name: str) -> tuple[Any, ...]:
@@ -444,16 +431,9 @@ LOST = 128 + 9
 Agent = TypeVar("Agent")
 
 
-class Client(Protocol):
-    """The connection of a client."""
-
-    def send_nowait(self, message: messages.Message) -> None:
-        """Queue a message."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Route(Generic[Agent]):
-    client: Client
+    client: Channel
     agent: Agent
 
 
@@ -477,12 +457,7 @@ class ExecRelay(Generic[Agent]):
         self._why_not = why_not
         self._routes: dict[str, _Route[Agent]] = {}
 
-    @property
-    def num_routes(self) -> int:
-        """Return the number of running commands."""
-        return len(self._routes)
-
-    def from_client(self, client: Client, message: part_messages.FromExecClient) -> None:
+    def from_client(self, client: Channel, message: part_messages.FromExecClient) -> None:
         """Start a client's command, or pass a message on to a command of its own."""
         exec_id = message.exec_id
         route = self._routes.get(exec_id)
@@ -500,7 +475,7 @@ class ExecRelay(Generic[Agent]):
             what, why = self._why_not(message.task)
             client.send_nowait(part_messages.ExecRefused(exec_id=exec_id, what=what, why=why))
 
-    def client_gone(self, client: Client) -> None:
+    def client_gone(self, client: Channel) -> None:
         """End the commands of a client that has disconnected."""
         for exec_id, route in list(self._routes.items()):
             if route.client is client:
@@ -528,13 +503,6 @@ class ExecRelay(Generic[Agent]):
 # Find the agent of the rank or the node that `muster exec` names: `rank 3`, or `node n2`.
 
 
-class RunningAttempt(Protocol):
-    """The part of an attempt that is read here."""
-
-    members: dict[int, Member]
-    ranks: dict[int, NodeRanks]
-
-
 class NamedAgents:
     """The agents of a run, by the names that clients use.
 
@@ -544,7 +512,7 @@ class NamedAgents:
     """
 
     def __init__(
-        self, attempt: Callable[[], RunningAttempt | None], name: Callable[[Member], str]
+        self, attempt: Callable[[], Attempt | None], name: Callable[[Member], str]
     ) -> None:
         self._attempt = attempt
         self._name = name

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from torchmuster.core.model.plan import EnvironmentNeeds
 from torchmuster.core.net import handshake
@@ -108,33 +108,6 @@ _GO = b"g"
 _INDEX_BYTES = 4
 
 
-class PassesThrough(Protocol):
-    """An environment on its way through this host, as its hops need it."""
-
-    needs: EnvironmentNeeds
-    secret: bytes
-
-    @property
-    def wants(self) -> int:
-        """Return the index of the piece that it wants next."""
-
-    @property
-    def is_over(self) -> bool:
-        """Say whether it was given up."""
-
-    def take(self, index: int, data: bytes | memoryview) -> bool:
-        """Take a piece; False for one that is damaged."""
-
-    def length_of(self, index: int) -> int:
-        """Return how many bytes a piece has."""
-
-    def piece(self, index: int, wait_s: float) -> bytes | None:
-        """Return a piece; None where it has not come in this time."""
-
-    def note_onward(self, index: int) -> None:
-        """Note that the next host wants nothing before this piece."""
-
-
 def greet(connection: socket.socket, secret: bytes) -> None:
     """Prove to a caller that we know the secret, and let it prove the same.
 
@@ -160,7 +133,7 @@ async def _greet(connection: socket.socket, secret: bytes) -> None:
         writer.transport.abort()  # of the copy
 
 
-def receive(connection: socket.socket, arrival: PassesThrough) -> None:
+def receive(connection: socket.socket, arrival: "ComingEnvironment") -> None:
     """Take the pieces that a caller brings, until all are there or the connection ends.
 
     Raises:
@@ -186,7 +159,7 @@ def _exactly(connection: socket.socket, count: int) -> memoryview:
     return data
 
 
-def bring(arrival: PassesThrough, addresses: tuple[str, ...], port: int) -> str | None:
+def bring(arrival: "ComingEnvironment", addresses: tuple[str, ...], port: int) -> str | None:
     """Bring to the next host what comes here, while it comes; return why it can't be.
 
     A connection that breaks is made again; one that never carries anything is given up.
@@ -208,7 +181,7 @@ def bring(arrival: PassesThrough, addresses: tuple[str, ...], port: int) -> str 
         waiting.wait(_AGAIN_S)
 
 
-def _acknowledged(connection: socket.socket, arrival: PassesThrough) -> Iterator[int]:
+def _acknowledged(connection: socket.socket, arrival: "ComingEnvironment") -> Iterator[int]:
     """Yield what the other side wants next, again and again, while it is sent."""
     total = arrival.needs.num_pieces
     wanted = sending = int.from_bytes(_exactly(connection, _INDEX_BYTES), "big", signed=True)
@@ -470,9 +443,8 @@ class ComingEnvironment:
             self._is_over = True
             self._changed.notify_all()
         with contextlib.suppress(OSError):
-            self._listening.shutdown(
-                socket.SHUT_RDWR
-            )  # who waits in `accept` does not hear a close
+            # Who waits in `accept` does not hear a close.
+            self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         self.supersede(None)
         self._spool.close()

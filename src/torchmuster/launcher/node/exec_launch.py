@@ -16,7 +16,13 @@ from typing import NoReturn
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_arguments
 from torchmuster.launcher.node import namespaces
-from torchmuster.launcher.node.namespaces import VIEW_FAILED, LaunchError, become, find_command
+from torchmuster.launcher.node.namespaces import (
+    VIEW_FAILED,
+    LaunchError,
+    become,
+    find_command,
+    read_environment,
+)
 
 _KINDS = (
     ("user", namespaces.NEW_USER),  # first: it gives the right to enter the others
@@ -114,17 +120,6 @@ def _space(pid: int, name: str) -> int | None:
         os.close(fd)
         return None
     return fd
-
-
-def read_environment(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with.
-
-    Raises:
-        OSError: The process has ended, or may not be read.
-    """
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
 def _take_terminal() -> None:

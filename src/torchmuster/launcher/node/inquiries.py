@@ -398,7 +398,8 @@ class Inquiries(AgentPart):
             case part_messages.AskFacts():
                 if self.agent.welcome is not None:
                     run_dir = self._options.run_directory(self.agent.welcome.run_id)
-                    self._take_ask(message, run_dir)
+                    spawners = self._spawners
+                    self.facts.take(message, spawners.program, spawners.environment, run_dir)
             case (
                 part_messages.AskNetwork() | part_messages.ProbeNetwork() | part_messages.EndProbe()
             ):
@@ -450,10 +451,6 @@ class Inquiries(AgentPart):
             self._probe.begin(message)
         else:
             self.close()
-
-    def _take_ask(self, ask: part_messages.AskFacts, run_dir: RunDir) -> None:
-        """Collect the facts of this node."""
-        self.facts.take(ask, self._spawners.program, self._spawners.environment, run_dir)
 
     def close(self) -> None:
         """End the probe of networks."""

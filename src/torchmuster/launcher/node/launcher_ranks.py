@@ -31,25 +31,23 @@ _OF_EVERY_TASK = {
     "SLURM_STEP_TASKS_PER_NODE": "tasks_per_node",
     "SLURM_GTIDS": "ranks_here",
 }
+_OF_MPI = {
+    "RANK": "rank",
+    "SIZE": "world_size",
+    "LOCAL_RANK": "local_rank",
+    "LOCAL_SIZE": "local_world_size",
+}
 # These are corrected only where they are set already.
 _WHERE_THEY_STAND = {
+    f"{launcher}_{name}": fact
+    for launcher in ("PMI", "OMPI_COMM_WORLD", "MV2_COMM_WORLD")
+    for name, fact in _OF_MPI.items()
+} | {
     "SLURM_NTASKS_PER_NODE": "each_node",
     "SLURM_CPUS_PER_TASK": "cpus_per_task",
     "SLURM_STEP_NODELIST": "nodelist",
-    "PMI_RANK": "rank",
-    "PMI_SIZE": "world_size",
-    "PMI_LOCAL_RANK": "local_rank",
-    "PMI_LOCAL_SIZE": "local_world_size",
     "PMIX_RANK": "rank",
-    "OMPI_COMM_WORLD_RANK": "rank",
-    "OMPI_COMM_WORLD_SIZE": "world_size",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "local_world_size",
     "OMPI_COMM_WORLD_NODE_RANK": "local_rank",  # Open MPI's name for the rank on its node
-    "MV2_COMM_WORLD_RANK": "rank",
-    "MV2_COMM_WORLD_SIZE": "world_size",
-    "MV2_COMM_WORLD_LOCAL_RANK": "local_rank",
-    "MV2_COMM_WORLD_LOCAL_SIZE": "local_world_size",
     "MPI_LOCALRANKID": "local_rank",
     "MPI_LOCALNRANKS": "local_world_size",
     "PALS_RANKID": "rank",

@@ -141,8 +141,7 @@ def main(arguments: list[str]) -> NoReturn:
         _probe()
     spec: dict[str, Any] = {}
     try:
-        _check_usage(arguments)
-        spec = _read_spec(arguments[0])
+        spec = _read_spec(arguments)
         _enter(spec)
         environment = own_environment() | spec.get("environment", {})
         become(arguments[2:], environment)
@@ -151,18 +150,22 @@ def main(arguments: list[str]) -> NoReturn:
         sys.exit(error.code)
 
 
-def _check_usage(arguments: list[str]) -> None:
-    if len(arguments) < 3 or arguments[1] != "--":
-        raise LaunchError(VIEW_FAILED, "use: view SPEC.json -- COMMAND ARGUMENTS...")
-
-
 def own_environment() -> dict[str, str]:
     """Return our initial environment: in some locales Python adds LC_CTYPE to `os.environ`."""
     try:
-        with open("/proc/self/environ", "rb") as file:
-            pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
+        return read_environment("self")
     except OSError:
         return dict(os.environ)
+
+
+def read_environment(pid: int | str) -> dict[str, str]:
+    """Return the environment that a process was started with.
+
+    Raises:
+        OSError: The process has ended, or may not be read.
+    """
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        pairs = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
@@ -229,7 +232,10 @@ def _near(name: str, folders: list[str]) -> str:
     return f"; did you mean `{found[0]}`?" if found else ""
 
 
-def _read_spec(path: str) -> dict[str, Any]:
+def _read_spec(arguments: list[str]) -> dict[str, Any]:
+    if len(arguments) < 3 or arguments[1] != "--":
+        raise LaunchError(VIEW_FAILED, "use: view SPEC.json -- COMMAND ARGUMENTS...")
+    path = arguments[0]
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:

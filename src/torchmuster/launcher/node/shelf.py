@@ -22,7 +22,13 @@ from torchmuster.core import proc
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import EnvironmentNeeds, ShippedEnvironment, UnpackOrder
 from torchmuster.core.model.text import show_size
-from torchmuster.core.node.setup import make_scratch, parent_folder, remove_scratch
+from torchmuster.core.node.setup import (
+    is_let_go,
+    make_scratch,
+    parent_folder,
+    remove_scratch,
+    take_over,
+)
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files.environment import relocate
 from torchmuster.launcher.files.parcel import ParcelError, ParcelFile, Unpacker
@@ -259,17 +265,7 @@ def _size_of(path: str) -> int:
 
 def is_used(path: str) -> bool:
     """Say whether somebody holds an environment."""
-    try:
-        hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(hold)
-    return False
+    return os.path.lexists(path) and not is_let_go(path)
 
 
 def forget_old(folder: str, keep: int) -> None:
@@ -284,15 +280,13 @@ def forget_old(folder: str, keep: int) -> None:
 
 def forget(path: str) -> bool:
     """Remove one that nobody holds; say whether it is gone. First its name: nobody meets half of it when we are killed."""
-    with contextlib.suppress(OSError):
-        hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            gone = os.path.join(os.path.dirname(path), f"{_BEGUN}{os.urandom(6).hex()}")
+    hold = take_over(path)
+    if hold is not None:
+        gone = os.path.join(os.path.dirname(path), f"{_BEGUN}{os.urandom(6).hex()}")
+        with contextlib.suppress(OSError):
             os.rename(path, gone)
             remove_scratch(gone)
-        finally:
-            os.close(hold)
+        os.close(hold)
     return not os.path.lexists(path)
 
 
@@ -382,9 +376,8 @@ def unpack(
     shelf = Shelf(needs, parent)
     if shelf.take():
         return shelf.path
-    with _alone(
-        shelf
-    ):  # of several agents of a node, or of nodes that share the folder, one unpacks
+    # Of several agents of a node, or of nodes that share the folder, one unpacks.
+    with _alone(shelf):
         if shelf.take():
             return shelf.path
         shelf.check_room()

@@ -245,7 +245,7 @@ async def test_a_spawner_that_the_kernel_killed_for_its_memory_is_lost_with_that
     world, monkeypatch, was_killed
 ):
     kills = iter([{"/group": 0}, {"/group": 1}])
-    monkeypatch.setattr(memory, "read_counters", lambda: memory.MemoryCounters(kills=next(kills)))
+    monkeypatch.setattr(memory, "read_counters", lambda: next(kills))
 
     async with world() as (attempts, agent, _):
         attempts.take_order(order_of(0))

@@ -58,7 +58,6 @@ if __name__ == "__main__":
         # Returns in every forked worker, with its task, and in the spawner only at its end.
         _task = serve.serve(_control_fd(), os.path.abspath(__file__), _at_start)  # type: ignore[no-untyped-call]
         if _task is None:
-            os._exit(
-                0
-            )  # a spawner at its end: what was imported for workers has nothing to say here
+            # A spawner at its end: what was imported for workers has nothing to say here.
+            os._exit(0)
         mainmodule.run(_task, _at_start)

@@ -97,10 +97,8 @@ class CodeNote:
         found: dict[str, None] = {}
         for module in list(sys.modules.values()):
             name: Any = getattr(module, "__file__", None)
-            if not isinstance(name, str) or not os.path.isabs(
-                name
-            ):  # as with some compiled modules
-                continue
+            if not isinstance(name, str) or not os.path.isabs(name):
+                continue  # as with some compiled modules
             path = os.path.realpath(name)
             is_own = path.startswith(self._roots) and not path.startswith(_OURS)
             if is_own and not any(part in path for part in _NOT_OF_A_PROJECT):
@@ -287,12 +285,8 @@ def _users_lines(error: BaseException, trace: types.TracebackType | None) -> lis
 
 def _last_line(error: BaseException) -> str:
     with contextlib.suppress(Exception):  # a user's __str__ may do anything
-        return (
-            traceback.format_exception_only(type(error), error)[0]
-            .strip()
-            .splitlines()[0]
-            .removeprefix("runpy._Error: ")
-        )
+        text = traceback.format_exception_only(type(error), error)[0]
+        return text.strip().splitlines()[0].removeprefix("runpy._Error: ")
     return type(error).__name__
 
 
@@ -302,15 +296,14 @@ def user_line(error: BaseException, trace: types.TracebackType | None) -> str | 
         return f"{error.filename}:{error.lineno}"
     library = os.path.dirname(os.__file__)  # sysconfig may be a file of the script's
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
-    ours = _OURS
     own = [
         (name, line)
         for name, line in frames
-        if not name.startswith(("<frozen", ours, library))
+        if not name.startswith(("<frozen", _OURS, library))
         and "/site-packages/" not in name
         and "/dist-packages/" not in name
     ]
-    package = os.path.dirname(ours)
+    package = os.path.dirname(_OURS)
     chosen = own or [frame for frame in frames if not frame[0].startswith(package)]
     return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else None
 
@@ -430,9 +423,8 @@ class Debugging:
         caller = self._wait(self._tool)
         if caller is None:
             return
-        os.environ.setdefault(
-            "PYDEVD_DISABLE_FILE_VALIDATION", "1"
-        )  # avoids a warning of five lines
+        # Avoids a warning of five lines.
+        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
         debugpy: Any = importlib.import_module("debugpy")
         wait_for_client, begins = debugpy.wait_for_client, threading.Event()
 
@@ -441,9 +433,8 @@ class Debugging:
                 while caller.recv(1):
                     pass
             self._tell(active=False)
-            while (
-                not begins.is_set()
-            ):  # if the editor leaves before the first step, the script starts
+            # If the editor leaves before the first step, the script starts.
+            while not begins.is_set():
                 with contextlib.suppress(RuntimeError):  # the wait has not begun
                     wait_for_client.cancel()
                 _go_on()
@@ -472,30 +463,13 @@ class Debugging:
         caller = self._wait(self._tool)
         if caller is None:
             return
-        # A user who leaves breaks the pipe; then the run ends as usual.
-        with contextlib.suppress(OSError), caller.makefile("rw", encoding="utf-8") as stream:
-            caller.sendall(contract.STREAMS)
-            traceback.print_exception(type(error), error, trace, file=stream)
-            session = pdb.Pdb(stdin=stream, stdout=stream, nosigint=True)
-            session.reset()
-            session.interaction(None, trace)
-        caller.close()
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        _converse(caller, text, None, trace)  # then the run ends as usual
 
     def stop_at(self, frame: types.FrameType, text: str) -> bool:
         """Let the user inspect a frame of the running script; return whether to continue (`c`)."""
         caller = self._wait(contract.PDB_STOPS)
-        if caller is None:
-            return True
-        goes_on = False
-        with contextlib.suppress(OSError), caller.makefile("rw", encoding="utf-8") as stream:
-            caller.sendall(contract.STREAMS)
-            stream.write(f"{text}\n")
-            session = pdb.Pdb(stdin=stream, stdout=stream, nosigint=True)
-            session.reset()
-            session.interaction(frame, None)
-            goes_on = not session.quitting
-        caller.close()
-        return goes_on
+        return caller is None or _converse(caller, f"{text}\n", frame, None)
 
     def _wait(self, tool: str) -> socket.socket | None:
         """Return a connection to the user's debugger; None if none connects in time."""
@@ -526,6 +500,25 @@ class Debugging:
     def _tell(self, *, active: bool, waits: str = "") -> None:
         folder = os.getcwd() if waits else ""
         ipc.tell(self._agent, DebuggerHeld(active=active, waits=waits, folder=folder))
+
+
+def _converse(
+    caller: socket.socket,
+    text: str,
+    frame: types.FrameType | None,
+    trace: types.TracebackType | None,
+) -> bool:
+    """Run pdb over a connection, after a text; return whether the user wants to continue."""
+    goes_on = False
+    # A user who leaves breaks the pipe.
+    with caller, contextlib.suppress(OSError), caller.makefile("rw", encoding="utf-8") as stream:
+        caller.sendall(contract.STREAMS)
+        stream.write(text)
+        session = pdb.Pdb(stdin=stream, stdout=stream, nosigint=True)
+        session.reset()
+        session.interaction(frame, trace)
+        goes_on = not session.quitting
+    return goes_on
 
 
 def stop_at(socket_path: str, rank: str, frame: types.FrameType, text: str) -> bool:

@@ -72,7 +72,8 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
     if other is not None:
         last_words.OWN_FOLDERS.add(os.path.dirname(other.__file__))
     _forget_ourselves()
-    _uncover(first_path(task.kind, task.target), at_start)
+    folder = first_path(task.kind, task.target)
+    _uncover(folder, at_start)
     if task.forked:
         _renew_streams()
         _renew_identity()
@@ -86,15 +87,17 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
     watch = last_words.GroupWatch(forked=task.forked, imports_torch=task.imports_torch)
     pid = os.getpid()
     debugging = Debugging(task.socket_path, os.environ)
-    note = CodeNote(first_path(task.kind, task.target))
+    note = CodeNote(folder)
     try:
         debugging.before_script()
+        if folder is not None:
+            sys.path.insert(0, folder)
         if other is not None:
             _run_other(task, other)
         elif task.kind == "module":
             _run_module(task)
         else:
-            _run_file(task, note)
+            _run_file(task, folder, note)
     except SystemExit as error:
         if os.getpid() == pid:
             if error.code in (None, 0):
@@ -150,10 +153,7 @@ def first_path(kind: str, target: str) -> str | None:
     return os.getcwd() if in_folder else os.path.dirname(os.path.realpath(target))
 
 
-def _run_file(task: WorkerTask, note: CodeNote) -> None:
-    folder = first_path(task.kind, task.target)
-    if folder is not None:
-        sys.path.insert(0, folder)
+def _run_file(task: WorkerTask, folder: str | None, note: CodeNote) -> None:
     _set_argv([task.target, *task.args], [task.target, *task.args])
     path = _absolute(task.target)
     if folder == path:
@@ -171,12 +171,10 @@ def _run_file(task: WorkerTask, note: CodeNote) -> None:
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {why}\n")
         raise SystemExit(2) from None
     note.take_script(path, text)
-    code: Any = loader.get_code("__main__") if compiled else _compile(text, path)
+    code: Any = (
+        loader.get_code("__main__") if compiled else compile(text, path, "exec", dont_inherit=True)
+    )
     exec(code, main.__dict__)
-
-
-def _compile(text: bytes, path: str) -> types.CodeType:
-    return compile(text, path, "exec", dont_inherit=True)
 
 
 def _absolute(path: str) -> str:
@@ -185,18 +183,12 @@ def _absolute(path: str) -> str:
 
 
 def _run_module(task: WorkerTask) -> None:
-    folder = first_path(task.kind, task.target)
-    if folder is not None:
-        sys.path.insert(0, folder)
     _set_argv(["-m", *task.args], ["-m", task.target, *task.args])
     _new_main_module()
     runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what `python -m` calls
 
 
 def _run_other(task: WorkerTask, other: Any) -> None:
-    folder = first_path(task.kind, task.target)
-    if folder is not None:
-        sys.path.insert(0, folder)
     _set_argv([task.target], [task.target])
     _new_main_module()
     other.call(task.call_sha256, task.socket_path)

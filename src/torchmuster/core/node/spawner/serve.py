@@ -207,7 +207,8 @@ def import_for_workers(
     sys.path[:0] = [folder] if folder is not None else []
     if for_calls:
         plugs.find("script_kinds", "function")  # once for all workers
-        _import_for_calls()
+        with contextlib.suppress(ImportError):  # a module's function doesn't need it
+            importlib.import_module("cloudpickle")
     try:
         with mainmodule.torchmuster_of_the_job():
             problem = _import_torch(folder) if has_torch else None
@@ -256,12 +257,6 @@ def _import_torch(folder: str | None = None) -> str | None:
         by = f": {_in_the_way} has the name of a module that it needs" if _in_the_way else ""
         return f"`import torch` failed{by}: {kind}{error}"
     return None
-
-
-def _import_for_calls() -> None:
-    """Import what unpickles functions sent by value; a module's function doesn't need it."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("cloudpickle")
 
 
 def _import_named(names: tuple[str, ...]) -> str | None:

@@ -249,7 +249,7 @@ class WrappedLink(SpawnerLink):
 
     def open(self) -> None:
         """Wait for the call."""
-        loop = _loop()
+        loop = _running_loop()
         loop.add_reader(self._desk.listening, self._take_call)
         if self._desk.stderr is not None:
             os.set_blocking(self._desk.stderr, False)
@@ -263,7 +263,7 @@ class WrappedLink(SpawnerLink):
         super().close()
         self._read_stderr()
         if self._desk.stderr is not None:
-            _loop().remove_reader(self._desk.stderr)
+            _running_loop().remove_reader(self._desk.stderr)
             os.close(self._desk.stderr)
             self._desk.stderr = None
 
@@ -304,7 +304,7 @@ class WrappedLink(SpawnerLink):
         if now >= self._say_at:
             self._say_at = now + _SAY_EVERY_S
             self.tell(f"waiting for `{self._desk.command}` to start its Python")
-        self._handle = _loop().call_later(_LOOK_EVERY_S, self._look)
+        self._handle = _running_loop().call_later(_LOOK_EVERY_S, self._look)
 
     def _take_call(self) -> None:
         call = self._desk.accept() if self._is_waiting else None
@@ -323,7 +323,7 @@ class WrappedLink(SpawnerLink):
         self._is_waiting = False
         if self._handle is not None:
             self._handle.cancel()
-        _loop().remove_reader(self._desk.listening)
+        _running_loop().remove_reader(self._desk.listening)
         self._desk.close()
 
     def _read_stderr(self) -> None:
@@ -333,19 +333,13 @@ class WrappedLink(SpawnerLink):
             except BlockingIOError:
                 return
             if not data:
-                _loop().remove_reader(self._desk.stderr)
+                _running_loop().remove_reader(self._desk.stderr)
                 os.close(self._desk.stderr)
                 self._desk.stderr = None
                 return
             text = data.decode(errors="replace")
             self._said += [line.rstrip() for line in text.splitlines() if line.strip()]
             self.say(text)
-
-
-def _loop() -> Any:
-    import asyncio
-
-    return asyncio.get_running_loop()
 
 
 def start_spawner(

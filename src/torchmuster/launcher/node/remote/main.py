@@ -111,7 +111,10 @@ class EnvironmentPlace:
             return
         match message:
             case PassEnvironment(addresses=addresses, port=port):
-                arrival.pass_on(addresses, port, self._tell_failed_hop)
+                session = self._session
+                arrival.pass_on(
+                    addresses, port, lambda why: session.send(EnvironmentHopFailed(why=why))
+                )
             case BringEnvironment(tries=tries):
                 self._tries = self._tries or tries
                 arrival.supersede(None)
@@ -119,9 +122,6 @@ class EnvironmentPlace:
             case EnvironmentPiece(index=index, data=data):
                 if not arrival.take(index, data):
                     arrival.refuse("the environment came damaged: its checksum is another")
-
-    def _tell_failed_hop(self, why: str) -> None:
-        self._session.send(EnvironmentHopFailed(why=why))
 
     def _end(self, why: str | None) -> None:
         if why is None and self._tries:
@@ -523,9 +523,8 @@ def _is_own_copy(message: SetUpRun) -> bool:
 def _has_code(message: SetUpRun) -> bool:
     """Say whether this host has the client's script, or its folder when the program is no file."""
     program = message.plan.program
-    if (
-        message.script is None
-    ):  # what a function uses may have been edited since the folder was copied by hand
+    # What a function uses may have been edited since the folder was copied by hand.
+    if message.script is None:
         return program.kind is not ScriptKind.FUNCTION and os.path.isdir(program.cwd)
     return code_copy.identity(message.script["path"]) == message.script
 
@@ -613,7 +612,7 @@ class RemoteEnd:
                 if self._environment is not None:
                     self._environment.take(message)
             case messages.PruneEnvironments():
-                self._in_background(lambda: self._prune(message))
+                self._in_background(lambda: self._session.send(prune(message)))
             case messages.CodeSent():
                 self._in_background(self._unpack_code)
             case messages.StartNode() | messages.StartTask():
@@ -675,9 +674,6 @@ class RemoteEnd:
         place = self._environment = EnvironmentPlace(offer, self._session)
         self.agents.environment[VARIABLE] = place.path
         place.answer()
-
-    def _prune(self, message: messages.PruneEnvironments) -> None:
-        self._session.send(prune(message))
 
     def _unpack_code(self) -> None:
         if self._place is not None and self._place.code is not None:

@@ -237,11 +237,8 @@ def _of_loop(target: ast.AST, iterable: ast.AST) -> Iterator[tuple[ast.AST, ast.
 _ENVIRONS = frozenset({"environ", "environb"})
 _PUTENVS = frozenset({"putenv", "unsetenv", "setenv"})
 _BUILDERS = ("__init__", "__new__", "__call__", "__post_init__")
-_PASSED_ON = {
-    "ChainMap": 0,
-    "cast": 1,
-    "nullcontext": 0,
-}  # calls whose result is, or writes to, this argument
+# Calls whose result is, or writes to, this argument.
+_PASSED_ON = {"ChainMap": 0, "cast": 1, "nullcontext": 0}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Values = dict[str, list[ast.AST]]
@@ -526,12 +523,17 @@ def script_path(kind: str, target: str, args: Sequence[str] = ()) -> str | None:
     return spec.origin if spec is not None else None
 
 
+def _parse(source: bytes | str) -> ast.Module:
+    """Return the syntax tree; an empty one of a broken script, which itself fails with the error."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])
+
+
 def imported_names(source: bytes) -> set[str]:
     """Return the modules that the source imports anywhere, and `a.b` for `from a import b`."""
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
-        return set()
+    nodes = list(ast.walk(_parse(source)))
     names = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -559,10 +561,7 @@ def early_calls(source: bytes) -> tuple[str, int] | None:
     """
     if not any(name.encode() in source for name in _BEFORE_TORCH):
         return None  # nearly every script: don't parse it once more
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
-        return None
+    nodes = list(ast.walk(_parse(source)))
     imports = [
         (node.lineno, _imported_first(node))
         for node in nodes
@@ -606,13 +605,9 @@ def environment_writes(source: bytes) -> Writes:
 
 def _writes(source: bytes | str, depth: int = 0) -> Iterator[tuple[int, Texts]]:
     """Yield the line and the possible names of every write to the environment."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return  # the script itself fails with this error
-    known = ParsedScript(tree)
+    known = ParsedScript(_parse(source))
     aliases = Aliases(known)
-    for node in ast.walk(tree):
+    for node in ast.walk(known.tree):
         line = getattr(node, "lineno", 0)
         for texts in _written_by(node, known, aliases):
             yield line, texts
