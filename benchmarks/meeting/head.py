@@ -43,9 +43,15 @@ class CountingHead(TrainingHead):
     num_taken = 0
     num_sent = 0
 
-    def _take(self, event: Any) -> None:
+    def take_call(self, hello: Any, channel: Any) -> Any:
+        """Count a call."""
         self.num_taken += 1
-        super()._take(event)
+        return super().take_call(hello, channel)
+
+    def take_word(self, agent: Any, message: Any) -> None:
+        """Count a message."""
+        self.num_taken += 1
+        super().take_word(agent, message)
 
     def _do(self, action: Any) -> None:
         self.num_sent += isinstance(action, Send)

@@ -197,7 +197,9 @@ class TrainingHead(Head[Member]):
                 port = self._open_store(attempt.number, address)
                 self.policy.store_is_open(attempt, address, port)
             case CutOff(member=member, channel=channel, why=why):
-                self._cut_off(member, channel, why)
+                channel.abort()
+                for part in self.parts.values():
+                    part.lose(member, why)
 
     def _claim(self, attempt: int) -> None:
         """Claim the attempt's term before any agent gets an order: the head may have changed."""
@@ -215,11 +217,6 @@ class TrainingHead(Head[Member]):
         for client in self._clients:
             if client.owner:
                 client.channel.send_nowait(need)
-
-    def _cut_off(self, member: Member, channel: Channel, why: str) -> None:
-        channel.abort()
-        for part in self.parts.values():
-            part.lose(member, why)
 
     # From agents.
 

@@ -21,7 +21,6 @@ from torchmuster.core.model import contract
 from torchmuster.core.model import progress as heartbeat
 from torchmuster.core.model.failure import OVERUSED, LeftProcess
 from torchmuster.core.model.lease import PING_EVERY_S
-from torchmuster.core.model.plan import Program
 from torchmuster.core.net import messages
 from torchmuster.core.net.ipc import (
     AskMemory,
@@ -522,7 +521,7 @@ class Agent:
 
     async def _set_up(self, work: NodeWork) -> None:
         try:
-            await work.run(self)
+            await work.run(self.tell, self.spawners.start_with)
         except MusterError as error:
             self.spawners.refuse(**refusal_of(error))
         else:
@@ -535,14 +534,6 @@ class Agent:
             self.send(messages.Notice(text=text))
         elif len(self._unsaid) < _MAX_UNSAID:
             self._unsaid.append(text)
-
-    def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
-        """Set the job's interpreter and variables, and start the spawner unless one runs.
-
-        Raises:
-            MusterError: No interpreter can be executed on this node.
-        """
-        self.spawners.start_with(program, environment)
 
     def take_event(self, event: orders.SpawnerEvent) -> None:
         """Handle an event from the spawner."""

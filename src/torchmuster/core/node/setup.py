@@ -20,9 +20,9 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
@@ -280,14 +280,7 @@ def _remove(folder: str) -> None:
 _MAX_TAKES = 10
 
 
-class SetupHost(Protocol):
-    """What the setup of a node needs of its agent."""
-
-    def tell(self, text: str) -> None:
-        """Show the user a sentence."""
-
-    def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
-        """Set the job's interpreter and variables, and start the spawner unless one runs."""
+StartWith = Callable[[Program, Mapping[str, str]], None]
 
 
 class NodeWork:
@@ -333,15 +326,21 @@ class NodeWork:
             self.make_scratch(parent_folder(self.options.environment, self.setup.scratch))
             self.is_done = True
 
-    async def run(self, host: SetupHost) -> None:
+    async def run(self, tell: Callable[[str], None], start_with: StartWith) -> None:
         """Do the whole setup.
+
+        Args:
+            tell: Shows the user a sentence.
+            start_with: Sets the job's interpreter and variables, and starts the spawner unless one
+                runs.
 
         Raises:
             MusterError: A part failed; the message names the node.
         """
+        del tell
         if not self.setup.is_plain:
             raise MusterError("no part of muster that is here runs setup lines and stages files")
-        host.start_with(self.plan.program, self.options.environment)
+        start_with(self.plan.program, self.options.environment)
         self.make_scratch(parent_folder(self.options.environment, self.setup.scratch))
         self.is_done = True
 

@@ -664,37 +664,32 @@ class ExecPart(HeadPart):
 
     def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
-        self._execs: ExecRelay[Member] | None = None
+        policy = head.policy
+        agents = NamedAgents(lambda: policy.attempt, policy.members.name)
+        self._execs = ExecRelay(agents.find, policy.send, agents.why_not)
 
     def take_word(self, member: Member, message: messages.Message) -> bool:
         """Pass an agent's message on to the client."""
         if not isinstance(message, part_messages.FromExecTask):
             return False
-        if self._execs is not None:
-            self._execs.from_agent(member, message)
+        self._execs.from_agent(member, message)
         return True
 
     def take_request(self, client: HeadClient, message: messages.Message) -> bool:
         """Pass a client's message on to the agent."""
         if not isinstance(message, part_messages.FromExecClient):
             return False
-        if self._execs is None:
-            policy = self.head.policy
-            agents = NamedAgents(lambda: policy.attempt, policy.members.name)
-            self._execs = ExecRelay(agents.find, policy.send, agents.why_not)
         self._execs.from_client(client.channel, message)
         return True
 
     def client_gone(self, client: HeadClient) -> None:
         """End the commands of a client that has disconnected."""
-        if self._execs is not None:
-            self._execs.client_gone(client.channel)
+        self._execs.client_gone(client.channel)
 
     def lose(self, member: Member, why: str) -> None:
         """End the commands on a lost node for their clients."""
-        if self._execs is not None:
-            name = self.head.policy.members.name(member)
-            self._execs.agent_gone(member, f"{name} was lost: {why}")
+        name = self.head.policy.members.name(member)
+        self._execs.agent_gone(member, f"{name} was lost: {why}")
 
 
 class MetricsPart(HeadPart):

@@ -262,6 +262,10 @@ class ComingEnvironment:
         secret: By which hosts of this run know each other.
         done: Told once: None when it is in its place, else why it is not.
 
+    Attributes:
+        wants: The index of the piece that is wanted next.
+        is_over: It has failed, or was given up.
+
     Raises:
         OSError: It can't be begun.
     """
@@ -273,27 +277,17 @@ class ComingEnvironment:
         self._spool = Spool(shelf.folder)
         self._list = b""
         self._pieces: tuple[Piece, ...] = ()
-        self._next, self._unpacked, self._onward = LIST, 0, 0
+        self.wants, self._unpacked, self._onward = LIST, 0, 0
         self._damaged = 0
         self._changed = threading.Condition()
         self._taking = threading.Lock()
         self._source: socket.socket | None = None
-        self._is_over = False
+        self.is_over = False
         self._listening = socket.create_server(("0.0.0.0", 0), backlog=16)
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._listen, daemon=True).start()
         self._unpacks = threading.Thread(target=self._unpack, daemon=True)
         self._unpacks.start()
-
-    @property
-    def wants(self) -> int:
-        """Return the index of the piece that is wanted next."""
-        return self._next
-
-    @property
-    def is_over(self) -> bool:
-        """Say whether it has failed, or was given up."""
-        return self._is_over
 
     # It comes.
 
@@ -304,7 +298,7 @@ class ComingEnvironment:
             OSError: The disk is full.
         """
         with self._taking:
-            if index != self._next or self._is_over:
+            if index != self.wants or self.is_over:
                 return True
             if index == LIST:
                 try:
@@ -321,7 +315,7 @@ class ComingEnvironment:
                     self.refuse(str(error))
                     return True
             with self._changed:
-                self._next += 1
+                self.wants += 1
                 self._changed.notify_all()
             return True
 
@@ -360,7 +354,9 @@ class ComingEnvironment:
 
     # It goes on.
 
-    def pass_on(self, addresses: tuple[str, ...], port: int, failed: Callable[[str], None]) -> None:
+    def pass_on(
+        self, addresses: tuple[str, ...], port: int, failed: Callable[[str], object]
+    ) -> None:
         """Bring to the next host what comes, while it comes; port 0: nobody follows. `failed` hears why it can't."""
         if not port:
             self.note_onward(_NOBODY)
@@ -368,7 +364,7 @@ class ComingEnvironment:
 
         def follow() -> None:
             why = bring(self, addresses, port)
-            if why is not None and not self._is_over:
+            if why is not None and not self.is_over:
                 failed(why)
             self.note_onward(_NOBODY)
 
@@ -381,9 +377,9 @@ class ComingEnvironment:
             OSError: It is gone.
         """
         self._wait_for(index, wait_s)
-        if self._is_over:
+        if self.is_over:
             raise OSError("the environment has not come whole")
-        if self._next <= index:
+        if self.wants <= index:
             return None
         data = self._list if index == LIST else self._spool.get(index)
         if data is None:
@@ -392,7 +388,7 @@ class ComingEnvironment:
 
     def _wait_for(self, index: int, limit_s: float | None = None) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._next > index or self._is_over, limit_s)
+            self._changed.wait_for(lambda: self.wants > index or self.is_over, limit_s)
 
     def note_onward(self, index: int) -> None:
         """Note that the next host wants nothing before this piece."""
@@ -431,7 +427,7 @@ class ComingEnvironment:
     def refuse(self, why: str) -> None:
         """Give it up, and say why."""
         with self._changed:
-            was_over, self._is_over = self._is_over, True
+            was_over, self.is_over = self.is_over, True
             self._changed.notify_all()
         if not was_over:
             self._done(why)
@@ -440,7 +436,7 @@ class ComingEnvironment:
     def close(self, patience_s: float = 0.0) -> None:
         """Give up what has not come; wait so long until what there is of it is removed."""
         with self._changed:
-            self._is_over = True
+            self.is_over = True
             self._changed.notify_all()
         with contextlib.suppress(OSError):
             # Who waits in `accept` does not hear a close.

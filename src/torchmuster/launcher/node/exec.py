@@ -187,6 +187,9 @@ class Exec:
         gets_hangup: Whether it then gets SIGHUP; otherwise only its streams are closed.
         most_bytes: Largest window; small where many commands share a connection.
         patience_s: How long its last output waits for a client that reads nothing.
+
+    Attributes:
+        heard_at: When output was last read from it or acknowledged by its client (monotonic).
     """
 
     def __init__(
@@ -214,18 +217,13 @@ class Exec:
         self._waiting: deque[bytes] = deque()
         self._input_ends = False
         self._unacknowledged_bytes = 0
-        self._read_at = 0.0
+        self.heard_at = 0.0
         self._kill_at: float | None = None
 
     @property
     def pid(self) -> int:
         """Return the process id, which is also that of its session; 0 before the start."""
         return self._child.pid if self._child is not None else 0
-
-    @property
-    def heard_at(self) -> float:
-        """Return when output was last read from it or acknowledged by its client (monotonic)."""
-        return self._read_at
 
     # The process.
 
@@ -259,7 +257,7 @@ class Exec:
         finally:
             for fd in set(theirs):
                 os.close(fd)
-        self._read_at = time.monotonic()
+        self.heard_at = time.monotonic()
         self._listen()
         self._write_waiting()
 
@@ -300,7 +298,7 @@ class Exec:
         return 128 - status if status < 0 else status
 
     def _is_quiet(self, ended_at: float) -> bool:
-        quiet_s = time.monotonic() - max(self._read_at, ended_at)
+        quiet_s = time.monotonic() - max(self.heard_at, ended_at)
         is_full = self._unacknowledged_bytes >= self._window_bytes
         return quiet_s > (self._patience_s if is_full else _QUIET_S)
 
@@ -338,7 +336,7 @@ class Exec:
                 self._take_input(message)
             case part_messages.ExecAcknowledged(size_bytes=size_bytes):
                 self._unacknowledged_bytes = max(0, self._unacknowledged_bytes - max(0, size_bytes))
-                self._read_at = time.monotonic()
+                self.heard_at = time.monotonic()
                 self._listen()
             case part_messages.ExecResize(rows=rows, columns=columns):
                 if self._order.tty and self._input is not None:
@@ -443,7 +441,7 @@ class Exec:
             else:
                 os.close(fd)
             return
-        self._read_at = time.monotonic()
+        self.heard_at = time.monotonic()
         self._unacknowledged_bytes += len(data)
         stream = self._outputs[fd]
         self._send(part_messages.ExecOutput(exec_id=self.exec_id, stream=stream, data=data))

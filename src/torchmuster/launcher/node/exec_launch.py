@@ -91,13 +91,14 @@ def open_surroundings(pid: int, worker_ticks: int | None = None) -> ExecSurround
     try:
         spaces = tuple((fd, kind) for name, kind in _KINDS if (fd := _space(pid, name)) is not None)
         changes_files = any(kind == namespaces.NEW_MOUNTS for _, kind in spaces)
-        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
-        if not changes_files and os.path.samestat(os.fstat(root), os.stat("/")):
-            os.close(root)
-            root = -1
+        root_fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+        root: int | None = root_fd
+        if not changes_files and os.path.samestat(os.fstat(root_fd), os.stat("/")):
+            os.close(root_fd)
+            root = None
         surroundings = ExecSurroundings(
             spaces=spaces,
-            root=None if root < 0 else root,
+            root=root,
             folder=os.open(f"/proc/{pid}/cwd", os.O_PATH | os.O_CLOEXEC),
             environment=read_environment(pid) if worker_ticks is None else dict(os.environ),
         )

@@ -25,7 +25,7 @@ from torchmuster.core.model.progress import HeartbeatRecord
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import link_names, own_interfaces
 from torchmuster.core.node.agent import Agent, AgentPart
-from torchmuster.core.node.kernel import visible_gpus
+from torchmuster.core.node.kernel import read_bytes, visible_gpus
 from torchmuster.core.node.options import VariableChange
 from torchmuster.core.node.workers import NodeAttempt, read_beat
 from torchmuster.launcher.facts.gpu import GpuUse, GpuUseReader
@@ -158,10 +158,8 @@ def _of_beat(beat: HeartbeatRecord | None, now: float) -> dict[str, Any]:
 
 
 def _ticks(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            text = stat.read()
-    except OSError:
+    text = read_bytes(f"/proc/{pid}/stat")
+    if not text:
         return None
     fields = text[text.rindex(b")") + 2 :].split()
     return int(fields[_UTIME]) + int(fields[_STIME])
@@ -169,25 +167,14 @@ def _ticks(pid: int) -> int | None:
 
 def _io_bytes(pid: int) -> int:
     """Return the bytes that the process has read and written, page cache included; 0 if unknown."""
-    total = 0
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            for line in file:
-                name, _, value = line.partition(b":")
-                if name in (b"rchar", b"wchar"):
-                    total += int(value)
-    except (OSError, ValueError):
-        return 0
-    return total
+    rows = (line.partition(b":") for line in read_bytes(f"/proc/{pid}/io").splitlines())
+    return sum(int(value) for name, _, value in rows if name in (b"rchar", b"wchar"))
 
 
 def _rss_pages(pid: int) -> int:
     """Return the resident pages of a process, shared ones included; 0 when it has ended."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+    pages = read_bytes(f"/proc/{pid}/statm").split()
+    return int(pages[1]) if len(pages) > 1 else 0
 
 
 # `muster exec` in a training run: a command next to a rank, with the rank's own variables.

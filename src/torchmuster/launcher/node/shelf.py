@@ -68,12 +68,6 @@ class Shelf:
                 os.utime(self.path)
         return self._hold is not None
 
-    def let_go(self) -> None:
-        """Use it no longer."""
-        if self._hold is not None:
-            os.close(self._hold)
-            self._hold = None
-
     def check_room(self) -> None:
         """Make room for one more.
 

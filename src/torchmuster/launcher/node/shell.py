@@ -26,7 +26,7 @@ from torchmuster.core.model import codec, contract
 from torchmuster.core.model.contract import describe_exit
 from torchmuster.core.model.plan import Program, ShippedEnvironment, StageOrder, UnpackOrder
 from torchmuster.core.model.text import show_transfer
-from torchmuster.core.node.setup import NodeWork, SetupHost, hold, parent_folder, with_python
+from torchmuster.core.node.setup import NodeWork, StartWith, hold, parent_folder, with_python
 from torchmuster.errors import MusterError
 
 FIRST_SAY_S = 4.0
@@ -416,17 +416,18 @@ class Transfer:
         Raises:
             MusterError: The transfer failed.
         """
+        return await self.finish(lambda child: self._wait(child, what, say_every_s))
 
-        async def wait(child: proc.Child) -> int:
-            say_at = time.monotonic() + say_every_s
-            while (code := child.poll()) is None:
-                if time.monotonic() >= say_at:
-                    say_at += say_every_s
-                    self._note(f"{what}: {self.words or 'not begun yet'}")
-                await asyncio.sleep(0.01)
-            return code
-
-        return await self.finish(wait)
+    async def _wait(
+        self, child: proc.Child, what: str = "", say_every_s: float = float("inf")
+    ) -> int:
+        say_at = time.monotonic() + say_every_s
+        while (code := child.poll()) is None:
+            if time.monotonic() >= say_at:
+                say_at += say_every_s
+                self._note(f"{what}: {self.words or 'not begun yet'}")
+            await asyncio.sleep(0.01)
+        return code
 
     async def finish(
         self, wait: Callable[[proc.Child], Awaitable[int]] | None = None
@@ -437,7 +438,7 @@ class Transfer:
             MusterError: The transfer failed; the message comes from the process.
         """
         try:
-            code = await (wait or _wait)(self.child)
+            code = await (wait or self._wait)(self.child)
         except BaseException:
             self.child.send_signal(9)
             raise
@@ -488,12 +489,6 @@ class Transfer:
         return MusterError(str(self._error.get("what", "moving files failed")), **parts)
 
 
-async def _wait(child: proc.Child) -> int:
-    while (code := child.poll()) is None:
-        await asyncio.sleep(0.01)
-    return code
-
-
 _MAX_TAKES = 10
 
 
@@ -507,10 +502,10 @@ class ShellWork(NodeWork):
         """The processes that run for it now."""
         return frozenset(self._shell.pids) if self._shell is not None else frozenset()
 
-    async def run(self, host: SetupHost) -> None:
+    async def run(self, tell: Callable[[str], None], start_with: StartWith) -> None:
         """Do all of it, in the order of the module's docstring."""
         setup, program, environment = self.setup, self.plan.program, self.options.environment
-        self._shell = shell = NodeShell(self.options.host, host.tell, self._log)
+        self._shell = shell = NodeShell(self.options.host, tell, self._log)
         if setup.lines:
             self._log(b"".join(f"+ {line}\n".encode() for line in setup.lines))
             own = dict(setup.environment)
@@ -522,8 +517,8 @@ class ShellWork(NodeWork):
             path = await self._unpack(shell, setup.shipped, environment)
             program, environment = _inside(path, program, environment)
         elif program.python != self.plan.program.python:
-            host.tell(f"the interpreter is {program.python[0]}: the setup lines put it on PATH")
-        host.start_with(program, environment)
+            tell(f"the interpreter is {program.python[0]}: the setup lines put it on PATH")
+        start_with(program, environment)
         parent = parent_folder(environment, setup.scratch)
         self.make_scratch(await shell.expand(parent, environment))
         if setup.stages:
@@ -537,24 +532,13 @@ class ShellWork(NodeWork):
     async def _unpack(
         self, shell: NodeShell, shipped: ShippedEnvironment, environment: Mapping[str, str]
     ) -> str:
-        """Unpack the environment of the job in a process of its own, unless it is here; hold it while we live; return its folder."""
+        """Unpack the environment of the job, unless it is here; hold it while we live; return its folder."""
         parent = await shell.expand(parent_folder(environment, self.setup.scratch), environment)
         order = UnpackOrder(parent=parent, tries=self.place == 0, shipped=shipped)
+        failed = f"{{}} ({self.options.host})"
         for _ in range(_MAX_TAKES):
-            argv = proc.node_program("unpack", codec.to_word(order))
-            unpacking = Transfer(argv, environment, shell.tell, log=self._log)
-
-            def goes_on(unpacking: Transfer = unpacking) -> str:
-                return f"unpacking the environment: {unpacking.words or 'not begun yet'}"
-
-            async def wait(child: proc.Child, what: Callable[[], str] = goes_on) -> int:
-                return await shell.wait(child, what)
-
-            try:
-                path = str((await unpacking.finish(wait))["path"])
-            except MusterError as error:
-                what = f"{error.what} ({self.options.host})"
-                raise SetupError(what, where=error.where, why=error.why, fix=error.fix) from error
+            done = await self._move(shell, "unpack", order, environment, failed, _unpacking_goes_on)
+            path = str(done["path"])
             if hold(path):
                 return path  # else somebody has just removed it
         raise SetupError(f"the environment is removed again and again on {self.options.host}")
@@ -563,15 +547,34 @@ class ShellWork(NodeWork):
         self._disk.append(self.run_dir.setup_log(self.options.host), data)
 
     async def _stage(self, shell: NodeShell, environment: Mapping[str, str]) -> None:
-        """Stage in a process of its own, so that it can hang or be killed without the agent."""
         order = StageOrder(scratch=str(self.scratch), stages=self.setup.stages)
-        argv = proc.node_program("stage", codec.to_word(order))
-        staging = Transfer(argv, environment, shell.tell, log=self._log)
+        failed = f"staging failed on {self.options.host}: {{}}"
+        await self._move(shell, "stage", order, environment, failed, _staging_goes_on)
+
+    async def _move(
+        self,
+        shell: NodeShell,
+        program: str,
+        order: UnpackOrder | StageOrder,
+        environment: Mapping[str, str],
+        failed: str,
+        goes_on: Callable[[Transfer], str],
+    ) -> dict[str, Any]:
+        """Move files in a process of its own, so that it can hang or be killed without the agent.
+
+        `failed` becomes an error's first sentence, with that of the process filled in.
+        """
+        argv = proc.node_program(program, codec.to_word(order))
+        moving = Transfer(argv, environment, shell.tell, log=self._log)
         try:
-            await staging.finish(lambda child: shell.wait(child, lambda: _staging_goes_on(staging)))
+            return await moving.finish(lambda child: shell.wait(child, lambda: goes_on(moving)))
         except MusterError as error:
-            what = f"staging failed on {self.options.host}: {error.what}"
+            what = failed.format(error.what)
             raise SetupError(what, where=error.where, why=error.why, fix=error.fix) from error
+
+
+def _unpacking_goes_on(unpacking: Transfer) -> str:
+    return f"unpacking the environment: {unpacking.words or 'not begun yet'}"
 
 
 def _staging_goes_on(staging: Transfer) -> str:

@@ -42,7 +42,7 @@ def work_of(tmp_path, setup):
 
 def test_a_plain_setup_starts_the_program_and_makes_the_scratch_folder(tmp_path):
     host, work = Host(), work_of(tmp_path, NodeSetup(environment=(("COLOUR", "blue"),)))
-    asyncio.run(work.run(host))
+    asyncio.run(work.run(host.tell, host.start_with))
     try:
         assert work.is_done
         assert host.started == [("t.py", "blue")]
@@ -57,6 +57,6 @@ def test_a_plain_setup_starts_the_program_and_makes_the_scratch_folder(tmp_path)
 def test_what_needs_a_shell_is_refused_rather_than_left_out(tmp_path, setup):
     host, work = Host(), work_of(tmp_path, NodeSetup(**setup))
     with pytest.raises(MusterError, match="runs setup lines"):
-        asyncio.run(work.run(host))
+        asyncio.run(work.run(host.tell, host.start_with))
     assert not work.is_done
     assert not host.started

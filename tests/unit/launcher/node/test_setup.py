@@ -70,7 +70,7 @@ def node(tmp_path):
         work = ShellWork(options_of(tmp_path, NodeSetup(**setup), "n2", 1, given, python), disk)
         made.append(work)
         try:
-            asyncio.run(asyncio.wait_for(work.run(host), 60.0))
+            asyncio.run(asyncio.wait_for(work.run(host.tell, host.start_with), 60.0))
         finally:
             disk.flush(5.0)
         return host, work

@@ -84,7 +84,7 @@ def test_what_is_there_is_used_and_not_removed_while_it_is(make):
     assert one.take()
     forget_old(one.folder, keep=0)
     assert os.path.isdir(one.path)
-    one.let_go()
+    os.close(one._hold)
     forget_old(one.folder, keep=0)
     assert os.listdir(one.folder) == []
 

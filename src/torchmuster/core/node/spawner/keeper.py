@@ -255,8 +255,9 @@ class SpawnerKeeper:
         await self._user.take_spawner_loss(why, was_killed=status == -signal.SIGKILL)
 
     async def _start_another(self) -> tuple[proc.Child, Any]:
-        words = self.program, self.environment, self._socket_path, self._refused
-        return await asyncio.to_thread(start_spawner, *words)
+        return await asyncio.to_thread(
+            start_spawner, self.program, self.environment, self._socket_path, self._refused
+        )
 
     async def end(self) -> None:
         """Close the connection: the spawner ends its children and itself or is killed after 1 s."""

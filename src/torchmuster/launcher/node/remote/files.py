@@ -230,11 +230,6 @@ class CodeOutputs:
         come, stay = code_copy.outputs(self.root, self._before, code_copy.MAX_OUTPUT_BYTES)
         return len(come) + len(stay)
 
-    def note(self) -> None:
-        """Take what there is now for sent."""
-        self._before = code_copy.stamps(self.root)
-        atomic.write_json(self._stamp_file, self._before)
-
     def send(self, session: SendsMessages) -> list[str]:
         """Send new and changed files; return those that stay here."""
         return send_made(session, self.root, self._before)

@@ -32,21 +32,6 @@ from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.broker import AgentBroker, AgentRequest
 from torchmuster.launcher.net.frames import FrameReader, FrameWriter
 from torchmuster.launcher.net.relay import Relay, RelayPort, SendsMessages
-from torchmuster.launcher.net.remote_messages import (
-    BringEnvironment,
-    EnvironmentDone,
-    EnvironmentHopFailed,
-    EnvironmentPiece,
-    EnvironmentPlaced,
-    EnvironmentsPruned,
-    EnvironmentWants,
-    OfferEnvironment,
-    PassEnvironment,
-    Placed,
-    PruneEnvironments,
-    SetUpRun,
-    SetUpTasks,
-)
 from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed
 from torchmuster.launcher.node import shelf as shelves
 from torchmuster.launcher.node.arrival import ComingEnvironment
@@ -80,7 +65,7 @@ class EnvironmentPlace:
         path: Its folder, once it is there.
     """
 
-    def __init__(self, offer: OfferEnvironment, session: SendsMessages) -> None:
+    def __init__(self, offer: messages.OfferEnvironment, session: SendsMessages) -> None:
         self._offer, self._session = offer, session
         check_fit(offer.needs)
         self._shelf = Shelf(offer.needs, _here(offer.scratch))
@@ -96,30 +81,37 @@ class EnvironmentPlace:
             OSError: It can't be taken.
         """
         if self._shelf.take():
-            self._session.send(EnvironmentPlaced(has=True))
+            self._session.send(messages.EnvironmentPlaced(has=True))
             return
         self._shelf.check_room()
         arrival = ComingEnvironment(self._shelf, bytes.fromhex(self._offer.secret), self._end)
         self._arrival = arrival
         addresses = (*own_addresses(), "127.0.0.1")[:_MAX_ADDRESSES]
-        self._session.send(EnvironmentPlaced(has=False, port=arrival.port, addresses=addresses))
+        self._session.send(
+            messages.EnvironmentPlaced(has=False, port=arrival.port, addresses=addresses)
+        )
 
-    def take(self, message: PassEnvironment | BringEnvironment | EnvironmentPiece) -> None:
+    def take(
+        self,
+        message: messages.PassEnvironment | messages.BringEnvironment | messages.EnvironmentPiece,
+    ) -> None:
         """Do what the client says."""
         arrival = self._arrival
         if arrival is None:
             return
         match message:
-            case PassEnvironment(addresses=addresses, port=port):
+            case messages.PassEnvironment(addresses=addresses, port=port):
                 session = self._session
                 arrival.pass_on(
-                    addresses, port, lambda why: session.send(EnvironmentHopFailed(why=why))
+                    addresses,
+                    port,
+                    lambda why: session.send(messages.EnvironmentHopFailed(why=why)),
                 )
-            case BringEnvironment(tries=tries):
+            case messages.BringEnvironment(tries=tries):
                 self._tries = self._tries or tries
                 arrival.supersede(None)
-                self._session.send(EnvironmentWants(index=arrival.wants))
-            case EnvironmentPiece(index=index, data=data):
+                self._session.send(messages.EnvironmentWants(index=arrival.wants))
+            case messages.EnvironmentPiece(index=index, data=data):
                 if not arrival.take(index, data):
                     arrival.refuse("the environment came damaged: its checksum is another")
 
@@ -129,7 +121,7 @@ class EnvironmentPlace:
                 try_torch(self.path, self._offer.needs)
             except MusterError as error:
                 why = f"{error.what}: {error.why}"
-        self._session.send(EnvironmentDone(why=why))
+        self._session.send(messages.EnvironmentDone(why=why))
 
     def close(self) -> None:
         """Remove what has not come whole."""
@@ -142,14 +134,14 @@ def _here(scratch: str | None) -> str | None:
     return os.path.expandvars(os.path.expanduser(scratch)) if scratch else None
 
 
-def prune(wanted: PruneEnvironments) -> EnvironmentsPruned:
+def prune(wanted: messages.PruneEnvironments) -> messages.EnvironmentsPruned:
     """Remove old environments of this host, or say which they are; those that a run uses stay."""
     folder = shelves.find_folder(_here(wanted.scratch))
     found = shelves.old_ones(folder, wanted.older_s, wanted.most_bytes)
     if not wanted.dry_run:
         found = [one for one in found if shelves.forget(one[0].path)]
     paths = tuple(kept.path for kept, _ in found)
-    return EnvironmentsPruned(paths=paths, size_bytes=sum(size for _, size in found))
+    return messages.EnvironmentsPruned(paths=paths, size_bytes=sum(size for _, size in found))
 
 
 # The agents at the remote end of an ssh session: they are started, watched, killed, and end when the session does.
@@ -438,7 +430,7 @@ class RemotePlace:
         code: The copy of the code folder; None where the host has the code.
     """
 
-    def __init__(self, message: SetUpRun) -> None:
+    def __init__(self, message: messages.SetUpRun) -> None:
         self._message = message
         plan, head = message.plan, message.head_run_dir
         # An earlier session's own folder may have the same path and token as the client's, or the head's: the mark tells them apart.
@@ -454,16 +446,14 @@ class RemotePlace:
         elif head and sees_run(head, message.token) and mark_of(head) == message.head_mark:
             self.run_dir, self._with_head = RunDir(head), True
         else:
-            self.run_dir, self.is_own = (
-                RunDir(make_own_run_dir(plan.run_id, message.token, message.secret)),
-                True,
-            )
+            self.is_own = True
+            self.run_dir = RunDir(make_own_run_dir(plan.run_id, message.token, message.secret))
         self.code = CodeOutputs(self.run_dir) if self.is_own and not has_code else None
         self._secret_inode = 0
 
-    def answer(self) -> Placed:
+    def answer(self) -> messages.Placed:
         """Return what the client is told."""
-        return Placed(
+        return messages.Placed(
             run_dir=self.run_dir.path,
             mark=mark_of(self.run_dir.path),
             is_shared=not self.is_own and not self._with_head,
@@ -504,12 +494,12 @@ class RemotePlace:
             return
 
 
-def _is_by_value(message: SetUpRun) -> bool:
+def _is_by_value(message: messages.SetUpRun) -> bool:
     """Say whether the program is a function without a file: only who shares the client's files has what it uses."""
     return message.script is None and message.plan.program.kind is ScriptKind.FUNCTION
 
 
-def _is_own_copy(message: SetUpRun) -> bool:
+def _is_own_copy(message: messages.SetUpRun) -> bool:
     """Say whether the code would be what an earlier session has brought here: to a place of the same name as the client's own copy.
 
     So it is where the client is a first pod that was made again.
@@ -520,7 +510,7 @@ def _is_own_copy(message: SetUpRun) -> bool:
     return f"{place}/".startswith(f"{folder}/")
 
 
-def _has_code(message: SetUpRun) -> bool:
+def _has_code(message: messages.SetUpRun) -> bool:
     """Say whether this host has the client's script, or its folder when the program is no file."""
     program = message.plan.program
     # What a function uses may have been edited since the folder was copied by hand.
@@ -529,7 +519,7 @@ def _has_code(message: SetUpRun) -> bool:
     return code_copy.identity(message.script["path"]) == message.script
 
 
-def lacking_folders(message: SetUpTasks) -> tuple[str, ...]:
+def lacking_folders(message: messages.SetUpTasks) -> tuple[str, ...]:
     """Return which folders of a workflow this host lacks, or can't write to."""
     run_dir = RunDir(message.run_dir)
     sees = message.may_share and sees_run(run_dir.path, message.token)
@@ -538,7 +528,9 @@ def lacking_folders(message: SetUpTasks) -> tuple[str, ...]:
     return tuple(folder for folder in message.folders if not os.path.isdir(folder))
 
 
-async def do_setup_lines(message: SetUpTasks, environment: Mapping[str, str]) -> dict[str, str]:
+async def do_setup_lines(
+    message: messages.SetUpTasks, environment: Mapping[str, str]
+) -> dict[str, str]:
     """Return the environment after the site's variables and setup lines.
 
     Raises:
@@ -633,10 +625,10 @@ class RemoteEnd:
             case _ if isinstance(message, messages.OfRelay):
                 self._relay.take(message)
 
-    def _in_background(self, action: Callable[[], None]) -> None:
+    def _in_background(self, action: Callable[[], object]) -> None:
         threading.Thread(target=self._report_failure, args=(action,), daemon=True).start()
 
-    def _report_failure(self, action: Callable[[], None]) -> None:
+    def _report_failure(self, action: Callable[[], object]) -> None:
         try:
             action()
         except MusterError as error:

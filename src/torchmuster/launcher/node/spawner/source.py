@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from torchmuster.core.model import contract
@@ -156,13 +155,14 @@ class ParsedScript:
             case ast.Call(func=ast.Name(id="sorted" | "list" | "tuple" | "set"), args=[value]):
                 return self._elements(value, index, depth + 1)
             case ast.Name(id=name):
-                elements = partial(self._elements_at, index)
-                return self._of_name(f"elements {index}", name, elements, depth)
+                return self._of_name(
+                    f"elements {index}",
+                    name,
+                    lambda value, depth: self._elements(value, index, depth),
+                    depth,
+                )
             case _:
                 return UNKNOWN
-
-    def _elements_at(self, index: int | None, node: ast.AST | None, depth: int) -> Texts:
-        return self._elements(node, index, depth)
 
     def _of_name(
         self, what: str, name: str, look: Callable[[ast.AST | None, int], Texts], depth: int
@@ -291,11 +291,10 @@ class Aliases:
         if isinstance(node, ast.Call):
             return bool(self._got_by_name(node) & _PUTENVS)
         name = getattr(node, "id", "")
-        if ("putenv", name) not in self._found:
-            self._found["putenv", name] = self._imported.get(name, name) in _PUTENVS
-            values = self._known.bound.get(name, [])
-            self._found["putenv", name] |= any(self.is_putenv(value) for value in values)
-        return self._found["putenv", name]
+        if self._imported.get(name, name) in _PUTENVS:
+            return True
+        values = self._known.bound.get(name, [])
+        return self._any_of("putenv", name, self.is_putenv, values)
 
     def method_of(self, node: ast.AST | None) -> str | None:
         """Return which method of os.environ an expression may be, directly or by name, or None."""
@@ -311,7 +310,8 @@ class Aliases:
                 self._imported |= {name.asname or name.name: name.name for name in names}
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 self._functions.setdefault(name, []).append(node)
-                returned = (part.value for part in ast.walk(node) if _is_result(part))  # type: ignore[attr-defined]
+                results = (one for one in ast.walk(node) if isinstance(one, ast.Return | ast.Yield))
+                returned = (one.value for one in results)
                 self._results.setdefault(name, []).extend(value for value in returned if value)
             case ast.ClassDef(name=name, body=body):
                 self._note_class(name, body)
@@ -364,24 +364,31 @@ class Aliases:
 
     def _stands_for(self, what: str, name: str) -> bool:
         """Return whether a name or attribute may be bound to os.environ; cached."""
+        values: list[ast.AST | None]
+        if what == "name":
+            values = [*self._known.bound.get(name, []), *self._parameters.get(name, [])]
+        else:  # a property is read like an attribute
+            values = [*self._attributes.get(name, []), *self._results.get(name, [])]
+        return self._any_of(what, name, self.is_environ, values)
+
+    def _any_of(
+        self,
+        what: str,
+        name: str,
+        look: Callable[[ast.AST | None], bool],
+        values: Sequence[ast.AST | None],
+    ) -> bool:
+        """Return whether `look` is true of any of a name's values; cached, also against recursion."""
         if (what, name) not in self._found:
             self._found[what, name] = False
-            values: Iterable[ast.AST | None] = self._attributes.get(name, [])
-            if what == "name":
-                values = [*self._known.bound.get(name, []), *self._parameters.get(name, [])]
-            else:  # a property is read like an attribute
-                values = [*values, *self._results.get(name, [])]
-            self._found[what, name] = any(self.is_environ(value) for value in values)
+            self._found[what, name] = any(look(value) for value in values)
         return self._found[what, name]
 
     def _holds_environ(self, node: ast.AST | None) -> bool:
         """Return whether a list, set, tuple or dictionary may contain os.environ."""
         if isinstance(node, ast.Name):
-            if ("parts", node.id) not in self._found:
-                self._found["parts", node.id] = False
-                values = [*self._known.bound.get(node.id, []), *self._parameters.get(node.id, [])]
-                self._found["parts", node.id] = any(self._holds_environ(value) for value in values)
-            return self._found["parts", node.id]
+            values = [*self._known.bound.get(node.id, []), *self._parameters.get(node.id, [])]
+            return self._any_of("parts", node.id, self._holds_environ, values)
         parts = _parts(node) if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict) else []
         return any(self.is_environ(part) for part in parts)
 
@@ -391,11 +398,7 @@ class Aliases:
             return any(self.is_environ(part) for part in call.args[_PASSED_ON[name] :][:1])
         if self._got_by_name(call) & _ENVIRONS:
             return True
-        if ("result", name) not in self._found:
-            self._found["result", name] = False
-            results = self._results.get(name, [])
-            self._found["result", name] = any(self.is_environ(value) for value in results)
-        return self._found["result", name]
+        return self._any_of("result", name, self.is_environ, self._results.get(name, []))
 
     def _got_by_name(self, call: ast.Call) -> frozenset[str]:
         """Return the possible NAMEs of `getattr(os, NAME)`; none for another call."""
@@ -407,10 +410,6 @@ def name_of(node: ast.AST | None) -> str:
     """Return a name, or the last part of an attribute; empty for anything else."""
     word: str = getattr(node, "attr", "") or getattr(node, "id", "")
     return word
-
-
-def _is_result(node: ast.AST) -> bool:
-    return isinstance(node, ast.Return | ast.Yield)
 
 
 def _taking(parameters: list[ast.arg]) -> ast.Lambda:
