@@ -8,6 +8,7 @@ import asyncio
 import os
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from torchmuster.core.model import progress as heartbeat
 from torchmuster.core.model.failure import OVERUSED, LeftProcess
 from torchmuster.core.model.lease import PING_EVERY_S
 from torchmuster.core.net import messages
+from torchmuster.core.net.address import interface_of
 from torchmuster.core.net.ipc import (
     AskMemory,
     CallTaken,
@@ -33,6 +35,7 @@ from torchmuster.core.net.ipc import (
     WorkerReport,
 )
 from torchmuster.core.node.head_link import AgentRefusedError, HeadLink
+from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.output import Showing, Voice
 from torchmuster.core.node.setup import NodeWork, refusal_of
@@ -42,8 +45,8 @@ from torchmuster.core.node.workers import (
     HeldMemory,
     NodeAttempt,
     WorkerSettings,
+    network_variables,
     root_cause,
-    worker_settings,
 )
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError, found_bug
@@ -573,18 +576,51 @@ class Agent:
 
     def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
         """Return the settings of an attempt's workers; None while the node is not set up."""
-        if self.welcome is None or (self._work is not None and not self._work.is_done):
+        welcome, options, environment = self.welcome, self.options, self.spawners.environment
+        if welcome is None or (self._work is not None and not self._work.is_done):
             return None
-        return worker_settings(
-            self.options,
-            self.welcome,
-            order,
-            environment=self.spawners.environment,
-            variables=self._work.variables if self._work is not None else {},
-            socket_path=self._socket_path,
-            own_address=self.link.channel.own_address if self.link.channel is not None else None,
+        run_dir = options.run_directory(welcome.run_id)
+        extra = {
+            contract.SOCKET_VARIABLE: self._socket_path,
+            contract.RUN_DIR_VARIABLE: run_dir.path,
+        }
+        extra |= self._work.variables if self._work is not None else {}
+        # Reverse DNS delays every worker's start by 5 s if one answer is lost.
+        if "RES_OPTIONS" not in environment:
+            extra["RES_OPTIONS"] = "timeout:1 attempts:1"
+        if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment:
+            extra["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+        if order.interface is not None:
+            extra |= network_variables(order.interface, environment)
+        elif "GLOO_SOCKET_IFNAME" not in environment:
+            # The address from which the head is reached, unless the user knows better.
+            own = self.link.channel.own_address if self.link.channel is not None else None
+            address = order.master_addr if options.is_head else options.local_addr or own
+            interface = interface_of(address) if address else None
+            extra |= {"GLOO_SOCKET_IFNAME": interface} if interface is not None else {}
+        return WorkerSettings(
+            run_id=options.plan.rdzv_id or welcome.run_id,
+            run_dir=run_dir,
+            role=options.plan.role,
+            extra_env=extra,
+            base_env=environment,
+            shown=_shown(options, welcome.tee),
+            saved=options.saved,
+            gpus=tuple(visible_gpus()),
+            virtual_local_rank=options.plan.virtual_local_rank,
             has_store=self.spawners.has_torch,
+            # `--debug` was given, and the user has not named a file.
+            nccl_files=contract.DEBUG_VARIABLE in environment
+            and "NCCL_DEBUG_FILE" not in environment,
             terminal=self._terminal,
+            every_line=options.plan.every_line,
+            # muster itself reads a terminal; here is a file or a pipe to read.
+            gives_input=options.local_show
+            and order.stdin_rank is None
+            and sys.stdin is not None
+            and not os.isatty(0),
+            prefixes=(welcome.tee == "all" and order.world_size > 1)
+            or (options.local_show and options.num_workers > 1),
         )
 
     # Workers' reports, and signals.
@@ -634,6 +670,15 @@ class Agent:
             return
         self._is_taken_away |= signum == contract.OVERUSED_SIGNAL
         self.send(messages.SignalReceived(signum=int(signum)))
+
+
+def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[int]]:
+    """Return a function from (rank, local rank) to the streams that the terminal shows."""
+    console = options.console
+    if console is not None:
+        return lambda rank, local_rank: console(local_rank)
+    both, none = frozenset({1, 2}), frozenset[int]()
+    return lambda rank, local_rank: both if tee == "all" or (tee == "0" and not rank) else none
 
 
 def _as_muster_error(error: BaseException | None) -> MusterError:

@@ -193,18 +193,14 @@ class HeadLink:
 
     async def _connect(self, host: str, port: int) -> Channel:
         """Call the head with our key, else with the public one if that is allowed."""
-        place = self._place
-        try:
-            return await connect(host, port, Role.AGENT, place.secret)
-        except HandshakeError as error:
-            if error.reason is not Reason.WRONG_SECRET or place.open_secret is None:
-                raise
-            channel = await connect(host, port, Role.AGENT, place.open_secret, is_open=True)
+        secrets = (self._place.secret, self._place.open_secret)
+        channel = await connect_by_either(host, port, Role.AGENT, secrets)
+        if channel.is_open:
             self._say(
                 "this node has no common key with the head: the channel is not authenticated;"
                 f" {_SECRET_FILE} names one"
             )
-            return channel
+        return channel
 
     def _judge_wait(self, where: str, problem: str, waited_s: float, gone_s: float) -> None:
         returns_s = self._place.join_timeout_s if self._place.heirs is not None else _HEAD_RETURNS_S
@@ -308,6 +304,19 @@ class HeadLink:
         if self.channel is not None and self.clock() - self._called_at > LEASE_S:
             self._stuck_bytes, self._stuck_at = self.channel.unacknowledged_bytes, self.clock()
             self.channel.abort()
+
+
+async def connect_by_either(
+    host: str, port: int, role: Role, secrets: tuple[bytes, bytes | None]
+) -> Channel:
+    """Call with our key, else with the public one if that is allowed."""
+    secret, public = secrets
+    try:
+        return await connect(host, port, role, secret)
+    except HandshakeError as error:
+        if error.reason is not Reason.WRONG_SECRET or public is None:
+            raise
+        return await connect(host, port, role, public, is_open=True)
 
 
 def _judge_handshake(error: HandshakeError, host: str, port: int) -> None:

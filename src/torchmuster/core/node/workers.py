@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,6 @@ from torchmuster.core.model.failure import (
 from torchmuster.core.model.lines import Terminal, line_prefix
 from torchmuster.core.model.network import GLOO, NCCL, TENSORPIPE, VARIABLES
 from torchmuster.core.model.progress import HeartbeatRecord
-from torchmuster.core.net.address import interface_of
 from torchmuster.core.net.ipc import (
     AgentAnswer,
     AskMemory,
@@ -42,10 +40,10 @@ from torchmuster.core.net.ipc import (
     WorkerFailed,
     WorkerReport,
 )
-from torchmuster.core.net.messages import StartAttempt, Welcome
+from torchmuster.core.net.messages import StartAttempt
 from torchmuster.core.node import kernel as memory
-from torchmuster.core.node.kernel import read_bytes, read_text, visible_gpus
-from torchmuster.core.node.options import AgentOptions, VariableChange
+from torchmuster.core.node.kernel import read_bytes, read_text
+from torchmuster.core.node.options import VariableChange
 from torchmuster.core.node.output import RankOutput, Show
 from torchmuster.core.node.spawner.messages import SignalWorkerProcesses, SpawnerOrder, StartWorker
 
@@ -584,90 +582,6 @@ def _kind_of(
     if error is not None and error.type_name != "SystemExit":
         return EndKind.EXCEPTION
     return EndKind.EXIT_CODE
-
-
-# The settings that follow from the agent's options and the head's messages.
-
-
-def worker_settings(
-    options: AgentOptions,
-    welcome: Welcome,
-    order: StartAttempt,
-    *,
-    environment: Mapping[str, str],
-    variables: Mapping[str, str],
-    socket_path: str,
-    own_address: str | None,
-    has_store: bool,
-    terminal: Terminal | None,
-) -> WorkerSettings:
-    """Return the settings that all workers of an attempt on this node share.
-
-    Args:
-        options: The agent's options.
-        welcome: The head's message about the run.
-        order: The head's order to start the attempt.
-        environment: The variables of the job's interpreter.
-        variables: The variables that the node's setup has made, such as its scratch folder.
-        socket_path: Where workers call the agent.
-        own_address: The local address from which the head is reached; None without a connection.
-        has_store: A store is offered.
-        terminal: The terminal that shows the output, with its current size; None: no terminal.
-    """
-    run_dir = options.run_directory(welcome.run_id)
-    extra = {contract.SOCKET_VARIABLE: socket_path, contract.RUN_DIR_VARIABLE: run_dir.path}
-    extra |= variables
-    # Reverse DNS delays every worker's start by 5 s if one answer is lost.
-    if "RES_OPTIONS" not in environment:
-        extra["RES_OPTIONS"] = "timeout:1 attempts:1"
-    if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment:
-        extra["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-    address = order.master_addr if options.is_head else options.local_addr or own_address
-    extra |= _network_variables(order.interface, address, environment)
-    return WorkerSettings(
-        run_id=options.plan.rdzv_id or welcome.run_id,
-        run_dir=run_dir,
-        role=options.plan.role,
-        extra_env=extra,
-        base_env=environment,
-        shown=_shown(options, welcome.tee),
-        saved=options.saved,
-        gpus=tuple(visible_gpus()),
-        virtual_local_rank=options.plan.virtual_local_rank,
-        has_store=has_store,
-        # `--debug` was given, and the user has not named a file.
-        nccl_files=contract.DEBUG_VARIABLE in environment and "NCCL_DEBUG_FILE" not in environment,
-        terminal=terminal,
-        every_line=options.plan.every_line,
-        gives_input=options.local_show and _has_input() and order.stdin_rank is None,
-        prefixes=(welcome.tee == "all" and order.world_size > 1)
-        or (options.local_show and options.num_workers > 1),
-    )
-
-
-def _network_variables(
-    chosen: str | None, address: str | None, environment: Mapping[str, str]
-) -> dict[str, str]:
-    if chosen is not None:
-        return network_variables(chosen, environment)
-    interface = interface_of(address) if address else None
-    if interface is None or "GLOO_SOCKET_IFNAME" in environment:
-        return {}
-    return {"GLOO_SOCKET_IFNAME": interface}
-
-
-def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[int]]:
-    """Return a function from (rank, local rank) to the streams that the terminal shows."""
-    console = options.console
-    if console is not None:
-        return lambda rank, local_rank: console(local_rank)
-    both, none = frozenset({1, 2}), frozenset[int]()
-    return lambda rank, local_rank: both if tee == "all" or (tee == "0" and not rank) else none
-
-
-def _has_input() -> bool:
-    """Return whether this process has a file or a pipe to read; muster itself reads a terminal."""
-    return sys.stdin is not None and not os.isatty(0)
 
 
 def network_variables(interface: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ _MAX_LINES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartLook:
+class StartLook(Seen):
     """One rank in one look.
 
     Attributes:
@@ -52,11 +52,7 @@ class StartLook:
         store: Of a rank that makes a store: what it is connected to.
     """
 
-    rank: int
-    node: str
-    standing: StackReading
     rest_s: float
-    kernel: str = ""
     source: str = ""
     imports: bool = False
     store: StoreCall | None = None

@@ -18,8 +18,9 @@ from typing import Any
 
 from torchmuster.core.net import listener, messages
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.core.net.handshake import HandshakeError, Reason, Role
+from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.node.head_link import connect_by_either
 from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 
@@ -164,7 +165,9 @@ class NetworkProbe:
                     measured = await self._measure_again(target, measured, order)
                 result = measured
             elif target.measure:
-                result = await self._measure(channel, result)
+                # Measure one network at a time, or each would get half.
+                async with self._measuring:
+                    result = await _measure(channel, result, _MEASURE_FOR_S, _next_round, 2)
         finally:
             channel.abort()
         return result
@@ -175,7 +178,7 @@ class NetworkProbe:
         Raises:
             ChannelClosedError: Another node answered at that address.
         """
-        channel = await self._connect(target.address, target.port)
+        channel = await connect_by_either(target.address, target.port, Role.PROBE, self._secrets)
         meant = part_messages.ProbeCall(survey=self.survey, node=target.node)
         answer = None
         try:
@@ -187,34 +190,6 @@ class NetworkProbe:
         if answer != meant:
             raise ChannelClosedError("another node has that address")
         return channel
-
-    async def _connect(self, host: str, port: int) -> Channel:
-        secret, public = self._secrets
-        try:
-            return await connect(host, port, Role.PROBE, secret)
-        except HandshakeError as error:
-            if error.reason is not Reason.WRONG_SECRET or public is None:
-                raise
-            return await connect(host, port, Role.PROBE, public, is_open=True)
-
-    async def _measure(self, channel: Channel, result: PairResult) -> PairResult:
-        """Add latency and bandwidth; measure one network at a time, or each would get half."""
-        async with self._measuring:
-            try:
-                async with asyncio.timeout(_MEASURE_FOR_S):
-                    round_trip_s = await _echo(channel)
-                    result = replace(result, latency_s=round_trip_s / 2)
-                    rate = await _bulk(channel, _FIRST_BULK_BYTES, round_trip_s)
-                    result = replace(result, bytes_per_s=rate)
-                    # Keep the better of two: cores busy importing torch can slow one down.
-                    for _ in range(2):
-                        size_bytes = min(int(rate * _BULK_S), _MAX_ROUND_BYTES)
-                        if size_bytes > _FIRST_BULK_BYTES:
-                            rate = max(rate, await _bulk(channel, size_bytes, round_trip_s))
-                            result = replace(result, bytes_per_s=rate)
-            except (ChannelClosedError, TimeoutError, OSError):
-                pass
-        return result
 
     async def _measure_again(
         self,
@@ -239,29 +214,49 @@ class NetworkProbe:
     ) -> PairResult:
         """Add latency and bandwidth; report bytes that do not arrive as a finding of their own."""
         limit_s = _STALLED_AFTER_S[again]
+        left_bytes = min(bulk_bytes, MAX_BULK_BYTES) - _FIRST_BULK_BYTES
         # A second try takes no lock: a stalled connection must not hold up the others.
         async with self._measuring if not again else contextlib.nullcontext():
-            try:
-                async with asyncio.timeout(limit_s):
-                    round_trip_s = await _echo(channel)
-                    result = replace(result, latency_s=round_trip_s / 2)
-                    rate = await _bulk(channel, _FIRST_BULK_BYTES, round_trip_s)
+            result = await _measure(channel, result, limit_s, lambda _: left_bytes, 1)
+        if result.bytes_per_s is not None:
+            return result  # the rest may take its time on a slow link
+        has_echoed = result.latency_s is not None
+        size = f"{_FIRST_BULK_BYTES >> 10} KiB" if has_echoed else "one byte"
+        why = f"the connection was made, then {size} did not arrive within {limit_s:g} s"
+        return replace(result, stalled=has_echoed, why=why)
+
+
+async def _measure(
+    channel: Channel,
+    result: PairResult,
+    limit_s: float,
+    round_bytes: Callable[[float], int],
+    num_rounds: int,
+) -> PairResult:
+    """Add latency and bandwidth, as far as they are known when the time is up.
+
+    `round_bytes` says how much to send in each round after the first, at the rate so far; if there
+    is nothing to send, that is 0 or less.
+    """
+    with contextlib.suppress(ChannelClosedError, TimeoutError, OSError):
+        async with asyncio.timeout(limit_s):
+            round_trip_s = await _echo(channel)
+            result = replace(result, latency_s=round_trip_s / 2)
+            rate = await _bulk(channel, _FIRST_BULK_BYTES, round_trip_s)
+            result = replace(result, bytes_per_s=rate)
+            # Keep the better of several: cores busy importing torch can slow one down.
+            for _ in range(num_rounds):
+                size_bytes = round_bytes(rate)
+                if size_bytes > 0:
+                    rate = max(rate, await _bulk(channel, size_bytes, round_trip_s))
                     result = replace(result, bytes_per_s=rate)
-                    left_bytes = min(bulk_bytes, MAX_BULK_BYTES) - _FIRST_BULK_BYTES
-                    if left_bytes > 0:
-                        rate = max(rate, await _bulk(channel, left_bytes, round_trip_s))
-                        result = replace(result, bytes_per_s=rate)
-            except (ChannelClosedError, TimeoutError, OSError):
-                if result.bytes_per_s is None:  # the rest may take its time on a slow link
-                    what = "the connection was made, then"
-                    size = (
-                        f"{_FIRST_BULK_BYTES >> 10} KiB"
-                        if result.latency_s is not None
-                        else "one byte"
-                    )
-                    why = f"{what} {size} did not arrive within {limit_s:g} s"
-                    return replace(result, stalled=result.latency_s is not None, why=why)
-        return result
+    return result
+
+
+def _next_round(rate: float) -> int:
+    """Return how many bytes a good measurement takes; 0 if the first round had as many."""
+    size_bytes = min(int(rate * _BULK_S), _MAX_ROUND_BYTES)
+    return size_bytes if size_bytes > _FIRST_BULK_BYTES else 0
 
 
 def _close(listening: socket.socket, _: "asyncio.Task[None]") -> None:

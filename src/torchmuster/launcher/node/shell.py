@@ -106,16 +106,23 @@ class CommandWatch:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Shelled:
-    """The variables of a login shell at its end.
+    """What a login shell has reported.
 
     Attributes:
         path_before: PATH before the first line.
+        line: The line that began last.
+        code: The exit code of the line that failed.
+        environment: The variables at its end.
+        is_whole: It has come to its end.
     """
 
-    environment: dict[str, str]
-    path_before: str
+    path_before: str = ""
+    line: int | None = None
+    code: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    is_whole: bool = False
 
 
 @dataclass(slots=True)
@@ -189,7 +196,8 @@ class NodeShell:
         said = _parse(answer)
         if not said.is_whole or status != 0:
             raise self._failed_line(said, lines, origin, status, output)
-        return Shelled(environment=_tidy(said, environment), path_before=said.path_before)
+        said.environment = _tidy(said, environment)
+        return said
 
     def _find_shell(self, environment: Mapping[str, str]) -> str:
         bash = shutil.which("bash", path=environment.get("PATH")) or shutil.which("bash")
@@ -199,7 +207,7 @@ class NodeShell:
         return "/bin/sh"
 
     def _failed_line(
-        self, said: "_Said", lines: Sequence[str], origin: str, status: int, output: CommandWatch
+        self, said: Shelled, lines: Sequence[str], origin: str, status: int, output: CommandWatch
     ) -> SetupError:
         how = _describe(said.code if said.code is not None else status)
         if said.line is None:
@@ -258,15 +266,6 @@ class NodeShell:
         return found
 
 
-@dataclass(slots=True)
-class _Said:
-    path_before: str = ""
-    line: int | None = None
-    code: int | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    is_whole: bool = False
-
-
 def _script(lines: Sequence[str], path: str, own: Mapping[str, str], answer_fd: int) -> str:
     to = f">>/dev/fd/{answer_fd}"
     # A login profile resets PATH: put the one that we started with first, then the profile's own.
@@ -285,8 +284,8 @@ def _script(lines: Sequence[str], path: str, own: Mapping[str, str], answer_fd: 
     return "\n".join(script)
 
 
-def _parse(answer: CommandWatch) -> _Said:
-    said = _Said()
+def _parse(answer: CommandWatch) -> Shelled:
+    said = Shelled()
     in_environment = False
     for raw in bytes(answer.kept or b"").split(b"\0")[:-1]:
         text = os.fsdecode(raw)
@@ -306,7 +305,7 @@ def _parse(answer: CommandWatch) -> _Said:
     return said
 
 
-def _tidy(said: _Said, before: Mapping[str, str]) -> dict[str, str]:
+def _tidy(said: Shelled, before: Mapping[str, str]) -> dict[str, str]:
     found = dict(said.environment)
     for name in _OF_THE_SHELL:
         found.pop(name, None)
@@ -317,7 +316,7 @@ def _tidy(said: _Said, before: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _waits_for(said: _Said, lines: Sequence[str]) -> str:
+def _waits_for(said: Shelled, lines: Sequence[str]) -> str:
     if said.line is None:
         return "the login profile (bash -l) still runs, before the setup lines"
     return f"setup line {said.line} still runs: {_short(lines[said.line - 1])}"
