@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from torchmuster.core.head.membership import MAX_LISTED, Member
 from torchmuster.core.model import contract, events
-from torchmuster.core.model.events import AttemptFailedEvent, AttemptNode, event_of_end
 from torchmuster.core.model.failure import EndKind, WorkerEnd, describe, last_step
 from torchmuster.core.model.plan import RestartPolicy, RunPlan
 from torchmuster.core.model.ranks import NodeRanks, compress_counts, compress_ranks
@@ -51,7 +50,7 @@ class EndReports:
         """Record an end; return its event, or None if it is grouped with others."""
         self._num[end.asked] += 1
         if end.value or end.code or self._num[end.asked] <= _MOST_SINGLE[end.asked]:
-            return event_of_end(end)
+            return events.event_of_end(end)
         self._attempt, key = end.attempt, (describe(end), end.asked)
         ranks, longest_s = self._rest.get(key, ([], 0.0))
         ranks.append(end.rank)
@@ -229,7 +228,7 @@ class Attempt:
     ) -> events.AttemptStartedEvent:
         """Return the event on the attempt's start; `why` says what it follows."""
         nodes = tuple(
-            AttemptNode(
+            events.AttemptNode(
                 node=name_of(m),
                 host=m.hello.host,
                 ranks=compress_ranks(_numbers(self.ranks[place])),
@@ -413,7 +412,7 @@ def after_failure(
     log_path: Callable[[int, int], str],
     *,
     dead_end: str | None = None,
-) -> tuple[AttemptFailedEvent, TryAgain | EndRun]:
+) -> tuple[events.AttemptFailedEvent, TryAgain | EndRun]:
     """Return the event on a failed attempt, and what follows; another attempt spends a restart.
 
     Args:
@@ -431,7 +430,7 @@ def after_failure(
         after_early_end=bool(attempt.early_ranks),
     )
     again = follows is Next.AGAIN
-    failed = AttemptFailedEvent(
+    failed = events.AttemptFailedEvent(
         attempt=attempt.number,
         what=_what_failed(cause),
         cause=cause,

@@ -136,8 +136,7 @@ class Timers:
         if after_s <= 0:
             action()
         else:
-            entry = (time.monotonic() + after_s, next(self._numbers), action)
-            heapq.heappush(self._waiting, entry)
+            heapq.heappush(self._waiting, (time.monotonic() + after_s, next(self._numbers), action))
 
     def next_s(self, most_s: float) -> float:
         """Return for how long nothing is due, at most `most_s`."""

@@ -12,7 +12,6 @@ from torchmuster.core.head.attempt import Attempt, AttemptPhase, RestartBook
 from torchmuster.core.head.membership import MAX_LISTED, Leavers, Member, Membership, StopRequest
 from torchmuster.core.head.options import TrainingHeadOptions
 from torchmuster.core.model import contract, events
-from torchmuster.core.model.events import MissingNode, RecordEvent, WaitingEvent
 from torchmuster.core.model.failure import OVERUSED, WorkerEnd
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import span
@@ -143,23 +142,23 @@ class Gathering:
             return missing
         return [place for place in missing if place not in self.asked_for]
 
-    def missing(self, place: int) -> MissingNode:
+    def missing(self, place: int) -> events.MissingNode:
         """Return the name of a place's node, and why it is missing."""
         why = "no agent has connected"
         if place in self.asked_for:
             why = "lost; a replacement has not connected"
         if place in self.start_failures:
             why = f"{why}: {self.start_failures[place]}"
-        return MissingNode(node=self.plan.node_name(place), why=why)
+        return events.MissingNode(node=self.plan.node_name(place), why=why)
 
-    def wait(self, num_here: int, now: float, hint: str) -> WaitingEvent | None:
+    def wait(self, num_here: int, now: float, hint: str) -> events.WaitingEvent | None:
         """Return the event on the missing nodes; None if only the last attempt is in the way."""
         wanted = self.plan.min_nodes  # all of them, if the number is fixed
         places = self.members.missing_places()[: wanted - num_here]
         if not places:
             return None
         missing = [self.missing(place) for place in places]
-        return WaitingEvent(
+        return events.WaitingEvent(
             missing=tuple(missing[:MAX_LISTED]),
             num_missing=len(missing),
             wanted=wanted,
@@ -206,7 +205,7 @@ class Gathering:
 class Record:
     """Write an event."""
 
-    event: RecordEvent
+    event: events.RecordEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +389,7 @@ class NodePolicy:
         actions, self._actions = self._actions, []
         return actions
 
-    def tell(self, event: RecordEvent) -> None:
+    def tell(self, event: events.RecordEvent) -> None:
         """Write an event."""
         self._actions.append(Record(event))
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torchmuster
@@ -191,7 +191,12 @@ class TrainingHead(Head[Member]):
             case Send(channel=channel, message=message):
                 channel.send_nowait(message)
             case AskForNodes(places=places, again=again):
-                self._need(places, again=again)
+                if self.options.spread is not None:
+                    self.options.spread.need(places)
+                need = messages.NeedNodes(places=tuple(places), again=again)
+                for client in self._clients:
+                    if client.owner:
+                        client.channel.send_nowait(need)
             case OpenStore(attempt=attempt, address=address):
                 self._claim(attempt.number)
                 port = self._open_store(attempt.number, address)
@@ -209,14 +214,6 @@ class TrainingHead(Head[Member]):
         starts = (m.started_at for m in self.policy.members.members if m.is_present)
         members = tuple(sorted({start for start in starts if start is not None}))
         claim_attempt(office, attempt, members, self.policy.book.spent, self.notice)
-
-    def _need(self, places: Sequence[int], *, again: bool) -> None:
-        if self.options.spread is not None:
-            self.options.spread.need(places)
-        need = messages.NeedNodes(places=tuple(places), again=again)
-        for client in self._clients:
-            if client.owner:
-                client.channel.send_nowait(need)
 
     # From agents.
 

@@ -310,7 +310,9 @@ class Agent:
             WorkerReport,
             self._take_report,
             unknown_s=_UNKNOWN_S,
-            on_odd=self._tell_of_odd_report,
+            on_odd=lambda why: self.tell(
+                f"a worker told its agent what it does not understand ({why}): another torchmuster?"
+            ),
         )
         await worker_socket.open()
         passed_on = (signal.SIGUSR1, signal.SIGUSR2, contract.OVERUSED_SIGNAL)
@@ -640,11 +642,6 @@ class Agent:
                 case TrainingOver(step=step, saved_step=saved):
                     self.send(messages.TrainingEnded(rank=rank, step=step, saved_step=saved))
         await call.reply(CallTaken())
-
-    def _tell_of_odd_report(self, why: str) -> None:
-        self.tell(
-            f"a worker told its agent what it does not understand ({why}): another torchmuster?"
-        )
 
     def _read_stdin(self, fd: int) -> None:
         """Send what is typed here to the first rank of this node."""

@@ -78,7 +78,7 @@ class HeadLink:
         # The run's owner may replace a lost head; an empty list in the file says that it won't.
         self._comes_back = place.file is not None
         self._look_at = 0.0
-        self._head: tuple[int, str, str] | None = None  # its process, kernel and network
+        self._head: tuple[int, tuple[str, str]] | None = None  # its process, kernel and network
         self._called_at = self.clock()
         # Of the connection that was silent.
         self._stuck_bytes, self._stuck_at = 0, 0.0
@@ -274,7 +274,7 @@ class HeadLink:
 
         The end of the last connection may have shown it.
         """
-        self._head = (welcome.head_pid, welcome.boot_id, welcome.network_id)
+        self._head = welcome.head_pid, (welcome.boot_id, welcome.network_id)
         stuck = large_packets_lost(self._stuck_bytes, self.clock() - self._stuck_at)
         self._stuck_bytes = 0
         return stuck
@@ -287,14 +287,10 @@ class HeadLink:
         Call this once a second.
         """
         age_s = self.lease.age_s()
-        state = self._head_state() if age_s > LEASE_S else None
+        state = None
+        if self._head is not None and age_s > LEASE_S:
+            state = proc.process_state_here(*self._head)
         return age_s if is_given_up(age_s, LEASE_S, state) else None
-
-    def _head_state(self) -> str | None:
-        if self._head is None:
-            return None
-        pid, boot_id, network_id = self._head
-        return proc.process_state_here(pid, (boot_id, network_id))
 
     def end_silent(self) -> None:
         """Close a connection that is older than a lease, when the lease has ended.

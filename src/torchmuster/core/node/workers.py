@@ -16,7 +16,6 @@ from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
 from torchmuster.core.model import progress as heartbeat
-from torchmuster.core.model.contract import AttemptFacts, WorkerRanks, worker_environment
 from torchmuster.core.model.failure import (
     EndKind,
     PythonError,
@@ -235,7 +234,7 @@ class NodeAttempt:
         self._on_end = on_end
         self._workers: dict[int, _Worker] = {}
         self._counters: dict[str, int] = {}
-        self._evidence_tasks: set[asyncio.Task[None]] = set()
+        self._evidence_tasks: list[asyncio.Task[None]] = []
         self.error_texts: dict[int, str] = {}  # rank -> JSON as torchrun writes it
         self._disk: DiskWriter | None = None
         # The agent's folder, which holds heartbeats and stacks.
@@ -294,19 +293,16 @@ class NodeAttempt:
             self.problems.append(
                 f"{num} workers on a node with {gpus}: those that use CUDA have to share"
             )
-        for local_rank in range(self.order.ranks.num_workers):
+        for local_rank in range(num):
             rank = self.order.ranks.first_rank + local_rank
-            log_path = self._settings.run_dir.rank_log(self.attempt, rank)
-            streams = self._settings.shown(rank, local_rank)
-            copies, terminal = self._copies(local_rank), self._settings.terminal_of(rank)
             output = RankOutput(
                 rank,
-                log_path,
+                self.log_of(rank),
                 disk,
                 show,
-                streams,
-                copies,
-                terminal,
+                self._settings.shown(rank, local_rank),
+                self._copies(local_rank),
+                self._settings.terminal_of(rank),
                 every_line=self._settings.every_line,
                 must_wait=must_wait,
             )
@@ -351,7 +347,7 @@ class NodeAttempt:
     def _environment(self, worker: _Worker) -> VariableChange:
         order, settings = self.order, self._settings
         virtual = settings.virtual_local_rank and bool(settings.gpus)
-        place = WorkerRanks(
+        place = contract.WorkerRanks(
             rank=worker.rank,
             local_rank=0 if settings.virtual_local_rank else worker.local_rank,
             world_size=order.world_size,
@@ -361,7 +357,7 @@ class NodeAttempt:
             role_rank=order.ranks.first_role_rank + worker.local_rank,
             role_world_size=order.ranks.role_world_size,
         )
-        facts = AttemptFacts(
+        facts = contract.AttemptFacts(
             run_id=settings.run_id,
             attempt=order.attempt,
             restarts_spent=order.restarts_spent,
@@ -380,7 +376,7 @@ class NodeAttempt:
         environment = {
             **others,
             **settings.extra_env,
-            **worker_environment(place, facts),
+            **contract.worker_environment(place, facts),
         }
         environment[VARIABLE] = self._error_file(worker.rank)
         if settings.nccl_files:
@@ -423,11 +419,8 @@ class NodeAttempt:
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if signum is None else None
         if signum == signal.SIGKILL and not asked and worker.pid is not None:
-            task = asyncio.get_running_loop().create_task(
-                self._end_with_evidence(worker, worker.pid)
-            )
-            self._evidence_tasks.add(task)
-            task.add_done_callback(self._evidence_tasks.discard)
+            ending = self._end_with_evidence(worker, worker.pid)
+            self._evidence_tasks.append(asyncio.get_running_loop().create_task(ending))
             return
         self._finish(self._end(worker, asked=asked, signum=signum, code=code))
 
@@ -562,8 +555,7 @@ class NodeAttempt:
 
     async def finish(self) -> None:
         """Wait for the last evidence and close the pipes, after all processes are gone."""
-        if self._evidence_tasks:
-            await asyncio.gather(*self._evidence_tasks)
+        await asyncio.gather(*self._evidence_tasks)
         for worker in self._workers.values():
             worker.output.close()
             self._close_input(worker)

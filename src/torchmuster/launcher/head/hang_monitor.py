@@ -281,11 +281,11 @@ class StartWatch:
         self, missing: Sequence[StartLook], ended: Mapping[int, str], *, away: bool
     ) -> float:
         """Return how long they may wait: longer when it may end by itself."""
-        may_end = any(self._works(one) for one in missing) or not (missing or ended)
+        works = any(
+            one.rest_s < self.limit_s or one.standing.doing in _MAY_TAKE_LONG for one in missing
+        )
+        may_end = works or not (missing or ended)
         return _PATIENCE * self.limit_s if may_end and not away else self.limit_s
-
-    def _works(self, one: StartLook) -> bool:
-        return one.rest_s < self.limit_s or one.standing.doing in _MAY_TAKE_LONG
 
 
 def _place(one: StartLook) -> tuple[str, str]:

@@ -382,13 +382,17 @@ class HangWatch:
     ) -> Judgement:
         mark = tuple((one.rank, one.standing.doing, one.standing.place) for one in guilty)
         first = guilty[0]
+        # Somebody has stopped the whole job: that is on purpose.
+        all_are_stopped = len(seen) > 1 and all(
+            one.standing.doing is RankActivity.STOPPED for one in seen
+        )
         verdict, left_s = HangVerdict.NOTHING, max(limit_s - silent_s, limit_s / 8)
         if self._warned != mark:
             verdict = HangVerdict.WARN if silent_s >= limit_s / 2 else HangVerdict.NOTHING
             self._warned = mark if verdict is HangVerdict.WARN else None
             if verdict is HangVerdict.WARN:  # who is at the limit by now is seen once more
                 self._ask_at = now + left_s
-        elif silent_s >= limit_s and not self._all_are_stopped(seen):
+        elif silent_s >= limit_s and not all_are_stopped:
             verdict = HangVerdict.END
         elif silent_s < limit_s:  # the promised moment, whatever pause `must_ask` has taken
             self._ask_at = min(self._ask_at, now + max(limit_s - silent_s, _LOOK_AGAIN_S))
@@ -479,10 +483,6 @@ class HangWatch:
         for one in waiting:
             groups.setdefault((one.standing.what, one.standing.place), []).append(one)
         return min(groups.values(), key=len), limit_s
-
-    def _all_are_stopped(self, seen: list[Seen]) -> bool:
-        """Say whether somebody has stopped the whole job: that is on purpose."""
-        return all(one.standing.doing is RankActivity.STOPPED for one in seen) and len(seen) > 1
 
 
 def _is_of_surroundings(standing: StackReading) -> bool:

@@ -367,8 +367,9 @@ class NetworkSurvey:
     # Variables that the user has set.
 
     def _check_variables(self, survey: _Survey, chosen: Choice) -> None:
+        useless = ("not reachable", "same address")
         bad = _LOOPBACK | {
-            unused.name: unused.why for unused in chosen.unused if _cannot_work(unused.why)
+            one.name: one.why for one in chosen.unused if one.why.startswith(useless)
         }
         for node, facts in sorted(survey.facts.items()):
             for variable in VARIABLES:
@@ -388,10 +389,6 @@ def _measured(results: Sequence[PairResult]) -> tuple[PairRow, ...]:
         for pair in results[: 8 * _MAX_RECORDED]
         if max(pair.source, pair.target) < _MAX_RECORDED
     )
-
-
-def _cannot_work(why: str) -> bool:
-    return why.startswith(("not reachable", "same address"))
 
 
 def _problem(variable: str, value: str, names: Sequence[str], bad: dict[str, str]) -> str | None:

@@ -110,7 +110,8 @@ class ProgressReader:
     def _read_rank(self, rank: int, pid: int, now: float, everybody: _Everybody) -> RankProgress:
         facts = proc.read_process(pid)
         usage = self._read_usage(rank, pid, now, everybody)
-        gpu = self._read_gpu(rank)
+        use = self._gpu_use
+        gpu = use.read(self._gpus[rank]) if use is not None and rank in self._gpus else GpuUse()
         beat = read_beat(self._folder, self.attempt, rank)
         return RankProgress(
             rank=rank,
@@ -133,12 +134,6 @@ class ProgressReader:
         usage.spend(usage.session)
         usage.at = now
         return usage
-
-    def _read_gpu(self, rank: int) -> GpuUse:
-        gpu_id = self._gpus.get(rank)
-        if gpu_id is None or self._gpu_use is None:
-            return GpuUse()
-        return self._gpu_use.read(gpu_id)
 
 
 def _of_beat(beat: HeartbeatRecord | None, now: float) -> dict[str, Any]:

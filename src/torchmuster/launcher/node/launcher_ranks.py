@@ -165,7 +165,8 @@ def is_one_of_many(environment: Mapping[str, str]) -> bool:
     """
     if any(_number(environment.get(name)) > 1 for name in _SIZES):
         # `srun --pty` keeps only task 0, at which a user types.
-        return not (environment.get("SLURM_PTY_PORT") and not _has_mpi(environment))
+        has_mpi = any(_number(environment.get(name)) > 1 for name in _SIZES[1:])
+        return has_mpi or not environment.get("SLURM_PTY_PORT")
     if "PALS_RANKID" in environment:  # Cray's mpiexec sets no size
         return True
     # A job's script is task 1 of PBS; what pbsdsh and pbs_tmrsh start comes after it.
@@ -194,10 +195,6 @@ def is_first_of_many(environment: Mapping[str, str]) -> bool:
     """Return whether the launcher calls this process rank 0 or, like pbsdsh, gives it no rank."""
     ranks = {**_OF_EVERY_TASK, **_WHERE_THEY_STAND}
     return all(environment.get(name, "0") == "0" for name, fact in ranks.items() if fact == "rank")
-
-
-def _has_mpi(environment: Mapping[str, str]) -> bool:
-    return any(_number(environment.get(name)) > 1 for name in _SIZES[1:])
 
 
 def _task_of_pbs(text: str) -> int:

@@ -35,6 +35,7 @@ _SPY_LIMIT_S = 3.0
 _SPIES_AT_ONCE = 16
 _MAX_SOURCE_BYTES = 1 << 20
 _STOPPED = ("T", "t")
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 @dataclass(slots=True)
@@ -94,7 +95,7 @@ def _stack(rank: int, pid: int, text: str, spied: Mapping[int, tuple[str, str]])
         source=_source(text),
         kernel=where_in_kernel(pid),
         why_not=why_not,
-        uses_gpu=_uses_gpu(pid),
+        uses_gpu=any(one.startswith(_GPU_DEVICES) for one in open_files(pid)),
     )
 
 
@@ -244,11 +245,6 @@ def where_in_kernel(pid: int) -> str:
 def waits_for_signal(pid: int) -> bool:
     """Return whether a process waits for any signal (`signal.pause()`): ours would wake it."""
     return re.search(r"pause|sigsuspend", where_in_kernel(pid)) is not None
-
-
-def _uses_gpu(pid: int) -> bool:
-    """Return whether the process has a GPU device open."""
-    return any(one.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")) for one in open_files(pid))
 
 
 def _source(text: str) -> str:

@@ -25,7 +25,6 @@ from typing import Any
 from torchmuster.core.model import contract
 from torchmuster.core.model.failure import RanCode, RanFile
 from torchmuster.core.net import ipc
-from torchmuster.core.net.ipc import DebuggerHeld, WorkerEndedWell, WorkerFailed
 from torchmuster.errors import UsageError
 
 # Which code a worker has run: checksums of its script and of the project modules it has imported.
@@ -182,7 +181,7 @@ def tell_at_exit(socket_path: str, watch: GroupWatch, note: CodeNote) -> None:
 
     def tell() -> None:
         if os.getpid() == pid:  # not in what the script's own exit handlers may have forked
-            said = WorkerEndedWell(largest_group=watch.largest_group(), code=note.read())
+            said = ipc.WorkerEndedWell(largest_group=watch.largest_group(), code=note.read())
             ipc.tell(socket_path, said)
 
     if socket_path:
@@ -226,7 +225,7 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     explain, own = getattr(error, "explain_to_user", None), None
     if callable(explain):  # our library's errors explain more than their traceback
         full_name, text, own = name, str(explain()), _own_words(error)
-    worker_failed = WorkerFailed(
+    worker_failed = ipc.WorkerFailed(
         type_name=full_name,
         message=message[:8192],
         where=user_line(named, trace),
@@ -336,11 +335,11 @@ def notice_the_debugger(socket_path: str) -> None:
 
     @functools.wraps(interaction)
     def noticed(self: Any, *rest: Any) -> None:
-        ipc.tell(socket_path, DebuggerHeld(active=True))
+        ipc.tell(socket_path, ipc.DebuggerHeld(active=True))
         try:
             interaction(self, *rest)
         finally:
-            ipc.tell(socket_path, DebuggerHeld(active=False))
+            ipc.tell(socket_path, ipc.DebuggerHeld(active=False))
 
     @functools.wraps(stop_here)
     def never_in_ours(self: Any, frame: types.FrameType) -> bool:
@@ -499,7 +498,7 @@ class Debugging:
 
     def _tell(self, *, active: bool, waits: str = "") -> None:
         folder = os.getcwd() if waits else ""
-        ipc.tell(self._agent, DebuggerHeld(active=active, waits=waits, folder=folder))
+        ipc.tell(self._agent, ipc.DebuggerHeld(active=active, waits=waits, folder=folder))
 
 
 def _converse(

@@ -164,17 +164,16 @@ def prepare(
         # The package's metadata has the same but takes longer than everything else here.
         torch_version = found.get("torch") or _installed_version("torch")
     is_news = config.start != "fresh" and config.kind != "command"
-    python = sys.version.split()[0]
-    left = first.stopped if first is not None else None
-    ready = messages.InterpreterReady(
-        python=python,
-        torch=torch_version,
-        forks=why is None,
-        why=why if is_news else None,
-        imports_why=left.why if left is not None else "",
+    send(
+        messages.InterpreterReady(
+            python=sys.version.split()[0],
+            torch=torch_version,
+            forks=why is None,
+            why=why if is_news else None,
+            imports_why=first.stopped.why if first is not None and first.stopped else "",
+        )
     )
-    send(ready)
-    return Prepared(ready.forks, script.imports_torch, first if ready.forks else None)
+    return Prepared(why is None, script.imports_torch, first if why is None else None)
 
 
 def import_for_workers(

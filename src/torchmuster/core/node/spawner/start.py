@@ -20,12 +20,6 @@ from torchmuster.core.model.message import decode, encode
 from torchmuster.core.model.plan import Program
 from torchmuster.core.net.ipc import caller_of
 from torchmuster.core.node.spawner import messages
-from torchmuster.core.node.spawner.messages import (
-    BeginSpawner,
-    ImportsRefused,
-    SpawnerEvent,
-    SpawnerOrder,
-)
 from torchmuster.core.proc import HasStatus
 
 if TYPE_CHECKING:
@@ -43,7 +37,7 @@ class SpawnerLink:
         self,
         child: HasStatus,
         control: socket.socket,
-        on_event: Callable[[SpawnerEvent], None],
+        on_event: Callable[[messages.SpawnerEvent], None],
         on_end: Callable[[], None],
     ) -> None:
         self._child = child
@@ -93,7 +87,7 @@ class SpawnerLink:
         """Reap the spawner; return its exit status, None while it runs."""
         return self._child.poll()
 
-    def order(self, message: SpawnerOrder, fds: Sequence[int] = ()) -> None:
+    def order(self, message: messages.SpawnerOrder, fds: Sequence[int] = ()) -> None:
         """Send an order with descriptors, which are closed here once sent."""
         self._waiting.append(_packed(encode(message), tuple(fds)))
         if len(self._waiting) == 1:
@@ -123,7 +117,7 @@ class SpawnerLink:
         except OSError:
             packet = b""
         if packet:
-            self._on_event(decode(packet, SpawnerEvent))
+            self._on_event(decode(packet, messages.SpawnerEvent))
             return
         self.close()
         self._on_end()
@@ -230,7 +224,7 @@ class WrappedLink(SpawnerLink):
         self,
         child: HasStatus,
         desk: SpawnerServer,
-        on_event: Callable[[SpawnerEvent], None],
+        on_event: Callable[[messages.SpawnerEvent], None],
         on_end: Callable[[], None],
     ) -> None:
         super().__init__(child, desk.listening, on_event, on_end)
@@ -346,7 +340,7 @@ def start_spawner(
     program: Program,
     env: Mapping[str, str],
     socket_path: str,
-    refused: ImportsRefused | None = None,
+    refused: messages.ImportsRefused | None = None,
 ) -> tuple[proc.Child, Any]:
     """Start the job's interpreter; it imports torch while the agent gets ready.
 
@@ -388,7 +382,7 @@ def begin_spawner(
     control: socket.socket,
     program: Program,
     socket_path: str,
-    refused: ImportsRefused | None = None,
+    refused: messages.ImportsRefused | None = None,
 ) -> None:
     """Tell a spawner what it is for."""
     send_first(control, _config(program, socket_path, refused, wrapped=False))
@@ -405,9 +399,9 @@ def is_interpreter(word: str) -> bool:
 
 
 def _config(
-    program: Program, socket_path: str, refused: ImportsRefused | None, *, wrapped: bool
+    program: Program, socket_path: str, refused: messages.ImportsRefused | None, *, wrapped: bool
 ) -> bytes:
-    begin = BeginSpawner(
+    begin = messages.BeginSpawner(
         wrapped=wrapped,
         kind=program.kind.value,
         target=program.target,
@@ -430,7 +424,7 @@ def _config(
 def make_link(
     child: HasStatus,
     control: Any,
-    on_event: Callable[[SpawnerEvent], None],
+    on_event: Callable[[messages.SpawnerEvent], None],
     on_end: Callable[[], None],
 ) -> SpawnerLink:
     """Return the link to a spawner that `start_spawner` has started."""

@@ -436,9 +436,9 @@ class RemotePlace:
         # An earlier session's own folder may have the same path and token as the client's, or the head's: the mark tells them apart.
         is_same = mark_of(message.run_dir) == message.mark
         sees_client = message.may_share and is_same and sees_run(message.run_dir, message.token)
-        has_code = message.may_share and (
-            _has_code(message) or (sees_client and _is_by_value(message))
-        )
+        # What a function without a file uses has only who shares the client's files.
+        is_by_value = message.script is None and plan.program.kind is ScriptKind.FUNCTION
+        has_code = message.may_share and (_has_code(message) or (sees_client and is_by_value))
         has_code = has_code and (sees_client or not _is_own_copy(message))
         self.is_own = self._with_head = False
         if sees_client and has_code:
@@ -492,11 +492,6 @@ class RemotePlace:
                 os.unlink(self.run_dir.secret)
         except OSError:
             return
-
-
-def _is_by_value(message: messages.SetUpRun) -> bool:
-    """Say whether the program is a function without a file: only who shares the client's files has what it uses."""
-    return message.script is None and message.plan.program.kind is ScriptKind.FUNCTION
 
 
 def _is_own_copy(message: messages.SetUpRun) -> bool:

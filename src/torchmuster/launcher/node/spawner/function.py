@@ -19,7 +19,6 @@ from typing import Any
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
 from torchmuster.core.net import ipc
-from torchmuster.core.net.ipc import ValueKept
 from torchmuster.core.plainfile import open_own, write_all
 from torchmuster.launcher.model.carried import (
     MAX_CALL_BYTES,
@@ -146,7 +145,7 @@ def _keep(data: bytes, socket_path: str) -> None:
     finally:
         os.close(fd)
     sha256 = hashlib.sha256(data).hexdigest()
-    note = ValueKept(size_bytes=len(data), sha256=sha256, python=own_python())
+    note = ipc.ValueKept(size_bytes=len(data), sha256=sha256, python=own_python())
     ipc.tell(socket_path, note)
 
 
