@@ -137,8 +137,8 @@ class Attempt:
     @property
     def is_done(self) -> bool:
         """Return whether all workers have ended successfully and unasked."""
-        well = self._num_well == len(self.ends)
-        return self.has_ended and well and not self.ended_after_stop
+        all_well = self.has_ended and self._num_well == len(self.ends)
+        return all_well and not self.ended_after_stop
 
     @property
     def has_only_echoes(self) -> bool:

@@ -276,7 +276,7 @@ class StartChecks:
 
     def __init__(self, policy: "NodePolicy", own_address: str, own_network_id: str) -> None:
         self.end: ChecksEnd | None = None
-        self._own_address, self._own_network_id = own_address, own_network_id
+        self._own_address = own_address
 
     @property
     def due(self) -> float | None:
@@ -602,8 +602,7 @@ class NodePolicy:
         self._look_at = self.now + LOOK_EVERY_S
         for member in self.members.silent():
             if member.channel is not None:
-                silent_s = self.now - member.heard_at
-                why = f"its agent has been silent for {silent_s:.0f} s"
+                why = f"its agent has been silent for {self.now - member.heard_at:.0f} s"
                 self._heard_last = member.heard_at
                 self.gone(self.now, member, member.channel, why)
 

@@ -40,7 +40,7 @@ from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.node.output import Showing, Voice
 from torchmuster.core.node.setup import NodeWork, refusal_of
 from torchmuster.core.node.spawner import messages as orders
-from torchmuster.core.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
+from torchmuster.core.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper
 from torchmuster.core.node.workers import (
     HeldMemory,
     NodeAttempt,
@@ -153,7 +153,7 @@ class AttemptKeeper:
             case orders.ChildEnded(kind="worker"):
                 attempt.note_exit(event.rank, event.status)
             case orders.ChildEnded() if not attempt.killed:
-                detail = describe_status(event.status)
+                detail = contract.describe_exit(os.waitstatus_to_exitcode(event.status))
                 self._user.send(messages.StoreLost(attempt=attempt.attempt, detail=detail))
 
     # The end.

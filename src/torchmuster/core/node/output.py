@@ -252,8 +252,7 @@ class RankOutput:
 
     def _read_again(self, fd: int) -> None:
         if fd in self._streams:
-            loop = asyncio.get_running_loop()
-            loop.add_reader(fd, self._read_unless_congested, fd)
+            asyncio.get_running_loop().add_reader(fd, self._read_unless_congested, fd)
 
     def _read(self, fd: int) -> bool:
         try:

@@ -472,8 +472,7 @@ class NodeAttempt:
 
     def _keep_error(self, end: WorkerEnd) -> None:
         """Keep the JSON on a failure, as torchrun does, and write it next to --log-dir's logs."""
-        recorded = read_recorded(self._error_file(end.rank))
-        text = error_text(end, recorded, time.time())
+        text = error_text(end, read_recorded(self._error_file(end.rank)), time.time())
         if text is None:
             return
         self.error_texts[end.rank] = text

@@ -452,8 +452,7 @@ class HangMonitor:
         if not question.clients:
             return
         sentence = tell(self._seen(question))
-        lines = self._lines(question)
-        chunks = _chunks(lines)
+        chunks = _chunks(self._lines(question))
         for ask_id, send in question.clients.items():
             for chunk in chunks:
                 report = part_messages.StacksReport(

@@ -697,7 +697,7 @@ class MetricsPart(HeadPart):
 
     def __init__(self, head: TrainingHead) -> None:
         super().__init__(head)
-        self._training: NewestTraining | None = None
+        self._training = NewestTraining(head.options.run_dir.training)
 
     async def serve(self) -> None:
         """Serve the page; if the port is in use, notify the user and continue without."""
@@ -718,8 +718,6 @@ class MetricsPart(HeadPart):
     def page(self) -> str:
         """Return the page in OpenMetrics text."""
         head, board = self.head, self.head.parts["board"]
-        if self._training is None:
-            self._training = NewestTraining(head.options.run_dir.training)
         self._training.read()
         attempt = head.policy.attempt
         started = attempt.number + 1 if attempt is not None else head.options.first_attempt

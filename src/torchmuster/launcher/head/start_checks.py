@@ -47,12 +47,13 @@ class SurveyAndPreflight(StartChecks):
 
     def __init__(self, policy: NodePolicy, own_address: str, own_network_id: str) -> None:
         super().__init__(policy, own_address, own_network_id)
-        self._send, self._name_of, self._tell = policy.send, policy.members.name, policy.tell
         self._clock: Callable[[], float] = lambda: policy.now
-        self._network: NetworkSurvey | None = None  # only where agents are on several machines
+        words = (policy.send, policy.members.name, policy.tell)
+        self._network = NetworkSurvey(*words, clock=self._clock, own_network_id=own_network_id)
         make = plugs.find("start_checks", "preflight")
-        words = (policy.plan, self._send, self._name_of, self._tell, self._clock)
-        self._preflight: Any = make(*words) if make is not None else None
+        self._preflight: Any = None
+        if make is not None:
+            self._preflight = make(policy.plan, *words, self._clock)
 
     @property
     def due(self) -> float | None:
@@ -68,7 +69,7 @@ class SurveyAndPreflight(StartChecks):
 
     def take(self, member: Member, message: messages.Message) -> None:
         """Pass on an agent's measurement or facts."""
-        if self._network is not None and not isinstance(message, part_messages.NodeFacts):
+        if not isinstance(message, part_messages.NodeFacts):
             self._network.take(member, message)
         if self._preflight is not None:
             self._preflight.take(member, message)
@@ -78,10 +79,6 @@ class SurveyAndPreflight(StartChecks):
         return self._network_is_settled(here) and self._preflight_is_settled(here)
 
     def _network_is_settled(self, here: Sequence[Member]) -> bool:
-        if self._network is None:
-            if {member.hello.network_id for member in here} == {self._own_network_id}:
-                return True
-            self._network = NetworkSurvey(self._send, self._name_of, self._tell, clock=self._clock)
         settled = self._network.settle(list(here), super().master_address(here))
         if self._network.error is not None:
             if self._preflight is not None and self._preflight.handle_network_failure(
@@ -104,12 +101,11 @@ class SurveyAndPreflight(StartChecks):
 
     def interface_of(self, member: Member) -> str | None:
         """Return the interface that a node's workers use; None where no network was chosen."""
-        return self._network.interface_of(member) if self._network is not None else None
+        return self._network.interface_of(member)
 
     def master_address(self, here: Sequence[Member]) -> str:
         """Return the head's address in the chosen network, else one that others have reached."""
-        measured = self._network.master_address if self._network is not None else None
-        return measured or super().master_address(here)
+        return self._network.master_address or super().master_address(here)
 
 
 CONNECT_S = 1.0

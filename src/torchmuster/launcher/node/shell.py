@@ -54,7 +54,6 @@ class CommandWatch:
     log: Callable[[bytes], None] | None = None
     tail: bytearray = field(default_factory=bytearray)
     kept: bytearray | None = None
-    max_bytes: int = _MAX_ANSWER_BYTES
     _fd: int | None = None
 
     @contextlib.contextmanager
@@ -94,7 +93,7 @@ class CommandWatch:
             self.log(data)
         self.tail += data
         del self.tail[:-_TAIL_BYTES]
-        if self.kept is not None and len(self.kept) < self.max_bytes:
+        if self.kept is not None and len(self.kept) < _MAX_ANSWER_BYTES:
             self.kept += data
         return True
 

@@ -1,7 +1,6 @@
 """Keeps a spawner on a node: starts it, listens to it, kills a stalled one, replaces a dead one."""
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -288,10 +287,3 @@ def in_two_turns(hear: Callable[..., None]) -> Callable[..., None]:
 def fell_back(why: str) -> str:
     """Return the sentence about a spawner that does not fork."""
     return f"workers are started as fresh interpreters, not forked: {why}"
-
-
-def describe_status(status: int) -> str:
-    """Describe a `waitpid` status."""
-    if os.WIFSIGNALED(status):
-        return contract.signal_name(os.WTERMSIG(status))
-    return f"exit code {os.WEXITSTATUS(status)}"

@@ -293,8 +293,7 @@ class Aliases:
         name = getattr(node, "id", "")
         if self._imported.get(name, name) in _PUTENVS:
             return True
-        values = self._known.bound.get(name, [])
-        return self._any_of("putenv", name, self.is_putenv, values)
+        return self._any_of("putenv", name, self.is_putenv, self._known.bound.get(name, []))
 
     def method_of(self, node: ast.AST | None) -> str | None:
         """Return which method of os.environ an expression may be, directly or by name, or None."""
