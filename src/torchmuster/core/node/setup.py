@@ -113,21 +113,36 @@ def hold(folder: str) -> bool:
 
     Several agents may hold a folder: a replacement shares the scratch folder of a stalled agent.
     """
+    fd = lock_folder(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    if fd is None:
+        return False  # another process is removing it now, or has
+    _held[folder] = fd
+    return True
+
+
+def lock_folder(folder: str, kind: int) -> int | None:
+    """Lock a folder; return the descriptor that holds it, None if it is not at this path any more.
+
+    With `LOCK_NB`, also None while another process has a lock that excludes this one.
+    """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
+    with contextlib.suppress(OSError):
+        if _lock(fd, kind) and os.path.samestat(os.fstat(fd), os.lstat(folder)):
+            return fd
+    os.close(fd)
+    return None
+
+
+def _lock(fd: int, kind: int) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        same = os.path.samestat(os.fstat(fd), os.lstat(folder))
+        fcntl.flock(fd, kind)
     except BlockingIOError:
-        same = False  # another process is removing it now
-    except OSError:  # this file system has no locks, so nobody can lock it to remove it
-        same = True
-    if not same:
-        os.close(fd)
         return False
-    _held[folder] = fd
+    except OSError:
+        pass  # this file system has no locks, so nobody can lock it to remove it
     return True
 
 

@@ -1,5 +1,6 @@
 """What killed agents leave: removed by the next one, and nothing else is."""
 
+import fcntl
 import os
 import shutil
 import stat
@@ -135,3 +136,16 @@ def test_a_long_temporary_folder_is_not_used(monkeypatch, tmp_path):
     assert os.listdir(long) == []
     assert os.listdir(folder) == ["owner.json"]
     shutil.rmtree(folder)
+
+
+def test_a_folder_that_is_renamed_before_it_is_locked_is_not_held(tmp_path, monkeypatch):
+    folder = str(tmp_path / "muster-gone")
+    os.mkdir(folder)
+    lock = fcntl.flock
+
+    def late(fd, kind):
+        os.rename(folder, f"{folder}.gone")
+        lock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert not hold(folder)
