@@ -24,6 +24,7 @@ from torchmuster.core.model.plan import EnvironmentNeeds, ShippedEnvironment, Un
 from torchmuster.core.model.text import show_size
 from torchmuster.core.node.setup import (
     is_let_go,
+    lock_folder,
     make_scratch,
     parent_folder,
     remove_scratch,
@@ -63,7 +64,7 @@ class Shelf:
     def take(self) -> bool:
         """Use what is there, and let nobody remove it as long as this process lives; False where it is not."""
         if self._hold is None:
-            self._hold = _held(self.path, fcntl.LOCK_SH)
+            self._hold = lock_folder(self.path, fcntl.LOCK_SH)
             if self._hold is not None:
                 os.utime(self.path)
         return self._hold is not None
@@ -135,7 +136,7 @@ class Unpacking:
         self._shelf, needs = shelf, shelf.needs
         while True:
             self._folder = tempfile.mkdtemp(prefix=_BEGUN, dir=shelf.folder)
-            self._hold = _held(self._folder, fcntl.LOCK_EX)
+            self._hold = lock_folder(self._folder, fcntl.LOCK_EX)
             if self._hold is not None:
                 break  # else somebody has just taken it for what a killed one has left
         limit = needs.unpacked_bytes + _NOTES_BYTES
@@ -189,23 +190,6 @@ class Unpacking:
             remove_scratch(self._folder)
             os.close(self._hold)
             self._hold = None
-
-
-def _held(path: str, kind: int) -> int | None:
-    """Return a descriptor that holds a folder, or None where it is gone."""
-    try:
-        hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):  # without locks nobody can take one to remove it
-        fcntl.flock(hold, kind)
-    try:
-        if os.path.samestat(os.fstat(hold), os.lstat(path)):
-            return hold
-    except OSError:
-        pass
-    os.close(hold)
-    return None
 
 
 # What is removed.
