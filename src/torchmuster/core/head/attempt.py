@@ -5,22 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from torchmuster.core.head.membership import MAX_LISTED, Member
-from torchmuster.core.model import contract, events
+from torchmuster.core.model import contract, events, verdict
 from torchmuster.core.model.failure import EndKind, WorkerEnd, describe, last_step
 from torchmuster.core.model.plan import RestartPolicy, RunPlan
 from torchmuster.core.model.ranks import NodeRanks, compress_counts, compress_ranks
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import (
-    Circumstances,
-    Mark,
-    Prospect,
-    Report,
-    explain_failure,
-    explain_preemption,
-    final_exit_code,
-    mark,
-    prospect,
-)
 from torchmuster.core.net.messages import StartAttempt
 
 
@@ -317,7 +306,7 @@ class RestartBook:
     max_restarts: int
     spent: int = 0
     policy: RestartPolicy = RestartPolicy.EVIDENCE
-    last: Mark | None = None
+    last: verdict.Mark | None = None
     last_attempt: int | None = None
     same_as: int | None = None
     furthest: int | None = None
@@ -344,7 +333,9 @@ class RestartBook:
             dead_end: Why no attempt can follow, whatever the budget.
             after_early_end: Other ranks had ended successfully before.
         """
-        recurs = self._recurs(mark(cause, after_early_end=after_early_end), cause.attempt, step)
+        recurs = self._recurs(
+            verdict.mark(cause, after_early_end=after_early_end), cause.attempt, step
+        )
         answer = Next.FAIL_DEAD_END if dead_end else self._judge(cause, recurs=recurs)
         self.is_over |= answer is not Next.AGAIN
         self.spent += answer is Next.AGAIN
@@ -363,7 +354,7 @@ class RestartBook:
 
     def _judge(self, cause: WorkerEnd, *, recurs: bool) -> Next:
         if self.policy is RestartPolicy.EVIDENCE:
-            if prospect(cause) is Prospect.NONE:
+            if verdict.prospect(cause) is verdict.Prospect.NONE:
                 return Next.FAIL_FINAL
             if recurs:
                 return Next.FAIL_SAME_BUG
@@ -373,9 +364,11 @@ class RestartBook:
 
     def after_preemption(self, end: WorkerEnd, step: int | None = None) -> Next:
         """Decide what follows a preemption: retry for free, unless it recurs without progress."""
-        return Next.FAIL_SAME_BUG if self._recurs(mark(end), end.attempt, step) else Next.AGAIN
+        return (
+            Next.FAIL_SAME_BUG if self._recurs(verdict.mark(end), end.attempt, step) else Next.AGAIN
+        )
 
-    def _recurs(self, found: Mark | None, attempt: int, step: int | None) -> bool:
+    def _recurs(self, found: verdict.Mark | None, attempt: int, step: int | None) -> bool:
         """Record a failure; return whether it repeats the last one with no new step in between."""
         moved = step is not None and (self.furthest is None or step > self.furthest)
         same = found is not None and found == self.last and not moved
@@ -399,7 +392,7 @@ class EndRun:
 
     state: RunState
     exit_code: int
-    report: Report | None = None
+    report: verdict.Report | None = None
     cause: WorkerEnd | None = None
     notes: tuple[str, ...] = ()
 
@@ -439,7 +432,7 @@ def after_failure(
     if again:
         lost = f"the loss of {cause.node}: " if cause.kind is EndKind.NODE_LOST else ""
         return failed, TryAgain(f"after {lost}{describe(cause)}")
-    circumstances = Circumstances(
+    circumstances = verdict.Circumstances(
         world_size=attempt.world_size,
         attempt=attempt.number,
         restarts_spent=book.spent,
@@ -451,8 +444,8 @@ def after_failure(
         restart_hint=plan.restart_hint,
         log_path=log_path(attempt.number, cause.rank) if cause.rank >= 0 else None,
     )
-    report = explain_failure(cause, attempt.ends, circumstances)
-    code = final_exit_code(cause, first_cause_code=plan.first_cause_code)
+    report = verdict.explain_failure(cause, attempt.ends, circumstances)
+    code = verdict.final_exit_code(cause, first_cause_code=plan.first_cause_code)
     return failed, EndRun(RunState.FAILED, code, report, cause)
 
 
@@ -480,8 +473,8 @@ def after_preemption(
     state, code = RunState.PREEMPTED, contract.EX_TEMPFAIL
     if last_stop:
         error = "the run has stopped and can be resumed"
-        return EndRun(state, code, Report(error=error, because=(last_stop,), hint=again))
+        return EndRun(state, code, verdict.Report(error=error, because=(last_stop,), hint=again))
     if book.after_preemption(end, last_step(attempt.ends)) is Next.AGAIN:
         return TryAgain("after a preemption")
-    report = explain_preemption(end, book.same_as or 0, attempt.world_size)
+    report = verdict.explain_preemption(end, book.same_as or 0, attempt.world_size)
     return EndRun(state, code, report, end)

@@ -102,12 +102,7 @@ def read_beat(folder: str, attempt: int, rank: int) -> HeartbeatRecord | None:
     """Return the last heartbeat of a rank; None if there is none."""
     path = heartbeat.heartbeat_path(folder, attempt, rank)
     for _ in range(3):  # it may be half-written
-        try:
-            with open(path, "rb") as file:
-                page = file.read(heartbeat.PAGE_BYTES)
-        except OSError:
-            return None
-        beat = heartbeat.unpack(page)
+        beat = heartbeat.unpack(read_bytes(path, heartbeat.PAGE_BYTES))
         if beat is not None:
             return beat
     return None

@@ -130,9 +130,7 @@ class Board:
     def answer(self, now: float, ask_id: str) -> list[part_messages.BoardSample]:
         """Return the answer to a client."""
         sample = self.newest(now)
-        if sample is None:
-            return [part_messages.BoardSample(ask_id=ask_id, sample=None)]
-        parts = split(sample, _RANKS_PER_MESSAGE)
+        parts = [None] if sample is None else split(sample, _RANKS_PER_MESSAGE)
         return [
             part_messages.BoardSample(ask_id=ask_id, sample=part, is_last=part is parts[-1])
             for part in parts

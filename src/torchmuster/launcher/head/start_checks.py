@@ -23,22 +23,7 @@ from torchmuster.core.model.network import VARIABLES, Interface, PairRow, Unused
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
 from torchmuster.errors import ChannelError
-from torchmuster.launcher.model.network import (
-    Candidate,
-    Choice,
-    NetworkFindings,
-    NetworkNode,
-    NoNetwork,
-    PairResult,
-    choose,
-    describe,
-    draw_peers,
-    find_candidates,
-    gbit,
-    matches,
-    measured_peer,
-    pair_row,
-)
+from torchmuster.launcher.model import network
 from torchmuster.launcher.net import part_messages
 
 
@@ -128,10 +113,10 @@ class _Survey:
     ends_at: float
     connect_s: float
     facts: dict[int, part_messages.NetworkFacts] = field(default_factory=dict)
-    nodes: list[NetworkNode] = field(default_factory=list)
-    candidates: list[Candidate] = field(default_factory=list)
+    nodes: list[network.NetworkNode] = field(default_factory=list)
+    candidates: list[network.Candidate] = field(default_factory=list)
     unused: list[Unused] = field(default_factory=list)
-    findings: NetworkFindings = field(default_factory=NetworkFindings)
+    findings: network.NetworkFindings = field(default_factory=network.NetworkFindings)
     is_probing: bool = False
     ready_at: float | None = None  # when all spawners were ready
 
@@ -279,7 +264,7 @@ class NetworkSurvey:
     def _order_probes(self, survey: _Survey, head_address: str) -> None:
         survey.is_probing = True
         survey.nodes = [
-            NetworkNode(
+            network.NetworkNode(
                 name=survey.names[number],
                 interfaces=survey.facts[number].interfaces,
                 used_address=_used_address(member, head_address),
@@ -287,8 +272,8 @@ class NetworkSurvey:
             )
             for number, member in enumerate(survey.members)
         ]
-        survey.candidates, survey.unused = find_candidates(survey.nodes)
-        peers = draw_peers(len(survey.nodes), random.randrange(1 << 30))
+        survey.candidates, survey.unused = network.find_candidates(survey.nodes)
+        peers = network.draw_peers(len(survey.nodes), random.randrange(1 << 30))
         for node, member in enumerate(survey.members):
             order = part_messages.ProbeNetwork(
                 survey=survey.number,
@@ -299,15 +284,15 @@ class NetworkSurvey:
             self._send(member, order)
 
     def _conclude(self, survey: _Survey) -> None:
-        chosen = choose(survey.nodes, survey.candidates, survey.findings, survey.unused)
-        if isinstance(chosen, NoNetwork):
+        chosen = network.choose(survey.nodes, survey.candidates, survey.findings, survey.unused)
+        if isinstance(chosen, network.NoNetwork):
             self._handle_failure(survey, chosen)
             return
         self._settle(survey)
         incarnations = [member.hello.incarnation for member in survey.members]
         self._interfaces = dict(zip(incarnations, chosen.members, strict=True))
         self._head = chosen.members[0]
-        name, subnet = describe(chosen.members)
+        name, subnet = network.describe(chosen.members)
         rate, latency_s = chosen.bytes_per_s, chosen.latency_s
         now = self._clock()
         self._tell(
@@ -317,7 +302,7 @@ class NetworkSurvey:
                 num_nodes=len(survey.members),
                 nodes=tuple(survey.names[:_MAX_RECORDED]),
                 pairs=_measured(survey.findings.results_of(chosen.candidate)),
-                gbit_per_s=gbit(rate) if rate is not None else None,
+                gbit_per_s=network.gbit(rate) if rate is not None else None,
                 latency_s=round(latency_s, 7) if latency_s is not None else None,
                 unused=chosen.unused,
                 survey_s=round(now - survey.began_at, 3),
@@ -331,7 +316,7 @@ class NetworkSurvey:
         self._interfaces, self._head = {}, None
         self._close()
 
-    def _handle_failure(self, survey: _Survey, failure: NoNetwork) -> None:
+    def _handle_failure(self, survey: _Survey, failure: network.NoNetwork) -> None:
         if survey.connect_s < PATIENT_CONNECT_S and survey.candidates:
             self._close()
             text = f"{failure.what}; trying once more"
@@ -362,7 +347,7 @@ class NetworkSurvey:
 
     # Variables that the user has set.
 
-    def _check_variables(self, survey: _Survey, chosen: Choice) -> None:
+    def _check_variables(self, survey: _Survey, chosen: network.Choice) -> None:
         useless = ("not reachable", "same address")
         bad = _LOOPBACK | {
             one.name: one.why for one in chosen.unused if one.why.startswith(useless)
@@ -378,10 +363,10 @@ class NetworkSurvey:
                     self._tell(NoticeEvent(node=survey.names[node], text=text))
 
 
-def _measured(results: Sequence[PairResult]) -> tuple[PairRow, ...]:
+def _measured(results: Sequence[network.PairResult]) -> tuple[PairRow, ...]:
     """Return the rows of pairs, for the event."""
     return tuple(
-        pair_row(pair)
+        network.pair_row(pair)
         for pair in results[: 8 * _MAX_RECORDED]
         if max(pair.source, pair.target) < _MAX_RECORDED
     )
@@ -389,7 +374,7 @@ def _measured(results: Sequence[PairResult]) -> tuple[PairRow, ...]:
 
 def _problem(variable: str, value: str, names: Sequence[str], bad: dict[str, str]) -> str | None:
     """Return what is wrong with a variable that the user has set; it is kept all the same."""
-    meant = matches(variable, value, names)
+    meant = network.matches(variable, value, names)
     if not meant:
         there = ", ".join(name for name in names if name != "lo")
         problem = f"names no interface of this node (it has {there})"
@@ -415,7 +400,7 @@ def _used_address(member: Member, head_address: str) -> str | None:
 
 
 def _targets(survey: _Survey, node: int, peers: Sequence[int]) -> list[part_messages.ProbeTarget]:
-    measured = measured_peer(node, len(survey.nodes))
+    measured = network.measured_peer(node, len(survey.nodes))
     targets = []
     for number, candidate in enumerate(survey.candidates):
         for peer in peers:

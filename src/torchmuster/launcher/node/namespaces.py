@@ -15,6 +15,7 @@ prints one sentence to standard error and writes the same as a line of JSON to t
 `report_fd`.
 """
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -224,10 +225,8 @@ def _near(name: str, folders: list[str]) -> str:
         folders, name = [os.path.dirname(name) or "/"], os.path.basename(name)
     known: set[str] = set()
     for folder in folders:
-        try:
+        with contextlib.suppress(OSError):
             known.update(os.listdir(folder))
-        except OSError:
-            continue
     found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
     return f"; did you mean `{found[0]}`?" if found else ""
 

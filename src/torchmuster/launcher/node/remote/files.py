@@ -54,11 +54,8 @@ def scope_of_group(group: str) -> CopyScope:
 
 def sees_run(run_dir: str, token: str) -> bool:
     """Say whether this host sees the run directory of the client, or of the head, with this token."""
-    try:
-        with open(os.path.join(run_dir, TOKEN_FILE)) as file:
-            return secrets.compare_digest(file.read(256).strip(), token)
-    except (OSError, ValueError):
-        return False
+    known = read_line(os.path.join(run_dir, TOKEN_FILE))
+    return known != "" and secrets.compare_digest(known, token)
 
 
 def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
@@ -109,7 +106,7 @@ def read_line(path: str) -> str:
     """Return what `write_private` has written; empty where nothing is."""
     try:
         with open(path) as file:
-            return file.read(64).strip()
+            return file.read(256).strip()
     except (OSError, ValueError):
         return ""
 
