@@ -31,14 +31,7 @@ from torchmuster.core.head.node_policy import (
 )
 from torchmuster.core.head.options import OWNER_S, TrainingHeadOptions
 from torchmuster.core.head.training_policy import TrainingPolicy
-from torchmuster.core.model import codec
-from torchmuster.core.model.events import (
-    NoticeEvent,
-    RecordEvent,
-    RunEndedEvent,
-    RunStartedEvent,
-    TimeLimitEvent,
-)
+from torchmuster.core.model import codec, events
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel
@@ -66,7 +59,7 @@ class TrainingHead(Head[Member]):
         options: TrainingHeadOptions,
         disk: DiskWriter,
         open_store: Callable[[int, str], int],
-        on_event: Callable[[RecordEvent], None] | None = None,
+        on_event: Callable[[events.RecordEvent], None] | None = None,
     ) -> None:
         super().__init__(disk, options.run_dir.events)
         self.plan, self.options = options.plan, options
@@ -122,7 +115,7 @@ class TrainingHead(Head[Member]):
 
     # The record.
 
-    def event(self, event: RecordEvent) -> messages.Event:
+    def event(self, event: events.RecordEvent) -> messages.Event:
         """Write an event to the record and send it to all clients, or later to an owner."""
         message = super().event(event)
         if self.options.spread is not None:
@@ -146,14 +139,14 @@ class TrainingHead(Head[Member]):
         """Record a sentence about the whole run."""
         office = self.options.office
         node = office.node if office is not None else self.plan.node_name(0)
-        self.event(NoticeEvent(node=node, text=text))
+        self.event(events.NoticeEvent(node=node, text=text))
 
     # The one loop.
 
     async def conduct(self) -> Result:
         """Conduct the run to its end and return its result."""
         first = self.options.first_attempt
-        self.event(RunStartedEvent(run_id=self.plan.run_id, first_attempt=first))
+        self.event(events.RunStartedEvent(run_id=self.plan.run_id, first_attempt=first))
         for sentence in self._lacking:
             self.notice(f"a part of the head of another package, {sentence}")
         await self.run()
@@ -235,7 +228,7 @@ class TrainingHead(Head[Member]):
                 self._logs_lost += message.logs_lost_lines
                 if text:
                     lost, name = message.logs_lost_lines or None, self.policy.members.name(agent)
-                    self.event(NoticeEvent(node=name, text=text, logs_lost_lines=lost))
+                    self.event(events.NoticeEvent(node=name, text=text, logs_lost_lines=lost))
             case _:
                 taken = [part.take_word(agent, message) for part in self.parts.values()]
                 if any(taken):
@@ -282,7 +275,7 @@ class TrainingHead(Head[Member]):
             case messages.TerminalSize():
                 self.send_to_nodes(message)
             case messages.JobEnds(ends_at=ends_at):
-                self.event(TimeLimitEvent(ends_at=ends_at))
+                self.event(events.TimeLimitEvent(ends_at=ends_at))
             case _:
                 for part in self.parts.values():
                     part.take_request(client, message)
@@ -332,7 +325,7 @@ class TrainingHead(Head[Member]):
             logs_lost_lines=self._logs_lost,
         )
         self.disk.replace(self.options.run_dir.result, atomic.as_json(codec.to_plain(result)))
-        self.event(RunEndedEvent(result=result))
+        self.event(events.RunEndedEvent(result=result))
         self.policy.dismiss_all()
         self._carry_out()
         began = time.monotonic()
@@ -370,7 +363,7 @@ class HeadPart:
     async def serve(self) -> None:
         """Work while the head conducts its run; cancelled at its end."""
 
-    def hear(self, event: RecordEvent) -> None:
+    def hear(self, event: events.RecordEvent) -> None:
         """Handle an event that has just been written."""
 
     def take_word(self, member: Member, message: messages.Message) -> bool:

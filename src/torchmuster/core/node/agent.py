@@ -22,18 +22,8 @@ from torchmuster.core.model import contract
 from torchmuster.core.model import progress as heartbeat
 from torchmuster.core.model.failure import OVERUSED, LeftProcess
 from torchmuster.core.model.lease import PING_EVERY_S
-from torchmuster.core.net import messages
+from torchmuster.core.net import ipc, messages
 from torchmuster.core.net.address import interface_of
-from torchmuster.core.net.ipc import (
-    AskMemory,
-    CallTaken,
-    DebuggerHeld,
-    IpcCall,
-    IpcServer,
-    StopAhead,
-    TrainingOver,
-    WorkerReport,
-)
 from torchmuster.core.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.node.options import AgentOptions
@@ -304,10 +294,10 @@ class Agent:
             loop.call_soon_threadsafe(self._showing.lose, lines, why)
 
         self.disk.on_loss = lose
-        worker_socket = IpcServer(
+        worker_socket = ipc.IpcServer(
             self._socket_path,
             lambda: self.attempts.last.running_pids if self.attempts.last is not None else set(),
-            WorkerReport,
+            ipc.WorkerReport,
             self._take_report,
             unknown_s=_UNKNOWN_S,
             on_odd=lambda why: self.tell(
@@ -627,21 +617,21 @@ class Agent:
 
     # Workers' reports, and signals.
 
-    async def _take_report(self, call: IpcCall[WorkerReport]) -> None:
+    async def _take_report(self, call: ipc.IpcCall[ipc.WorkerReport]) -> None:
         report, attempt = call.request, self.attempts.last
-        if isinstance(report, AskMemory):
+        if isinstance(report, ipc.AskMemory):
             await call.reply(self._memory.answer(report))
             return
         rank = attempt.note_report(call.root, report) if attempt is not None else None
         if rank is not None:
             match report:
-                case DebuggerHeld():
+                case ipc.DebuggerHeld():
                     self.send(messages.Debugger(rank=rank, **vars(report)))
-                case StopAhead():
+                case ipc.StopAhead():
                     self.send(messages.LastStop(rank=rank, reason=report.reason[:200]))
-                case TrainingOver(step=step, saved_step=saved):
+                case ipc.TrainingOver(step=step, saved_step=saved):
                     self.send(messages.TrainingEnded(rank=rank, step=step, saved_step=saved))
-        await call.reply(CallTaken())
+        await call.reply(ipc.CallTaken())
 
     def _read_stdin(self, fd: int) -> None:
         """Send what is typed here to the first rank of this node."""

@@ -16,18 +16,7 @@ from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.net import messages
 from torchmuster.launcher.facts import stacks as reading
 from torchmuster.launcher.facts.stacks import RankActivity, StackReading
-from torchmuster.launcher.head.hang_watch import (
-    START_S,
-    HangVerdict,
-    HangWatch,
-    Judgement,
-    Seen,
-    Stragglers,
-    WatchLimits,
-    describe_standing,
-    group_texts,
-    tell,
-)
+from torchmuster.launcher.head import hang_watch
 from torchmuster.launcher.model.progress import RankStack, StoreCall
 from torchmuster.launcher.net import part_messages
 
@@ -42,7 +31,7 @@ _MAX_LINES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartLook(Seen):
+class StartLook(hang_watch.Seen):
     """One rank in one look.
 
     Attributes:
@@ -161,7 +150,7 @@ def _does(one: StartLook, *, single: bool) -> str:
             one.source if len(one.source) <= _MAX_SOURCE else f"{one.source[: _MAX_SOURCE - 3]}..."
         )
         return f"{'is' if single else 'are'} at `{line}` ({standing.place})"
-    return describe_standing(standing, one.kernel, single=single)
+    return hang_watch.describe_standing(standing, one.kernel, single=single)
 
 
 def _at_which_store(away: Sequence[StartLook], store: str) -> str:
@@ -345,7 +334,7 @@ class HangMonitor:
         self,
         attempt: int,
         ranks: Mapping[int, str],
-        limits: WatchLimits | None,
+        limits: hang_watch.WatchLimits | None,
         folder: str,
         around: Surroundings,
         now: float,
@@ -359,9 +348,9 @@ class HangMonitor:
         self._around = around
         self._watch = self._start = None
         if limits is not None:
-            self._watch = HangWatch(limits=limits, ranks=self._ranks, began_at=now)
+            self._watch = hang_watch.HangWatch(limits=limits, ranks=self._ranks, began_at=now)
             self._start = StartWatch(limit_s=limits.start_s, store=store, relay_port=relay_port)
-        self._stragglers = Stragglers(nodes=dict(self._ranks))
+        self._stragglers = hang_watch.Stragglers(nodes=dict(self._ranks))
         self._question: _Question | None = None
         self._number = 0
         self._num_files = 0
@@ -451,7 +440,7 @@ class HangMonitor:
     def _answer(self, question: _Question) -> None:
         if not question.clients:
             return
-        sentence = tell(self._seen(question))
+        sentence = hang_watch.tell(self._seen(question))
         chunks = _chunks(self._lines(question))
         for ask_id, send in question.clients.items():
             for chunk in chunks:
@@ -463,14 +452,14 @@ class HangMonitor:
                 )
                 send(report)
 
-    def _seen(self, question: _Question) -> list[Seen]:
+    def _seen(self, question: _Question) -> list[hang_watch.Seen]:
         found = {one.rank: one for one in question.stacks}
         seen = []
         for rank, node in sorted(self._ranks.items()):
             one = found.get(rank)
             standing = standing_of(one) if one else StackReading(doing=RankActivity.UNKNOWN)
             kernel = one.kernel if one else "its agent did not answer"
-            seen.append(Seen(rank=rank, node=node, standing=standing, kernel=kernel))
+            seen.append(hang_watch.Seen(rank=rank, node=node, standing=standing, kernel=kernel))
         return seen
 
     def _lines(self, question: _Question) -> list[str]:
@@ -479,7 +468,7 @@ class HangMonitor:
             for one in sorted(question.stacks, key=lambda one: one.rank)
         ]
         silent = sorted(set(self._ranks) - {one.rank for one in question.stacks})
-        lines = group_texts(texts)
+        lines = hang_watch.group_texts(texts)
         if silent:
             lines.append(f"no answer for {name_ranks(silent)}")
         return lines
@@ -491,10 +480,10 @@ class HangMonitor:
             return None
         standings = {one.rank: (standing_of(one), one.kernel) for one in question.stacks}
         judgement = self._watch.judge(now, standings)
-        if judgement.verdict is HangVerdict.NOTHING:
+        if judgement.verdict is hang_watch.HangVerdict.NOTHING:
             return None
         path = self._write(judgement, question)
-        ends = judgement.verdict is HangVerdict.END
+        ends = judgement.verdict is hang_watch.HangVerdict.END
         self._around.event(
             HangEvent(
                 attempt=self.attempt,
@@ -523,14 +512,16 @@ class HangMonitor:
         if text:
             self._around.event(StartWaitEvent(attempt=self.attempt, text=text))
 
-    def _write(self, judgement: Judgement, question: _Question) -> str:
+    def _write(self, judgement: hang_watch.Judgement, question: _Question) -> str:
         path = os.path.join(self._folder, f"stacks-{min(self._num_files, _MAX_FILES)}.txt")
         self._num_files += 1
         text = "\n".join([judgement.sentence, "", *self._lines(question)])
         self._around.write_file(path, text + "\n")
         return path
 
-    def _end(self, now: float, judgement: Judgement, question: _Question, path: str) -> WorkerEnd:
+    def _end(
+        self, now: float, judgement: hang_watch.Judgement, question: _Question, path: str
+    ) -> WorkerEnd:
         rank = judgement.rank if judgement.rank is not None else -1
         mine = [one for one in question.stacks if one.rank == rank]
         trace = [judgement.sentence, *_short(mine), f"the stacks of all ranks: {path}"]
@@ -556,15 +547,15 @@ class HangMonitor:
         )
 
 
-def watch_limits(limits: Limits) -> WatchLimits | None:
+def watch_limits(limits: Limits) -> hang_watch.WatchLimits | None:
     """Return the limits of a run's watch; None: it is off."""
     if not limits.hang_s:
         return None
-    return WatchLimits(
+    return hang_watch.WatchLimits(
         floor_s=limits.hang_s,
         ceiling_s=limits.hang_most_s,
         blind_s=limits.hang_blind_s,
-        start_s=min(max(limits.hang_s / 6, _LEAST_START_S), START_S),
+        start_s=min(max(limits.hang_s / 6, _LEAST_START_S), hang_watch.START_S),
     )
 
 
@@ -622,8 +613,8 @@ def _short(stacks: list[RankStack]) -> list[str]:
     return [head, *lines]
 
 
-def _judgement_text(judgement: Judgement, path: str) -> str:
-    if judgement.verdict is HangVerdict.END:
+def _judgement_text(judgement: hang_watch.Judgement, path: str) -> str:
+    if judgement.verdict is hang_watch.HangVerdict.END:
         return f"{judgement.sentence}: the attempt is ended; stacks in {path}"
     return (
         f"{judgement.sentence}: if nothing moves, the attempt ends in {judgement.left_s:.0f} s"
