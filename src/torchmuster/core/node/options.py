@@ -115,6 +115,9 @@ class AgentOptions:
         return RunDir(self.run_dir or os.path.join(runs_dir(), run_id))
 
 
+# Variables: what of the job's head holds on other nodes, and how many threads workers get.
+
+
 THREADS = "OMP_NUM_THREADS"
 _OWN = frozenset(
     {

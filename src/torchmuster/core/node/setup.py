@@ -101,6 +101,9 @@ def remove_scratch(path: str) -> None:
         os.rmdir(path)
 
 
+# Who holds a folder, and the removal of those that nobody holds.
+
+
 _RECORD = "owner.json"
 _SOCKET_FOLDER = re.compile(r"muster-[a-z0-9_]{8}$")  # as tempfile.mkdtemp names it
 _GONE = ".gone"
@@ -293,6 +296,9 @@ def _remove(folder: str) -> None:
 
 
 _MAX_TAKES = 10
+
+
+# The setup itself.
 
 
 StartWith = Callable[[Program, Mapping[str, str]], None]

@@ -46,6 +46,9 @@ _Everybody = Callable[[], list[proc.ProcessFacts]]
 _UTIME, _STIME = 11, 12  # fields of /proc/PID/stat after the name, from 0
 
 
+# The progress of ranks.
+
+
 @dataclass(slots=True)
 class _Usage:
     """Total use of a rank and of the processes it has started, including those that have ended."""

@@ -124,6 +124,9 @@ def _check(code: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
+# The program `view`.
+
+
 VIEW_FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 
 

@@ -332,6 +332,9 @@ def try_torch(path: str, needs: EnvironmentNeeds) -> None:
         raise MusterError(what, why=last[0][:500] if last else f"status {said.status}")
 
 
+# The program `unpack`: the environment comes from a file that all nodes see.
+
+
 _SAY_EVERY_S = 0.25
 
 

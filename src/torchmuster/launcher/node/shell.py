@@ -490,6 +490,9 @@ class Transfer:
 _MAX_TAKES = 10
 
 
+# The whole setup, in the order of the module's docstring.
+
+
 class ShellWork(NodeWork):
     """The setup of a node that runs lines, unpacks an environment or stages files."""
 

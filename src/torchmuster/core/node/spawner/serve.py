@@ -37,6 +37,9 @@ from torchmuster.core.node.spawner import last_words, mainmodule, messages
 from torchmuster.core.node.spawner.mainmodule import WorkerTask
 from torchmuster.core.node.spawner.messages import BeginSpawner, ImportsRefused
 
+# What a spawner knows about the script before it forks: nothing here; another room reads the source
+# (table `script_readers`).
+
 
 class EarlyImports(ABC):
     """Imports at the top of the script, made once in the spawner for all its workers.
@@ -87,6 +90,9 @@ def read_script(config: BeginSpawner, at_start: Collection[str]) -> ScriptReader
     """Return what is known about the script; `at_start` are the modules that every interpreter starts with."""
     reader: type[ScriptReader] = next(plugs.every("script_readers"), ScriptReader)
     return reader(config, at_start)
+
+
+# The imports that are made once for all workers; or the reason why workers are fresh interpreters.
 
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # overrides OMP_NUM_THREADS

@@ -686,6 +686,9 @@ def _handed_over(call: ast.Call, aliases: Aliases) -> Iterator[Texts]:
 _LIBRARY = "torchmuster.train"
 
 
+# What it means for the spawner.
+
+
 class SourceReader(ScriptReader):
     """What the script's source says."""
 
