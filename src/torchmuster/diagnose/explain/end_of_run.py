@@ -22,7 +22,8 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.causes import CAUSES, ENDINGS, OBSERVED
+from torchmuster.diagnose.explain.catalogue.entry import ENDINGS, OBSERVED
+from torchmuster.diagnose.explain.catalogue.index import CAUSES
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import foreign_store, is_same, own_finding

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_PREFIX, Weight
-from torchmuster.diagnose.explain.causes import ENDINGS
+from torchmuster.diagnose.explain.catalogue.entry import ENDINGS, MESSAGE_PREFIX, Weight
 from torchmuster.diagnose.explain.events import (
     JobOutcome,
     LineRole,

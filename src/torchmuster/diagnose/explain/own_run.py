@@ -9,8 +9,7 @@ from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import Weight
-from torchmuster.diagnose.explain.causes import ENDINGS
+from torchmuster.diagnose.explain.catalogue.entry import ENDINGS, Weight
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.reading.patterns import match
 from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM

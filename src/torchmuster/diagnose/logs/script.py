@@ -4,33 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.catalogue.entry import Weight
+from torchmuster.diagnose.explain.catalogue.index import names_in
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogVerdict
 from torchmuster.diagnose.finding import Confidence, Finding, Level
 
 # The causes that a script's mistake leads to, by the name of lint's rule.
-_LEADS_TO: dict[str, tuple[str, ...]] = {
-    "head-only": ("launcher-on-too-few-nodes", "ranks-never-joined", "rank-missing-in-collective"),
-    "node-rank": ("wrong-node-rank", "ranks-never-joined"),
-    "several-per-node": ("port-taken", "duplicate-gpu", "different-sizes"),
-    "rdzv-id": ("different-ids", "rendezvous-closed"),
-    "fixed-port": ("port-taken",),
-    "own-endpoint": ("different-endpoints", "launcher-on-too-few-nodes"),
-    "own-address": ("loopback-address", "different-endpoints", "store-refused"),
-    "first-address": ("loopback-address", "store-unreachable", "firewall"),
-    "efa-provider": ("wrong-provider", "network-plugin"),
-    "gpus-per-task": ("gpu-ordinal", "duplicate-gpu"),
-    "gpus-variable": ("gpu-ordinal", "no-gpu", "duplicate-gpu"),
-    "no-gpus-requested": ("no-gpu",),
-    "workers-without-gpu": ("gpu-ordinal", "duplicate-gpu"),
-    "world-size-of-nodes": ("different-sizes", "ranks-never-joined"),
-    "pbsdsh-dashes": ("bad-arguments",),
-    "bare-pbsdsh": ("command-missing", "package-missing", "launcher-on-too-few-nodes"),
-    "windows-lines": ("command-missing", "bad-arguments"),
-    "not-exported": ("no-launcher", "command-missing"),
-    "not-carried": ("no-launcher", "command-missing"),
-    "no-time-limit": ("time-limit",),
-    "own-nccl": ("nccl-versions-differ", "wrong-library"),
-    "ping-to-itself": ("loopback-address",),
+_LEADS_TO = {
+    rule: tuple(causes.split(", ")) for rule, causes in names_in("script-leads-to").items()
 }
 
 

@@ -1,7 +1,8 @@
 """The form of a row: a message's wordings, its meaning, how much it tells, cause and remedy.
 
 All rows stand in the text files of this folder, a paragraph each (`launcher/files/paragraphs.py`): messages of programs in files by
-program, shapes of lines that many programs print in `lines.txt`, causes that rules argue in `rules.txt`.
+program, shapes of lines that many programs print in `lines.txt`, causes that rules argue in `rules.txt`, signs beside
+causes in `signs.txt`. `tables.txt` has tables of names and words.
 """
 
 import enum
@@ -46,6 +47,14 @@ class Weight:
     ENVELOPE = 10
 
 
+# How a rank ended, not why: a line that proves a cause says more.
+ENDINGS = frozenset(
+    {"exception", "exit-code", "killed", "bus-error", "aborted", "segfault", "signal"}
+)
+# What the lines themselves report: only what led to it can be in doubt.
+OBSERVED = ENDINGS | {"reported", "peer-lost"}
+
+
 _DEFAULTS_BY_TELLS = {
     Telling.PROVES: (Confidence.HIGH, Weight.SPECIFIC),
     Telling.NAMES: (Confidence.MEDIUM, Weight.PROGRAM + 1),
@@ -76,7 +85,7 @@ class Row:
         role: The role of a line with this message in the story of a failure.
         kind: The kind of its event; for a message that rules know already, theirs.
         raised: The meaning holds only for an exception's message, not anywhere in a line.
-        cause: A word of `causes.py`; empty when the row names no cause.
+        cause: A word of the table of causes; empty when the row names no cause.
         error: The sentence for the user.
         hint: What to change: one sentence, one command.
         hint_in: Hints for surroundings that the logs show: container, kubernetes, slurm, ...; or

@@ -9,6 +9,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from torchmuster.diagnose.explain.catalogue.entry import Row, Telling, read_rows
+from torchmuster.launcher.files.paragraphs import read_paragraphs
 
 # Stems: what a line must contain for a regular expression to match; searched first, for speed. A
 # stem is a piece of one word, in lower case and without digits, because the searched lines have all
@@ -112,7 +113,7 @@ def _longest_of(node: Mapping[str, Any]) -> str:
     return f"{joined}?" if "" in node else joined
 
 
-_OF_NO_PROGRAM = ("lines", "rules")
+_OF_NO_PROGRAM = ("lines", "rules", "signs", "tables")
 _STEMS = "stems.tsv"
 _NEVER_RAISED = (Telling.NOISE, Telling.FACT)
 _FOLDER = os.path.dirname(__file__)
@@ -195,3 +196,28 @@ RULE_ROWS: Mapping[str, Row] = {row.name: row for row in read_rows("rules")}
 def rule_rows(prefix: str) -> tuple[Row, ...]:
     """Return the rows of rules whose names begin with a prefix, in their order."""
     return tuple(row for name, row in RULE_ROWS.items() if name.startswith(prefix))
+
+
+def signs(prefix: str) -> dict[str, Row]:
+    """Return the rows of `signs.txt` whose names begin with a prefix, by the rest of their names."""
+    rows = {row.name: row for row in _SIGNS if row.name.startswith(prefix)}
+    return {name.removeprefix(prefix): row for name, row in rows.items()}
+
+
+_SIGNS = read_rows("signs")
+_TABLES = {
+    table.name: table.fields for table in read_paragraphs(os.path.join(_FOLDER, "tables.txt"))
+}
+
+
+def names_in(table: str) -> dict[str, str]:
+    """Return the names of a table of `tables.txt`, with what each stands for."""
+    return {name: values[0] for name, values in _TABLES[table].items()}
+
+
+def words_of_table(table: str) -> frozenset[str]:
+    """Return the words of a table of `tables.txt`."""
+    return frozenset(" ".join(_TABLES[table]["words"]).split())
+
+
+CAUSES = names_in("causes")

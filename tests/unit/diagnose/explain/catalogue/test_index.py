@@ -10,12 +10,12 @@ from torchmuster.diagnose.explain.advice.values import VALUES
 from torchmuster.diagnose.explain.catalogue.entry import Row, Telling, read_rows
 from torchmuster.diagnose.explain.catalogue.index import (
     CATALOGUE,
+    CAUSES,
     RULE_ROWS,
     known_stems,
     read_messages,
     stems_of_row,
 )
-from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.reading.patterns import LINES, ROLES, match
 
 ALWAYS = {"words", "who", "here", "named", "pair"} | set(VALUES)
