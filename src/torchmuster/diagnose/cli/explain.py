@@ -57,11 +57,11 @@ def explain(what: tuple[str, ...], script: str | None, as_json: bool) -> int:
     if script is not None:
         verdict = _with_script(verdict, script)
     if as_json:
-        from torchmuster.diagnose.explain.end_of_run import as_values
+        from torchmuster.diagnose.explain.own_run import as_values
 
         click.echo(json.dumps(as_values(verdict), indent=2))
     else:
-        from torchmuster.diagnose.explain.end_of_run import render_verdict
+        from torchmuster.diagnose.explain.own_run import render_verdict
 
         click.echo(render_verdict(verdict, own), nl=False)
     return _exit_code(verdict)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchmuster.diagnose.explain.catalogue.entry import Weight
-from torchmuster.diagnose.explain.catalogue.index import names_in
+from torchmuster.diagnose.explain.catalogue.index import Weight, names_in
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogVerdict
 from torchmuster.diagnose.finding import Confidence, Finding, Level
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.end_of_run import as_values, render_verdict
 from torchmuster.diagnose.explain.judge import judge
+from torchmuster.diagnose.explain.own_run import as_values, render_verdict
 from torchmuster.diagnose.explain.reading.ends import Notes, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
 from torchmuster.diagnose.logs import sources, zstd

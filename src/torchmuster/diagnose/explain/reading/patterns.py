@@ -11,8 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from torchmuster.diagnose.explain.catalogue.entry import Row, Telling, read_rows
-from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, names_in, shorten_stems
+from torchmuster.diagnose.explain.catalogue.index import (
+    CATALOGUE,
+    Row,
+    Telling,
+    names_in,
+    read_rows,
+    shorten_stems,
+)
 from torchmuster.diagnose.explain.events import LineRole
 
 # The C library's texts for the kernel's error numbers, in the languages in which logs are written.

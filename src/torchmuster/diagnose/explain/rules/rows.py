@@ -12,11 +12,9 @@ from functools import partial
 from string import Formatter
 from typing import Any
 
-from torchmuster.diagnose.explain.advice.said import place_in_code
-from torchmuster.diagnose.explain.advice.values import VALUES
+from torchmuster.diagnose.explain.advice import VALUES, place_in_code
 from torchmuster.diagnose.explain.case import ANYWHERE, Case
-from torchmuster.diagnose.explain.catalogue.entry import Row, Weight
-from torchmuster.diagnose.explain.catalogue.index import rule_rows, words_of_table
+from torchmuster.diagnose.explain.catalogue.index import Row, Weight, rule_rows, words_of_table
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.prefix import INFO
 from torchmuster.diagnose.explain.reading.tracebacks import opens_a_list

@@ -1,7 +1,7 @@
-"""Values for placeholders in advice that no message contains: a sum, a name, a line of code.
+"""What advice says beyond its row: the text and place of an event, and values that no message contains.
 
-Each value is computed from an event, and from the case where other lines have to be compared. It is
-empty where the log does not show it; then advice that needs it is not given (`rules/rows.py`).
+A value is a sum, a name, a line of code, a number about GPU memory. It is computed from an event, and from the case where other
+lines have to be compared. It is empty where the log does not show it; then advice that needs it is not given (`rules/rows.py`).
 """
 
 import difflib
@@ -10,20 +10,187 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 
-from torchmuster.diagnose.explain.advice.said import (
-    Value,
-    code_at,
-    first_of,
-    line_with,
-    lines_of,
-    remedy_of,
-    text_of,
-)
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.catalogue.index import names_in, words_of_table
-from torchmuster.diagnose.explain.events import LogEvent
-from torchmuster.diagnose.explain.reading.gpu_memory import GpuMemory, in_gib, read_memory
+from torchmuster.diagnose.explain.events import LogEvent, LogLine
+
+# Computes a value for advice; empty where the log does not show it.
+Value = Callable[[Case, LogEvent], str]
+
+
+def text_of(event: LogEvent) -> str:
+    """Return the text of an event: for an exception, its type and all lines of its message."""
+    if not event.get("type"):
+        return event.line.text
+    return f"{event.get('type')}: {event.get('message')}\n{event.get('more')}".strip()
+
+
+def first_of(regex: re.Pattern[str], text: str, group: str | int = 0) -> str:
+    """Return the first match of a regular expression, or an empty string."""
+    found = regex.search(text)
+    return (found[group] or "") if found is not None else ""
+
+
+def line_with(case: Case, words: str) -> str:
+    """Return the first kept line that contains these words; empty when there is none."""
+    return next((line.text for line in lines_of(case) if words in line.text), "")
+
+
+def lines_of(case: Case) -> Iterable[LogLine]:
+    """Yield the kept lines of a job: the first and last of each log, and those of events."""
+    for log in case.record.logs:
+        yield from log.header
+        yield from log.last
+    yield from (event.line for event in case.events)
+
+
+def place_in_code(event: LogEvent) -> str:
+    """Return file, line and code of the innermost frame of the user's own code."""
+    place = event.get("where") if event.get("own") else ""
+    if not place:
+        return ""
+    code = code_at(event)
+    name = place.rpartition("/")[2]
+    return f"{name}, `{code}`" if code else name
+
+
+def code_at(event: LogEvent) -> str:
+    """Return the code at an event's place, as its traceback shows it."""
+    path, _, number = event.get("where").rpartition(":")
+    for frame, code in pairwise(event.detail):
+        if f'"{path}", line {number}' in frame and not code.lstrip().startswith("File "):
+            text = code.strip()
+            return text if len(text) <= _CODE_SHOWN else f"{text[:_CODE_SHOWN]}..."
+    return ""
+
+
+_CODE_SHOWN = 100
+
+
+_REMEDY = re.compile(
+    r"(?:^|[.;:,!?]\s+|\n\s*)(?P<words>(?:(?:[Pp]lease|[Tt]ry|[Mm]ake sure|[Cc]onsider|[Ss]et|[Uu]se|[Rr]un|[Pp]ass|[Ii]nstall|[Uu]pgrade"
+    r"|[Dd]id you mean|[Ee]nsure|[Ss]ee|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Dd]isable|[Ee]nable|[Yy]ou (?:can|should|must|need to|may want to))\b[:, ]"
+    r"|(?:[Ii]f [^.\n]{5,120}, )(?:please |try |consider |increase |set |use |run )).{8,240}?)(?=\.(?:\s|$)|\n|$)"
+)
+_NO_REMEDY = re.compile(
+    r"(?:full|complete|stack|C\+\+) ?(?:stack ?)?trace|_FULL_ERROR|STACKTRACES|NCCL_DEBUG|deprecated|will be removed|"
+    r"[Pp]lease (?:report|file|open|contact|check (?:the|your) (?:log|stack))|[Ss]ee (?:above|the stack|stack|exceptions?)|issue|traceback|refer to|https?:|file a bug"
+)
+
+
+_BROKEN_SENTENCE = re.compile(r"(?<=[\w,])\n+(?=[a-z\"'`(])")
+_ELSEWHERE = ("On Windows,", "on Windows,", "On macOS,", "on macOS,")
+
+
+def remedy_of(event: LogEvent) -> str:
+    """Return the remedy that a message proposes; empty when it proposes none."""
+    text = _BROKEN_SENTENCE.sub(" ", text_of(event).partition(": ")[2])
+    for found in _REMEDY.finditer(text):
+        if text[: found.start("words")].rstrip().endswith(_ELSEWHERE):
+            continue
+        words = " ".join(found["words"].split())
+        if not _NO_REMEDY.search(words):
+            return words
+    return ""
+
+
+_SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "bytes": 1}
+_SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>[KMGT]iB|bytes|B)"
+# torch 1.x to 2.0: (GPU 0; 23.65 GiB total capacity; 12.87 GiB already allocated; 496.00 MiB free;
+#   13.06 GiB reserved ...
+# torch 2.1 on: GPU 0 has a total capacity of 79.19 GiB of which 41.50 MiB is free. ... this process
+#   has 4.28 GiB memory in use
+_ASKED = re.compile(r"[Tt]ried to allocate " + _SIZE.format("asked"))
+_TOTAL = re.compile(
+    rf"total capac?i?ty of {_SIZE.format('total')}|{_SIZE.format('old_total')} total capacity"
+)
+_FREE = re.compile(rf"of which {_SIZE.format('free')} is free|{_SIZE.format('old_free')} free")
+_OWN = re.compile(
+    rf"this process has {_SIZE.format('own')} memory in use|{_SIZE.format('old_own')} reserved in total by PyTorch"
+)
+_UNUSED = re.compile(rf"{_SIZE.format('unused')} is reserved by PyTorch but unallocated")
+_ALLOCATED = re.compile(
+    rf"Of the allocated memory {_SIZE.format('allocated')} is allocated by PyTorch"
+)
+_GPU = re.compile(r"\bGPU (?P<gpu>\d+)\b")
+_OTHERS = re.compile(rf"\bProcess (?P<pid>\d+) has {_SIZE.format('used')} memory in use")
+_ALLOWED = re.compile(rf"\b{_SIZE.format('allowed')} allowed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """The numbers in torch's message about a GPU, in bytes; None for those that are missing.
+
+    Attributes:
+        allowed: The cap for the process.
+        largest_other: The other process that holds most, with its size; empty when none is named.
+    """
+
+    gpu: str
+    asked: float | None
+    total: float | None
+    free: float | None
+    own: float | None
+    unused: float | None
+    allowed: float | None
+    largest_other: str
+
+    @property
+    def others(self) -> float:
+        """The bytes that are neither free nor held by the process that wrote the message."""
+        if self.total is None or self.free is None or self.own is None:
+            return 0.0
+        return max(0.0, self.total - self.free - self.own)
+
+
+def read_memory(text: str) -> GpuMemory:
+    """Return the numbers of a message about a GPU's memory."""
+    gpu = _GPU.search(text)
+    own, allocated, unused = _bytes(_OWN, text), _bytes(_ALLOCATED, text), _bytes(_UNUSED, text)
+    if own is None and allocated is not None:
+        own = allocated + (unused or 0.0)
+    return GpuMemory(
+        gpu=gpu["gpu"] if gpu is not None else "?",
+        asked=_bytes(_ASKED, text),
+        total=_bytes(_TOTAL, text),
+        free=_bytes(_FREE, text),
+        own=own,
+        unused=unused,
+        allowed=_bytes(_ALLOWED, text),
+        largest_other=_largest_other(text, _bytes(_TOTAL, text)),
+    )
+
+
+def in_gib(size: float) -> str:
+    """Return a size for people."""
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 28 else f"{size / (1 << 20):.0f} MiB"
+
+
+def _largest_other(text: str, total: float | None) -> str:
+    """Return the process that holds most, without the impossible sizes that containers show."""
+    sizes = {
+        found["pid"]: float(found["used"]) * _SIZES[found["used_unit"]]
+        for found in _OTHERS.finditer(text)
+    }
+    possible = {pid: size for pid, size in sizes.items() if total is None or size <= total}
+    if not possible:
+        return ""
+    pid = max(possible, key=lambda pid: possible[pid])
+    return f"process {pid} ({in_gib(possible[pid])})"
+
+
+def _bytes(regex: re.Pattern[str], text: str) -> float | None:
+    found = regex.search(text)
+    if found is None:
+        return None
+    name = next(
+        key for key, value in found.groupdict().items() if value and not key.endswith("_unit")
+    )
+    return float(found[name]) * _SIZES[found[f"{name}_unit"]]
+
 
 # Packages that are installed under their own name, under another, or against the installed torch.
 _SAME_NAME = words_of_table("same-name")
