@@ -23,7 +23,7 @@ from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, CAUSES, RULE
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import render_verdict
 from torchmuster.diagnose.finding import Confidence
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 
 FOLDER = "errors"

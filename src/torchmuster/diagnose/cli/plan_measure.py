@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from torchmuster.core.files.layout import short_id
+from torchmuster.diagnose.cli.plan import say_bytes, say_link
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
 from torchmuster.diagnose.plan.scaling import Arrival, Cluster, NetworkLink, Work
 from torchmuster.errors import MusterError, NotFoundError
@@ -121,8 +122,6 @@ def read_cluster(found: dict[str, Any]) -> tuple[Cluster, list[str]]:
 
 
 def _say_fit(who: str, backend: str, fit: RingFit) -> str:
-    from torchmuster.diagnose.cli.plan_view import say_bytes, say_link
-
     link = say_link(NetworkLink(latency_s=fit.latency_s, bytes_per_s=fit.bytes_per_s))
     text = f"{who}: {link}; measured with {backend}, R² {fit.r_squared:.4f}"
     if not fit.sags:

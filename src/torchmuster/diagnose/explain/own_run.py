@@ -1,8 +1,8 @@
-"""Verdicts on muster's own runs, and a verdict as text.
+"""Verdicts with further evidence: muster's own record, the job's script; and a verdict as text.
 
 The head saw every end in its order, so its first failing rank, signal or memory counter outweighs any guess and stays in the first
 line. At the end of a run whose head knows only that a rank ended, or that one lost another, the beginnings and ends of the ranks'
-logs are searched for the reason, within a time limit.
+logs are searched for the reason, within a time limit. What lint finds in a job's script is compared with what the logs show.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.index import CAUSES, ENDINGS, OBSERVED, Weight
+from torchmuster.diagnose.explain.catalogue.index import CAUSES, ENDINGS, OBSERVED, Weight, names_in
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.reading.ends import LogSource, first_and_last
@@ -31,7 +31,7 @@ from torchmuster.diagnose.explain.reading.patterns import match
 from torchmuster.diagnose.explain.reading.scan import read_sources
 from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM
 from torchmuster.diagnose.explain.rules.signals import meaning_of
-from torchmuster.diagnose.finding import Confidence
+from torchmuster.diagnose.finding import Confidence, Finding, Level
 from torchmuster.errors import HeadLostError
 from torchmuster.launcher.model.run import RunRecord, fold_run
 
@@ -484,3 +484,45 @@ def _distinct_lines(lines: Sequence[LogLine]) -> list[LogLine]:
     """Return the first few lines, each text once."""
     once = {line.text: line for line in reversed(lines)}
     return sorted(once.values(), key=lambda line: line.order)[:_MAX_EVIDENCE]
+
+
+# The causes that a script's mistake leads to, by the name of lint's rule.
+_LEADS_TO = {
+    rule: tuple(causes.split(", ")) for rule, causes in names_in("script-leads-to").items()
+}
+
+
+def with_script(verdict: LogVerdict, found: Sequence[tuple[str, int, Finding]]) -> LogVerdict:
+    """Return a verdict with the evidence of the job's script.
+
+    Args:
+        verdict: From the logs.
+        found: Lint's findings: the script's name, the line, the finding.
+    """
+    if verdict.outcome in (JobOutcome.ENDED_WELL, JobOutcome.RUNNING):
+        return verdict
+    first = verdict.first
+    for name, line, finding in found:
+        if first is not None and first.cause in _LEADS_TO.get(finding.cause, ()):
+            return replace(verdict, found=(_agreed(first, name, line, finding), *verdict.found[1:]))
+    errors = [one for one in found if one[2].level is Level.FAILURE]
+    if not errors or (first is not None and first.confidence is not Confidence.LOW):
+        return verdict
+    name, line, finding = errors[0]
+    own = LogFinding(
+        cause=_LEADS_TO.get(finding.cause, ("bad-arguments",))[0],
+        error=finding.error,
+        confidence=Confidence.MEDIUM,
+        weight=Weight.LAUNCH,
+        at=f"{name}:{line}",
+        because=(*finding.because, "the logs name no other cause"),
+        hint=finding.hint,
+    )
+    return replace(verdict, found=(own, *verdict.found), outcome=JobOutcome.FAILED)
+
+
+def _agreed(first: LogFinding, name: str, line: int, finding: Finding) -> LogFinding:
+    """Return a cause on which logs and script agree, with the script's line and its fix."""
+    sure = Confidence.MEDIUM if first.confidence is Confidence.LOW else first.confidence
+    because = (*first.because, f"{name}:{line}: {finding.error}")
+    return replace(first, because=because, confidence=sure, hint=finding.hint or first.hint)
