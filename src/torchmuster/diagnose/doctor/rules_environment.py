@@ -2,6 +2,7 @@
 
 import difflib
 import ipaddress
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,15 +12,29 @@ from torchmuster.diagnose.doctor.checks import LONG, TEXTS, Check, Equal, NodePa
 from torchmuster.diagnose.doctor.show import Rule, Situation, differ, names_of
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.collect import TorchFacts
+from torchmuster.launcher.files.paragraphs import read_paragraphs
 from torchmuster.launcher.model.network import matches
 
-# Grammars of the variables that users set for NCCL, Gloo, libfabric and torch. Sources: NCCL's user
-# guide, "Environment Variables"; torch/csrc/distributed (socket names of Gloo, TORCH_* of
-# ProcessGroupNCCL); libfabric's fi_provider(7). The checks find values that the reading program
+# Grammars of the variables in `variables.txt`. The checks find values that the reading program
 # ignores without a message.
 
 
 WordCheck = Callable[[str], str | None]
+_TABLES = {
+    table.name: table.fields
+    for table in read_paragraphs(os.path.join(os.path.dirname(__file__), "variables.txt"))
+}
+
+
+def _values(table: str) -> dict[str, str]:
+    return {name: values[0] for name, values in _TABLES[table].items()}
+
+
+def _names(table: str) -> list[str]:
+    return " ".join(_TABLES[table]["names"]).split()
+
+
+_PROVIDERS = _names("providers")
 
 
 def _words(*allowed: str) -> WordCheck:
@@ -81,30 +96,6 @@ def _threads(text: str) -> str | None:
     return None if good else "it takes a number of threads from 1 on"
 
 
-_PROVIDERS = [
-    "cxi",
-    "efa",
-    "verbs",
-    "tcp",
-    "sockets",
-    "shm",
-    "psm2",
-    "psm3",
-    "opx",
-    "gni",
-    "udp",
-    "ofi_rxm",
-    "ofi_rxd",
-    "mrail",
-    "hook_debug",
-    "lnx",
-    "usnic",
-    "ucx",
-    "net",
-    "xpmem",
-]
-
-
 def _provider(text: str) -> str | None:
     words = [
         w.strip() for part in text.lstrip("^").split(",") for w in part.split(";") if w.strip()
@@ -123,95 +114,19 @@ def _pairs(text: str) -> str | None:
     return None if good else "it takes name:value, separated by commas"
 
 
-_SWITCH = _whole(0, 1)
-_DISTANCE = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS", "0", "1", "2", "3", "4", "5")
 GRAMMAR: Mapping[str, WordCheck] = {
+    **{name: _whole(*map(int, limits.split())) for name, limits in _values("whole").items()},
+    **{name: _words(*allowed.split(", ")) for name, allowed in _values("words").items()},
     "NCCL_SOCKET_IFNAME": _interfaces_of_nccl,
-    "NCCL_SOCKET_FAMILY": _words("AF_INET", "AF_INET6"),
-    "NCCL_SOCKET_NTHREADS": _whole(1, 16),
-    "NCCL_NSOCKS_PERTHREAD": _whole(1, 16),
-    "NCCL_SOCKET_RETRY_CNT": _whole(0),
-    "NCCL_DEBUG": _words("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE"),
-    "NCCL_IB_DISABLE": _SWITCH,
-    "NCCL_IB_TIMEOUT": _whole(0, 31),
-    "NCCL_IB_RETRY_CNT": _whole(0, 7),
-    "NCCL_IB_GID_INDEX": _whole(-1, 255),
-    "NCCL_IB_TC": _whole(0, 255),
-    "NCCL_IB_SL": _whole(0, 15),
-    "NCCL_IB_QPS_PER_CONNECTION": _whole(1, 128),
-    "NCCL_CROSS_NIC": _whole(0, 2),
-    "NCCL_P2P_DISABLE": _SWITCH,
-    "NCCL_P2P_LEVEL": _words(*_DISTANCE),
-    "NCCL_NET_GDR_LEVEL": _words(*_DISTANCE),
-    "NCCL_SHM_DISABLE": _SWITCH,
-    "NCCL_BUFFSIZE": _whole(1),
-    "NCCL_NTHREADS": _words("64", "128", "256", "512"),
-    "NCCL_MIN_NCHANNELS": _whole(1, 64),
-    "NCCL_MAX_NCHANNELS": _whole(1, 64),
-    "NCCL_CUMEM_ENABLE": _whole(-2, 1),
-    "NCCL_NVLS_ENABLE": _whole(0, 2),
-    "NCCL_DMABUF_ENABLE": _SWITCH,
-    "NCCL_IGNORE_CPU_AFFINITY": _SWITCH,
-    "NCCL_LAUNCH_MODE": _words("PARALLEL", "GROUP"),
     "GLOO_SOCKET_IFNAME": _plain_interfaces,
     "TP_SOCKET_IFNAME": _plain_interfaces,
     "FI_PROVIDER": _provider,
     "OMP_NUM_THREADS": _threads,
     "CUDA_VISIBLE_DEVICES": _devices,
-    "TORCH_DISTRIBUTED_DEBUG": _words("OFF", "INFO", "DETAIL"),
-    "TORCH_CPP_LOG_LEVEL": _words("INFO", "WARNING", "ERROR", "FATAL"),
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": _whole(0, 3),
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": _whole(1),
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": _whole(0),
     "PYTORCH_CUDA_ALLOC_CONF": _pairs,
 }
-# Known variables with free values, so that they do not count as misspelled.
-_FREE = [
-    "NCCL_NET",
-    "NCCL_NET_PLUGIN",
-    "NCCL_IB_HCA",
-    "NCCL_DEBUG_FILE",
-    "NCCL_DEBUG_SUBSYS",
-    "NCCL_TOPO_FILE",
-    "NCCL_TOPO_DUMP_FILE",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_COMM_ID",
-    "NCCL_CONF_FILE",
-    "NCCL_TUNER_PLUGIN",
-    "NCCL_NCHANNELS_PER_NET_PEER",
-    "NCCL_IB_PCI_RELAXED_ORDERING",
-    "NCCL_IB_ADAPTIVE_ROUTING",
-    "NCCL_NET_GDR_READ",
-    "NCCL_NET_GDR_C2C",
-    "NCCL_MAX_CTAS",
-    "NCCL_MIN_CTAS",
-    "NCCL_CGA_CLUSTER_SIZE",
-    "NCCL_GRAPH_MIXING_SUPPORT",
-    "NCCL_MNNVL_ENABLE",
-    "NCCL_P2P_NET_CHUNKSIZE",
-    "NCCL_PXN_DISABLE",
-    "NCCL_OOB_NET_IFNAME",
-    "NCCL_IB_MERGE_NICS",
-    "NCCL_IB_SPLIT_DATA_ON_QPS",
-    "NCCL_LL_BUFFSIZE",
-    "NCCL_LL128_BUFFSIZE",
-    "NCCL_SET_THREAD_NAME",
-    "TORCH_NCCL_BLOCKING_WAIT",
-    "TORCH_NCCL_ENABLE_MONITORING",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    "TORCH_SHOW_CPP_STACKTRACES",
-    "TORCH_LOGS",
-    "TORCH_HOME",
-    "TORCH_CUDA_ARCH_LIST",
-    "TORCH_EXTENSIONS_DIR",
-]
-_OLD = {
-    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
-    "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
-}
+_FREE = _names("free")
+_OLD = _values("old")
 
 
 def problem_of(name: str, value: str) -> str | None:
@@ -244,7 +159,6 @@ def meant(name: str) -> str | None:
 # Source: CUDA Compatibility guide, "Minor Version Compatibility": each major version's first
 # driver.
 _FIRST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
-_ONE_ENVIRONMENT = "use one environment on all nodes"
 
 
 def _torch(situation: Situation) -> dict[str, TorchFacts]:

@@ -411,40 +411,8 @@ def _compiler_package(_case: Case, event: LogEvent) -> str:
     return next((package for regex, _, package in _COMPILERS if regex.search(text_of(event))), "")
 
 
-def _spelling(_case: Case, event: LogEvent) -> str:
-    """Return the name that Python proposes for one that does not exist."""
-    return first_of(re.compile(r"Did you mean:? [^?]{1,80}\?"), text_of(event))
-
-
-OF_NAMES: Mapping[str, Value] = {
-    "missing_option": _missing_option,
-    "distribution": _distribution,
-    "pip_install": _pip_install,
-    "meant_command": _meant_command,
-    "meant_module": _meant_module,
-    "hiding_file": _hiding_file,
-    "lmod": _lmod,
-    "existing_cluster": _existing_cluster,
-    "meant_file": _meant_file,
-    "folder_to_make": _folder_to_make,
-    "home_path": _home_path,
-    "relative_path": _relative_path,
-    "on_tmp": _on_tmp,
-    "meant_option": _meant_option,
-    "cache_variable": _cache_variable,
-    "spelling": _spelling,
-    "compiler": _compiler,
-    "compiler_package": _compiler_package,
-}
-
-
 # Values for advice about tensors: devices, sizes, data types, what a checkpoint holds.
 
-
-# Devices.
-
-
-# Sizes.
 
 _PRODUCT = re.compile(r"\((?P<rows>\d+)x(?P<have>\d+) and (?P<want>\d+)x\d+\)")
 _VIEW = re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)")
@@ -488,26 +456,6 @@ def _position_table(_case: Case, event: LogEvent) -> str:
 
 
 _POSITION = re.compile(r"\bwpe\b|position|\bpos(?:_?emb\w*)?\b|positional", re.IGNORECASE)
-
-
-def _max_tokens(case: Case, _event: LogEvent) -> str:
-    return first_of(_TOKENS, line_with(case, "longer than the specified maximum"), "most")
-
-
-def _num_tokens(case: Case, _event: LogEvent) -> str:
-    return first_of(_TOKENS, line_with(case, "longer than the specified maximum"), "tokens")
-
-
-def _stored_key(_case: Case, event: LogEvent) -> str:
-    return first_of(_STORED, text_of(event), "key")
-
-
-def _stored_shape(_case: Case, event: LogEvent) -> str:
-    return first_of(_STORED, text_of(event), "stored")
-
-
-def _built_shape(_case: Case, event: LogEvent) -> str:
-    return first_of(_STORED, text_of(event), "built")
 
 
 def _stored_rows(_case: Case, event: LogEvent) -> str:
@@ -598,32 +546,6 @@ def _empty_split(_case: Case, event: LogEvent) -> str:
     return "num_samples" if re.search(r"assert .*num_samples > 0", code_at(event)) else ""
 
 
-# Data types.
-
-
-OF_TENSORS: Mapping[str, Value] = {
-    "matrix_have": _matrix_have,
-    "matrix_want": _matrix_want,
-    "odd_view": _odd_view,
-    "position_table": _position_table,
-    "max_tokens": _max_tokens,
-    "num_tokens": _num_tokens,
-    "stored_key": _stored_key,
-    "stored_shape": _stored_shape,
-    "built_shape": _built_shape,
-    "stored_rows": _stored_rows,
-    "built_rows": _built_rows,
-    "wrapper_prefix": _module_prefix,
-    "last_index": _last_index,
-    "fitting_batch": _fitting_batch,
-    "fitting_world": _fitting_world,
-    "tensor_sizes": _tensor_sizes,
-    "train_batch": _train_batch,
-    "classes_needed": _classes_needed,
-    "empty_split": _empty_split,
-}
-
-
 # The memory of GPUs.
 
 
@@ -696,10 +618,6 @@ _FREE_AT_START = re.compile(
 _ONLY_HAS = re.compile(r"your machine only has: \[([\d, ]*)\]")
 
 
-def _cache_tokens(_case: Case, event: LogEvent) -> str:
-    return first_of(_CACHE_TOKENS, text_of(event), 1)
-
-
 def _free_share(_case: Case, event: LogEvent) -> str:
     """Return the share of a GPU that was free when vLLM started, lowered by 5 %."""
     found = _FREE_AT_START.search(text_of(event))
@@ -741,9 +659,55 @@ def _cpu_build(_case: Case, event: LogEvent) -> str:
     return "CPU build" if re.search(r"not (?:been )?compiled with CUDA", text_of(event)) else ""
 
 
+def _in_text(regex: re.Pattern[str], group: str | int = 0) -> Value:
+    """Return a value that is a part of an event's text."""
+    return lambda _case, event: first_of(regex, text_of(event), group)
+
+
+def _too_long(group: str) -> Value:
+    """Return a value of the tokenizer's warning about a sequence that is too long."""
+    words = "longer than the specified maximum"
+    return lambda case, _event: first_of(_TOKENS, line_with(case, words), group)
+
+
 VALUES: Mapping[str, Value] = {
-    **OF_TENSORS,
-    **OF_NAMES,
+    "matrix_have": _matrix_have,
+    "matrix_want": _matrix_want,
+    "odd_view": _odd_view,
+    "position_table": _position_table,
+    "max_tokens": _too_long("most"),
+    "num_tokens": _too_long("tokens"),
+    "stored_key": _in_text(_STORED, "key"),
+    "stored_shape": _in_text(_STORED, "stored"),
+    "built_shape": _in_text(_STORED, "built"),
+    "stored_rows": _stored_rows,
+    "built_rows": _built_rows,
+    "wrapper_prefix": _module_prefix,
+    "last_index": _last_index,
+    "fitting_batch": _fitting_batch,
+    "fitting_world": _fitting_world,
+    "tensor_sizes": _tensor_sizes,
+    "train_batch": _train_batch,
+    "classes_needed": _classes_needed,
+    "empty_split": _empty_split,
+    "missing_option": _missing_option,
+    "distribution": _distribution,
+    "pip_install": _pip_install,
+    "meant_command": _meant_command,
+    "meant_module": _meant_module,
+    "hiding_file": _hiding_file,
+    "lmod": _lmod,
+    "existing_cluster": _existing_cluster,
+    "meant_file": _meant_file,
+    "folder_to_make": _folder_to_make,
+    "home_path": _home_path,
+    "relative_path": _relative_path,
+    "on_tmp": _on_tmp,
+    "meant_option": _meant_option,
+    "cache_variable": _cache_variable,
+    "spelling": _in_text(re.compile(r"Did you mean:? [^?]{1,80}\?")),
+    "compiler": _compiler,
+    "compiler_package": _compiler_package,
     "memory_asked": _of_memory(lambda memory: memory.asked),
     "memory_total": _of_memory(lambda memory: memory.total),
     "memory_own": _of_memory(lambda memory: memory.own),
@@ -751,7 +715,7 @@ VALUES: Mapping[str, Value] = {
     "steps_before": _steps_before,
     "open_files": _open_files,
     "pace": _pace,
-    "cache_tokens": _cache_tokens,
+    "cache_tokens": _in_text(_CACHE_TOKENS, 1),
     "free_share": _free_share,
     "gpus_here": _gpus_here,
     "ray_share": _ray_share,
