@@ -26,9 +26,12 @@ from torchmuster.diagnose.plan.scaling import (
     NetworkLink,
     Prediction,
     Work,
+    format_seconds,
     layouts,
     parse_link,
     predict,
+    say_bytes,
+    say_link,
     suggest,
     with_gradients_of,
 )
@@ -430,28 +433,6 @@ def _read_link(option: str, text: str | None, found: list[UsageError]) -> Networ
 BAR = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _COMPUTES, _WAITS = "#4c78a8", "#e45756"
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a time for people: `470 ms`, `4.78 s`."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}"
-    return ""
-
-
-def say_bytes(size_bytes: float) -> str:
-    """Return a size in decimal units, as networks count: `2.6 GB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB"
-
-
-def say_link(link: NetworkLink) -> str:
-    """Return a link for people: `2.75 GB/s, 50 us a hop`."""
-    return f"{say_bytes(link.bytes_per_s)}/s, {format_seconds(link.latency_s)} a hop"
 
 
 def prediction_table(predictions: Sequence[Prediction]) -> str:

@@ -11,9 +11,15 @@ from typing import Any
 import click
 
 from torchmuster.core.files.layout import short_id
-from torchmuster.diagnose.cli.plan import say_bytes, say_link
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
-from torchmuster.diagnose.plan.scaling import Arrival, Cluster, NetworkLink, Work
+from torchmuster.diagnose.plan.scaling import (
+    Arrival,
+    Cluster,
+    NetworkLink,
+    Work,
+    say_bytes,
+    say_link,
+)
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.launcher.facts import step_probe, tiny_job
 

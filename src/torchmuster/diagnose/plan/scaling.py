@@ -345,6 +345,28 @@ def parse_link(text: str) -> NetworkLink | None:
     return NetworkLink(latency_s=latency_s, bytes_per_s=bytes_per_s) if bytes_per_s > 0 else None
 
 
+def format_seconds(seconds: float) -> str:
+    """Return a time for people: `470 ms`, `4.78 s`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    return ""
+
+
+def say_bytes(size_bytes: float) -> str:
+    """Return a size in decimal units, as networks count: `2.6 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} TB"
+
+
+def say_link(link: NetworkLink) -> str:
+    """Return a link for people: `2.75 GB/s, 50 us a hop`."""
+    return f"{say_bytes(link.bytes_per_s)}/s, {format_seconds(link.latency_s)} a hop"
+
+
 def next_faster(link: NetworkLink) -> tuple[str, NetworkLink] | None:
     """Return names and link of the slowest network that is at least twice as fast, or None."""
     faster = [
