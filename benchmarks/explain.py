@@ -123,7 +123,7 @@ def measure(path: Path) -> None:
     sys.path.insert(0, SOURCE)
     from torchmuster.diagnose.explain.case import Case
     from torchmuster.diagnose.explain.judge import judge
-    from torchmuster.diagnose.logs.sources import read_logs
+    from torchmuster.diagnose.logs import read_logs
 
     began, cpu = time.monotonic(), time.process_time()
     record = read_logs([str(path)], year=2026)

@@ -19,13 +19,11 @@ from typing import Any
 from by_cause import CONFIRM, CURES_OF, MEANING, MEANINGS_OF
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import Row, Telling
-from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS
-from torchmuster.diagnose.explain.causes import CAUSES
-from torchmuster.diagnose.explain.end_of_run import render_verdict
+from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, CAUSES, RULE_ROWS, Row, Telling
 from torchmuster.diagnose.explain.judge import judge
+from torchmuster.diagnose.explain.own_run import render_verdict
 from torchmuster.diagnose.finding import Confidence
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
 
 FOLDER = "errors"

@@ -10,8 +10,7 @@ import pytest
 
 from kit.browser import Look, chromium, needs_chromium
 from kit.command import ran
-from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS, read_messages
-from torchmuster.diagnose.explain.causes import CAUSES
+from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, CAUSES, RULE_ROWS, read_messages
 from torchmuster.launcher.files.paragraphs import read_paragraphs
 
 ROOT = Path(__file__).parents[2]

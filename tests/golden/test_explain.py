@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.end_of_run import render_verdict
 from torchmuster.diagnose.explain.judge import judge
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.explain.own_run import render_verdict
+from torchmuster.diagnose.logs import read_logs
 
 INCIDENTS = Path(__file__).parents[1] / "incidents"
 SHOWN = (

@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.core.files import atomic
@@ -22,9 +22,10 @@ from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import nearest_folder
 from torchmuster.core.owner.record import read_events, read_result
 from torchmuster.diagnose.doctor import show
+from torchmuster.diagnose.doctor.checks import TEXTS
 from torchmuster.diagnose.doctor.compare import compare, exit_code
 from torchmuster.diagnose.doctor.rules_gpu import cause_of_call
-from torchmuster.diagnose.doctor.show import NodeView, Situation, names_of
+from torchmuster.diagnose.doctor.show import NodeView, Situation
 from torchmuster.diagnose.finding import Finding, Level, worst_first
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
 from torchmuster.errors import MusterError
@@ -113,8 +114,6 @@ def check_this_machine(script: str | None) -> Outcome:
         script=os.path.abspath(script) if script else None,
     )
     facts = collect(order)
-    from dataclasses import replace
-
     node = NodeView(name="this machine", facts=replace(facts, torch=own_torch()), machine="here")
     situation = Situation(nodes=(node,), is_long=True, script_is_program=False)
     findings = compare(situation)
@@ -178,16 +177,11 @@ def _failed_calls(run_dir: RunDir, came: set[str], result: Result | None) -> lis
         match = _last_call(path) if node not in came else None
         if match is not None:
             seen.setdefault((match["head"], match["why"]), []).append(node)
-    because = (result.report.error,) if result is not None and result.report is not None else ()
+    because = [result.report.error] if result is not None and result.report is not None else []
     return [
-        Finding(
-            level=Level.FAILURE,
+        replace(
+            TEXTS["head-not-reached"].finding(nodes, head=head, why=why, because=because),
             cause=cause_of_call((why,)),
-            error=f"{names_of(nodes)} can't reach the head at {head}: {why}",
-            at=names_of(nodes),
-            because=because,
-            hint="`ip route get ADDRESS` and `nft list ruleset` on both; choose nodes that share an open network",
-            weight=99,
         )
         for (head, why), nodes in seen.items()
     ]
@@ -258,44 +252,18 @@ def _judge_job(job: dict[str, Any] | None, result: Result | None) -> list[Findin
     if result is not None and result.report is not None and not _ended_well(result):
         return [_from_report(result.report, "tiny-job-failed")]
     if job is None:
-        what = "the test job said nothing"
-        return [Finding(level=Level.WARNING, cause="unknown", error=what)]
+        return [TEXTS["job-said-nothing"].finding([])]
     found = []
     if not job.get("right", False):
-        found.append(
-            Finding(
-                level=Level.FAILURE,
-                cause="wrong-sums",
-                error="an all-reduce gave wrong sums",
-                because=("memory, a network card or a driver damages data in silence",),
-                hint="run it again on fewer nodes until the bad one is found",
-                weight=97,
-            )
-        )
+        found.append(TEXTS["wrong-sums"].finding([]))
     fit = fit_of(job)
     # On one machine the ranks share processors: scattered times prove nothing.
     if fit is None or len(job.get("ranks_per_host", ())) < 2:
         return found
     if fit.r_squared < _GOOD_FIT:
-        found.append(
-            Finding(
-                level=Level.NOTE,
-                cause="slow-path",
-                error="the times of the all-reduces scatter: the network is uneven, or busy",
-                because=(describe_fit(fit),),
-                hint="muster doctor --seconds 5, when nothing else runs on these nodes",
-            )
-        )
+        found.append(TEXTS["sums-scatter"].finding([], fit=describe_fit(fit)))
     elif fit.sags:
-        found.append(
-            Finding(
-                level=Level.WARNING,
-                cause="slow-path",
-                error="the largest all-reduces are slower than their size explains",
-                because=(describe_fit(fit),),
-                hint="look for packet loss and different MTUs: `ip -s link`, `nstat -az TcpRetransSegs`",
-            )
-        )
+        found.append(TEXTS["sums-sag"].finding([], fit=describe_fit(fit)))
     return found
 
 

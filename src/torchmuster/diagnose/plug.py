@@ -15,7 +15,7 @@ PLUGS = {
         "lint": ("Diagnose", "Find mistakes in a job script.", "diagnose.cli.lint:lint"),
         "plan": ("Diagnose", "Predict a training step on more nodes.", "diagnose.cli.plan:plan"),
     },
-    "ends": {"explain": "diagnose.explain.end_of_run:explained"},
+    "ends": {"explain": "diagnose.explain.own_run:explained"},
     "start_checks": {"preflight": "diagnose.preflight:of_run"},
     "travels": {
         "diagnose/doctor": "the head compares what its nodes report before a start",

@@ -9,10 +9,12 @@ import pytest
 
 import torchmuster
 from torchmuster.core.cli.main import muster
+from torchmuster.launcher.files.paragraphs import read_paragraphs
 
 PACKAGE = Path(torchmuster.__file__).parent
 FILES = [
     *sorted((PACKAGE / "diagnose" / "doctor").glob("*.py")),
+    *sorted((PACKAGE / "diagnose" / "doctor").glob("*.txt")),
     *sorted((PACKAGE / "diagnose" / "lint").glob("*.py")),
     PACKAGE / "diagnose" / "gather.py",
 ]
@@ -68,6 +70,10 @@ SKIPPED_OPTIONS = {"torchrun"}  # its options are torchrun's own
 
 def hints_of(path):
     """Return the texts in a file that are hints, or name a command of muster."""
+    if path.suffix == ".txt":
+        for paragraph in read_paragraphs(path):
+            yield from (text for texts in paragraph.fields.values() for text in texts)
+        return
     docstrings = set()
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):

@@ -57,11 +57,11 @@ def explain(what: tuple[str, ...], script: str | None, as_json: bool) -> int:
     if script is not None:
         verdict = _with_script(verdict, script)
     if as_json:
-        from torchmuster.diagnose.explain.end_of_run import as_values
+        from torchmuster.diagnose.explain.own_run import as_values
 
         click.echo(json.dumps(as_values(verdict), indent=2))
     else:
-        from torchmuster.diagnose.explain.end_of_run import render_verdict
+        from torchmuster.diagnose.explain.own_run import render_verdict
 
         click.echo(render_verdict(verdict, own), nl=False)
     return _exit_code(verdict)
@@ -83,9 +83,9 @@ def _with_script(verdict: "LogVerdict", script: str) -> "LogVerdict":
         UsageError: The script can't be read.
     """
     from torchmuster.diagnose.cli.lint import read_script
+    from torchmuster.diagnose.explain.own_run import with_script
+    from torchmuster.diagnose.lint.job import parse
     from torchmuster.diagnose.lint.lint import lint
-    from torchmuster.diagnose.lint.numbers import parse
-    from torchmuster.diagnose.logs.script import with_script
 
     found = lint(parse(read_script(script), script))
     return with_script(verdict, [(script, finding.line, finding) for finding in found])
@@ -104,7 +104,7 @@ def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
     """Return the verdict and, for a run of muster, its state in words."""
     from torchmuster.diagnose.explain.case import Case
     from torchmuster.diagnose.explain.judge import judge
-    from torchmuster.diagnose.logs.sources import STDIN, read_logs
+    from torchmuster.diagnose.logs import STDIN, read_logs
 
     year = datetime.now(tz=UTC).year
     if _DASH in what:
@@ -207,7 +207,7 @@ def _refuse_zstd(paths: list[str]) -> None:
     Raises:
         UsageError: A file is compressed in a form that nothing here unpacks.
     """
-    from torchmuster.diagnose.logs.sources import by_hand, can_unpack, packing_of
+    from torchmuster.diagnose.logs import by_hand, can_unpack, packing_of
 
     for path in filter(os.path.isfile, paths):
         try:

@@ -12,7 +12,7 @@ from torchmuster.core.cli.options import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.diagnose.lint.finding import LintFinding
+    from torchmuster.diagnose.lint.starts import LintFinding
 
 _MAX_SIZE_BYTES = 256 * 1024
 _EXIT_CODES = {"error": 2, "warning": 1, "note": 0}
@@ -33,9 +33,9 @@ def lint(files: tuple[str, ...], as_json: bool) -> int:
     muster lint job.sh
     muster lint --json *.sbatch
     """  # noqa: D301 - \b is click's mark
+    from torchmuster.diagnose.lint.job import parse
     from torchmuster.diagnose.lint.lint import lint as find
     from torchmuster.diagnose.lint.lint import starts_training
-    from torchmuster.diagnose.lint.numbers import parse
 
     found: list[tuple[str, LintFinding]] = []
     for path in files:

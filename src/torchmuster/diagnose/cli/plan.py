@@ -1,19 +1,42 @@
-"""`muster plan`: predict the time of a training step on more nodes, before a job is queued."""
+"""`muster plan`: predict the time of a training step on more nodes, before a job is queued.
+
+It reads and checks the command line, reports all its errors at once, and shows tables, bars for the terminal, and the bars as SVG.
+"""
 
 import json
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from xml.sax.saxutils import escape
 
 import click
 
 from torchmuster.core.cli import options
 from torchmuster.core.cli.options import complete_files
-from torchmuster.errors import UsageError
-
-if TYPE_CHECKING:
-    from torchmuster.diagnose.cli.plan_wish import PlanRequest
-    from torchmuster.diagnose.plan.advice import JobChange, Layout
-    from torchmuster.diagnose.plan.scaling import Cluster, Prediction, Work
+from torchmuster.core.model.text import nearest
+from torchmuster.core.spec.units import parse_timeout
+from torchmuster.diagnose.plan.scaling import (
+    BETWEEN,
+    INSIDE,
+    Cluster,
+    JobChange,
+    Layout,
+    NetworkLink,
+    Prediction,
+    Work,
+    format_seconds,
+    layouts,
+    parse_link,
+    predict,
+    say_bytes,
+    say_link,
+    suggest,
+    with_gradients_of,
+)
+from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.launcher.ui.table import render_table
 
 _GRADIENTS = ("fp32", "bf16", "fp16", "fp64")
 _TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -104,8 +127,6 @@ def plan(**given: Any) -> int:
     """  # noqa: D301 - \b is click's mark
     if given["list_links"]:
         return _list_links()
-    from torchmuster.diagnose.cli.plan_wish import read_plan_request
-
     wish = read_plan_request(given)
     job = _gather(wish)
     answer = _answer(job, wish)
@@ -122,8 +143,8 @@ def plan(**given: Any) -> int:
 class _Job:
     """The model and the nodes; `gradient` is a data type, `facts` are lines for people."""
 
-    work: "Work"
-    cluster: "Cluster"
+    work: Work
+    cluster: Cluster
     gradient: str
     facts: list[str]
 
@@ -132,9 +153,9 @@ class _Job:
 class _Answer:
     """The predictions: for growing numbers of nodes, for other layouts, for changes."""
 
-    predictions: "list[Prediction]"
-    places: "list[Layout]"
-    changes: "list[JobChange]"
+    predictions: list[Prediction]
+    places: list[Layout]
+    changes: list[JobChange]
 
 
 def _gather(wish: "PlanRequest") -> _Job:
@@ -160,10 +181,7 @@ def _gather(wish: "PlanRequest") -> _Job:
     return _Job(work=work, cluster=cluster, gradient=gradient, facts=facts)
 
 
-def _given_work(wish: "PlanRequest") -> "Work":
-    from torchmuster.diagnose.cli.plan_wish import SIZES
-    from torchmuster.diagnose.plan.scaling import Work
-
+def _given_work(wish: "PlanRequest") -> Work:
     forward_s, backward_s, optimizer_s = ((wish.step_s or 0.0) * part for part in wish.split)
     return Work(
         gradient_bytes=(wish.num_params or 0.0) * SIZES[wish.gradient or "fp32"],
@@ -173,18 +191,12 @@ def _given_work(wish: "PlanRequest") -> "Work":
     )
 
 
-def _of_type(work: "Work", theirs: str, asked: str | None) -> "Work":
+def _of_type(work: Work, theirs: str, asked: str | None) -> Work:
     """Return measured work with its gradients in the requested type."""
-    from torchmuster.diagnose.cli.plan_wish import SIZES
-    from torchmuster.diagnose.plan.advice import with_gradients_of
-
     return with_gradients_of(work, SIZES[asked or theirs] / SIZES[theirs])
 
 
-def _given_cluster(wish: "PlanRequest") -> tuple["Cluster", list[str]]:
-    from torchmuster.diagnose.cli.plan_view import say_link
-    from torchmuster.diagnose.plan.scaling import Cluster
-
+def _given_cluster(wish: "PlanRequest") -> tuple[Cluster, list[str]]:
     if wish.network is None:
         raise AssertionError("read_plan_request refuses a wish without a network")
     cluster = Cluster(
@@ -196,9 +208,7 @@ def _given_cluster(wish: "PlanRequest") -> tuple["Cluster", list[str]]:
     return cluster, words
 
 
-def _say_work(model: str, gradient: str, work: "Work") -> str:
-    from torchmuster.diagnose.cli.plan_view import format_seconds, say_bytes
-
+def _say_work(model: str, gradient: str, work: Work) -> str:
     parts = (work.forward_s, work.backward_s, work.optimizer_s)
     named = zip(("forward", "backward", "update"), parts, strict=True)
     words = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in named if seconds)
@@ -206,10 +216,6 @@ def _say_work(model: str, gradient: str, work: "Work") -> str:
 
 
 def _answer(job: _Job, wish: "PlanRequest") -> _Answer:
-    from torchmuster.diagnose.cli.plan_wish import SIZES
-    from torchmuster.diagnose.plan.advice import layouts, suggest
-    from torchmuster.diagnose.plan.scaling import predict
-
     last, per_node = wish.num_nodes, wish.per_node
     counts = range(1, last + 1) if last <= 8 else (1 << power for power in range(17))
     shown = sorted({*(count for count in counts if count < last), last})
@@ -221,14 +227,12 @@ def _answer(job: _Job, wish: "PlanRequest") -> _Answer:
 
 
 def _print(job: _Job, answer: _Answer) -> None:
-    from torchmuster.diagnose.cli import plan_view as view
-
     predictions = answer.predictions
-    blocks = ["\n".join(job.facts) + "\n", view.prediction_table(predictions)]
-    blocks.append(view.prediction_bars(predictions))
-    if sentences := view.layout_sentences(answer.places):
+    blocks = ["\n".join(job.facts) + "\n", prediction_table(predictions)]
+    blocks.append(prediction_bars(predictions))
+    if sentences := layout_sentences(answer.places):
         blocks.append("\n".join(sentences) + "\n")
-    lines = view.change_lines(answer.changes, predictions[-1].num_nodes)
+    lines = change_lines(answer.changes, predictions[-1].num_nodes)
     blocks.append("\n".join(lines) + "\n")
     click.echo("\n".join(blocks), nl=False)
 
@@ -246,9 +250,7 @@ def _print_json(job: _Job, answer: _Answer) -> None:
     click.echo(json.dumps(plain, indent=1))
 
 
-def _write_svg(path: str, predictions: list["Prediction"], title: str) -> None:
-    from torchmuster.diagnose.cli.plan_view import render_svg
-
+def _write_svg(path: str, predictions: list[Prediction], title: str) -> None:
     try:
         with open(path, "w") as file:
             file.write(render_svg(predictions, title))
@@ -257,10 +259,6 @@ def _write_svg(path: str, predictions: list["Prediction"], title: str) -> None:
 
 
 def _list_links() -> int:
-    from torchmuster.diagnose.cli.plan_view import say_link
-    from torchmuster.diagnose.plan.advice import BETWEEN, INSIDE
-    from torchmuster.launcher.ui.table import render_table
-
     rows = [
         [option, name, say_link(known.link), known.about]
         for option, table in (("--network", BETWEEN), ("--inside", INSIDE))
@@ -268,3 +266,288 @@ def _list_links() -> int:
     ]
     click.echo(render_table(["OPTION", "NAME", "REACHES", "WHAT IT IS"], rows), nl=False)
     return 0
+
+
+SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+DEFAULT_NODES = 16
+DEFAULT_SPLIT = "1:2"
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([KMBGT]?)", re.IGNORECASE)
+_FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_MAX_PARAMS = 1e14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """The checked command line; None for values that are to be measured."""
+
+    num_params: float | None
+    gradient: str | None
+    step_s: float | None
+    split: tuple[float, float, float]
+    network: NetworkLink | None
+    inside: NetworkLink | None
+    engine: str | None
+    num_nodes: int
+    per_node: int
+    adapters: int
+    accumulation: int
+    is_sharded: bool
+    command: tuple[str, ...]
+
+
+def read_plan_request(given: dict[str, Any]) -> PlanRequest:
+    """Read and check the command line.
+
+    Raises:
+        ManyErrors: All errors in the command line.
+    """
+    found: list[UsageError] = []
+    num_params = _read_params(given["params"], found)
+    step_s = _read_time(given["step_time"], found)
+    split = _read_split(given["split"] or DEFAULT_SPLIT, found)
+    network = _read_link("--network", given["network"], found)
+    inside = _read_link("--inside", given["inside"], found)
+    _check_work(given, found)
+    _check_network(given, found)
+    if found:
+        raise ManyErrors(found)
+    return PlanRequest(
+        num_params=num_params,
+        gradient=given["dtype"],
+        step_s=step_s,
+        split=split,
+        network=network,
+        inside=inside,
+        engine=given["engine"],
+        num_nodes=given["nodes"] or DEFAULT_NODES,
+        per_node=given["per_node"],
+        adapters=given["adapters"],
+        accumulation=given["accumulate"],
+        is_sharded=given["fsdp"],
+        command=given["command"],
+    )
+
+
+def _check_work(given: dict[str, Any], found: list[UsageError]) -> None:
+    if given["script"]:
+        doubled = [name for name in ("params", "step_time", "split") if given[name]]
+        for name in doubled:
+            option = f"--{name.replace('_', '-')}"
+            found.append(UsageError(f"--script measures what {option} gives", where=option))
+        if not given["command"]:
+            fix = "muster plan --network 25GbE --script train.py ARGS"
+            found.append(UsageError("--script needs a script after it", fix=fix))
+        elif not os.path.isfile(given["command"][0]):
+            what = f"there is no script `{given['command'][0]}`"
+            found.append(UsageError(what, where="--script"))
+        return
+    if given["command"]:
+        words = " ".join(given["command"])
+        fix = f"to measure a script: muster plan ... --script {words}"
+        found.append(UsageError(f"unexpected argument: `{words}`", fix=fix))
+    missing = [
+        option
+        for option, name in (("--params", "params"), ("--step-time", "step_time"))
+        if not given[name]
+    ]
+    if missing:
+        what = f"the model is not known: {' and '.join(missing)} missing"
+        fix = "--params 7e9 --step-time 470ms, or --script train.py ARGS"
+        found.append(UsageError(what, fix=fix))
+
+
+def _check_network(given: dict[str, Any], found: list[UsageError]) -> None:
+    if given["engine"]:
+        for option, name in (("--network", "network"), ("--inside", "inside")):
+            if given[name]:
+                what = f"--on measures what {option} gives"
+                found.append(UsageError(what, where=option, fix="leave out one of them"))
+        if (given["nodes"] or 0) < 2:
+            what = "a network is measured between two nodes or more"
+            found.append(UsageError(what, where="--nodes", fix=f"--on {given['engine']} --nodes 2"))
+        return
+    if not given["network"]:
+        fix = "--network 25GbE (names: muster plan --list), or --on NAME --nodes 2 to measure it"
+        found.append(UsageError("the network is not known", fix=fix))
+    if given["per_node"] > 1 and not given["inside"]:
+        what = f"what joins the {given['per_node']} GPUs of a node is not known"
+        fix = "--inside nvlink4 (names: muster plan --list)"
+        found.append(UsageError(what, where="--gpus-per-node", fix=fix))
+
+
+def _read_params(text: str | None, found: list[UsageError]) -> float | None:
+    if text is None:
+        return None
+    match = _COUNT.fullmatch(text.strip())
+    count = float(match.group(1)) * _FACTORS[match.group(2).upper()] if match else 0.0
+    if not 1 <= count <= _MAX_PARAMS:
+        what = f"`{text}` is not a valid number of parameters"
+        found.append(UsageError(what, where="--params", fix="--params 7e9, 7B or 350M"))
+    return count
+
+
+def _read_time(text: str | None, found: list[UsageError]) -> float | None:
+    if text is None:
+        return None
+    seconds = parse_timeout(text)
+    if not seconds:
+        what = f"`{text}` is not a valid duration"
+        found.append(UsageError(what, where="--step-time", fix="--step-time 470ms"))
+    return seconds
+
+
+def _read_split(text: str, found: list[UsageError]) -> tuple[float, float, float]:
+    """Return the fractions of a step (forward, backward, optimizer), which sum to 1."""
+    words = text.split(":")
+    try:
+        parts = [float(word) for word in words]
+    except ValueError:
+        parts = []
+    sums = 0 < sum(parts) < float("inf") and min(parts) >= 0
+    if len(parts) not in (2, 3) or not sums or parts[1] == 0:
+        what = f"`{text}` does not split a step"
+        why = "it takes forward:backward or forward:backward:optimizer, and a backward pass"
+        found.append(UsageError(what, where="--split", why=why, fix="--split 1:2:0.1"))
+        return (0.0, 1.0, 0.0)
+    whole = sum(parts)
+    forward, backward, *rest = (part / whole for part in parts)
+    return forward, backward, rest[0] if rest else 0.0
+
+
+def _read_link(option: str, text: str | None, found: list[UsageError]) -> NetworkLink | None:
+    if text is None:
+        return None
+    known = BETWEEN if option == "--network" else INSIDE
+    names = {name.lower(): name for name in known}
+    if text.lower() in names:
+        return known[names[text.lower()]].link
+    link = parse_link(text)
+    if link is None:
+        near = nearest(text.lower(), names)
+        fix = f"did you mean `{names[near]}`?" if near else f"{option} 25Gbit/s,50us"
+        why = "it is neither RATE,LATENCY nor a name of `muster plan --list`"
+        found.append(UsageError(f"`{text}` is not a known link", where=option, why=why, fix=fix))
+    return link
+
+
+BAR = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_COMPUTES, _WAITS = "#4c78a8", "#e45756"
+
+
+def prediction_table(predictions: Sequence[Prediction]) -> str:
+    """Return the predictions as a table; times are for one step."""
+    header = ["NODES", "WORKERS", "STEP", "ALL-REDUCE", "WAITING", "EFFICIENCY", "AS FAST AS"]
+    rows = [
+        [
+            str(one.num_nodes),
+            str(one.num_workers),
+            format_seconds(one.step_s),
+            format_seconds(one.communication_s) if one.num_workers > 1 else "-",
+            format_seconds(waits_s(one)) if one.num_workers > 1 else "-",
+            f"{one.efficiency:.0%}",
+            f"{one.speed_up:.3g} workers" if one.speed_up != 1 else "1 worker",
+        ]
+        for one in predictions
+    ]
+    return render_table(header, rows)
+
+
+def waits_s(prediction: Prediction) -> float:
+    """Return the time that a step takes in addition to that of a single worker."""
+    return prediction.exposed_s + prediction.cost_s + prediction.skew_s
+
+
+def prediction_bars(predictions: Sequence[Prediction]) -> str:
+    """Return one bar for each prediction: computing is solid, waiting is shaded."""
+    longest = max(one.step_s for one in predictions)
+    width = max(len(str(one.num_nodes)) for one in predictions)
+    lines = []
+    for one in predictions:
+        whole = one.step_s / longest * BAR
+        computing = _full(whole * one.efficiency)
+        waiting = "░" * max(0, round(whole) - len(computing))
+        lines.append(
+            f"{one.num_nodes:>{width}} {(computing + waiting):<{BAR}} {one.efficiency:.0%}"
+        )
+    legend = (
+        f"{'':>{width}} █ computes  ░ waits; the longest bar is {format_seconds(longest)} a step"
+    )
+    return "\n".join([*lines, legend]) + "\n"
+
+
+def _full(length: float) -> str:
+    part = int(length % 1 * 8)
+    return "█" * int(length) + (_EIGHTHS[part] if part else "")
+
+
+def layout_sentences(found: Sequence[Layout]) -> list[str]:
+    """Return a comparison of the same workers on few nodes and on many."""
+    if len(found) < 2:
+        return []
+    lines = [
+        f"  {_nodes(one.num_nodes)} with {one.per_node}: {format_seconds(one.prediction.step_s)} a step, "
+        f"efficiency {one.prediction.efficiency:.0%}"
+        for one in found
+    ]
+    few, many = found[0], found[-1]
+    times = many.prediction.step_s / few.prediction.step_s
+    if times >= 1.02:
+        verdict = (
+            f"{_nodes(few.num_nodes)} is {times:.3g} times as fast as {_nodes(many.num_nodes)}"
+        )
+    elif times <= 0.98:
+        verdict = (
+            f"{_nodes(many.num_nodes)} are {1 / times:.3g} times as fast as {_nodes(few.num_nodes)}"
+        )
+    else:
+        verdict = "no difference: the all-reduces overlap with the backward pass either way"
+    workers = few.per_node * few.num_nodes
+    return [f"the same {workers} workers: {verdict}", *lines]
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
+
+
+def change_lines(changes: Sequence[JobChange], num_nodes: int) -> list[str]:
+    """Return the changes that would help, the best first."""
+    if not changes:
+        return [f"on {_nodes(num_nodes)} no change would bring more than 2 %"]
+    lines = [f"what would help most on {_nodes(num_nodes)}:"]
+    for change in changes:
+        note = f" ({change.note})" if change.note else ""
+        step = f"{format_seconds(change.step_s)} a step"
+        lines.append(f"  {change.gain:.2f} times the work: {change.what}, {step}{note}")
+    return lines
+
+
+def render_svg(predictions: Sequence[Prediction], title: str) -> str:
+    """Return the bars as an SVG image."""
+    row, left, width = 28, 90, 460
+    longest = max(one.step_s for one in predictions)
+    height = 56 + row * len(predictions) + 30
+    size = f'width="{left + width + 170}" height="{height}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="10" y="24" font-size="15">{escape(title)}</text>',
+    ]
+    for number, one in enumerate(predictions):
+        y = 44 + row * number
+        computes = width * one.efficiency * one.step_s / longest
+        waits = width * (1 - one.efficiency) * one.step_s / longest
+        end = left + computes + waits + 8
+        parts += [
+            f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{_nodes(one.num_nodes)}</text>',
+            f'<rect x="{left}" y="{y}" width="{computes:.1f}" height="20" fill="{_COMPUTES}"/>',
+            f'<rect x="{left + computes:.1f}" y="{y}" width="{waits:.1f}" height="20" fill="{_WAITS}"/>',
+            f'<text x="{end:.1f}" y="{y + 15}">{format_seconds(one.step_s)}, {one.efficiency:.0%}</text>',
+        ]
+    y = 44 + row * len(predictions) + 20
+    parts += [
+        f'<text x="{left}" y="{y}" fill="{_COMPUTES}">computes</text>',
+        f'<text x="{left + 80}" y="{y}" fill="{_WAITS}">waits for the all-reduce</text>',
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"

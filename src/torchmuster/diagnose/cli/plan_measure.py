@@ -12,7 +12,14 @@ import click
 
 from torchmuster.core.files.layout import short_id
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
-from torchmuster.diagnose.plan.scaling import Arrival, Cluster, NetworkLink, Work
+from torchmuster.diagnose.plan.scaling import (
+    Arrival,
+    Cluster,
+    NetworkLink,
+    Work,
+    say_bytes,
+    say_link,
+)
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.launcher.facts import step_probe, tiny_job
 
@@ -121,8 +128,6 @@ def read_cluster(found: dict[str, Any]) -> tuple[Cluster, list[str]]:
 
 
 def _say_fit(who: str, backend: str, fit: RingFit) -> str:
-    from torchmuster.diagnose.cli.plan_view import say_bytes, say_link
-
     link = say_link(NetworkLink(latency_s=fit.latency_s, bytes_per_s=fit.bytes_per_s))
     text = f"{who}: {link}; measured with {backend}, R² {fit.r_squared:.4f}"
     if not fit.sags:

@@ -9,6 +9,7 @@ nodes, and, in the long form, nodes that can't reach each other.
 from collections.abc import Iterator, Sequence
 
 from torchmuster.diagnose.doctor import rules_environment, rules_gpu, rules_network, rules_system
+from torchmuster.diagnose.doctor.checks import TEXTS
 from torchmuster.diagnose.doctor.show import Rule, Situation, names_of
 from torchmuster.diagnose.finding import Finding, Level, worst_first
 
@@ -32,11 +33,11 @@ def untold(situation: Situation) -> Iterator[Finding]:
     silent = [node for node in situation.nodes if node.facts is None]
     level = Level.WARNING if situation.is_long and situation.has_machines else Level.NOTE
     if silent:
-        yield Finding(
+        yield TEXTS["unknown-node"].finding(
+            [],
             level=level,
-            cause="unknown",
-            error=f"{names_of([n.name for n in silent])} could not be checked",
-            because=tuple(dict.fromkeys(n.why_not for n in silent if n.why_not))[:4],
+            names=names_of([n.name for n in silent]),
+            whys=list(dict.fromkeys(n.why_not for n in silent if n.why_not))[:4],
         )
     for part, words in _PARTS.items():
         why = {
@@ -45,16 +46,13 @@ def untold(situation: Situation) -> Iterator[Finding]:
             if n.facts and part in n.facts.unknown
         }
         if why:
-            slow = all("no answer" in text for text in why.values())
-            yield Finding(
+            slow = part == "files" and all("no answer" in text for text in why.values())
+            name = "file-system-hangs" if slow else "unknown-part"
+            yield TEXTS[name].finding(
+                list(why),
                 level=Level.WARNING if part == "files" else level,
-                cause="file-system-hangs" if part == "files" and slow else "unknown",
-                error=f"{names_of(list(why))} could not report on {words}",
-                at=names_of(list(why)),
-                because=tuple(dict.fromkeys(why.values()))[:4],
-                hint="a file system that does not answer can be the reason: try `ls` on the folders of the run"
-                if part == "files" and slow
-                else None,
+                part=words,
+                whys=list(dict.fromkeys(why.values()))[:4],
             )
 
 

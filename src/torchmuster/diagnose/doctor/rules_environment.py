@@ -2,24 +2,39 @@
 
 import difflib
 import ipaddress
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchmuster.core.model.network import VARIABLES
-from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
+from torchmuster.diagnose.doctor.checks import LONG, TEXTS, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import Rule, Situation, differ, names_of
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.collect import TorchFacts
+from torchmuster.launcher.files.paragraphs import read_paragraphs
 from torchmuster.launcher.model.network import matches
 
-# Grammars of the variables that users set for NCCL, Gloo, libfabric and torch. Sources: NCCL's user
-# guide, "Environment Variables"; torch/csrc/distributed (socket names of Gloo, TORCH_* of
-# ProcessGroupNCCL); libfabric's fi_provider(7). The checks find values that the reading program
+# Grammars of the variables in `variables.txt`. The checks find values that the reading program
 # ignores without a message.
 
 
 WordCheck = Callable[[str], str | None]
+_TABLES = {
+    table.name: table.fields
+    for table in read_paragraphs(os.path.join(os.path.dirname(__file__), "variables.txt"))
+}
+
+
+def _values(table: str) -> dict[str, str]:
+    return {name: values[0] for name, values in _TABLES[table].items()}
+
+
+def _names(table: str) -> list[str]:
+    return " ".join(_TABLES[table]["names"]).split()
+
+
+_PROVIDERS = _names("providers")
 
 
 def _words(*allowed: str) -> WordCheck:
@@ -81,30 +96,6 @@ def _threads(text: str) -> str | None:
     return None if good else "it takes a number of threads from 1 on"
 
 
-_PROVIDERS = [
-    "cxi",
-    "efa",
-    "verbs",
-    "tcp",
-    "sockets",
-    "shm",
-    "psm2",
-    "psm3",
-    "opx",
-    "gni",
-    "udp",
-    "ofi_rxm",
-    "ofi_rxd",
-    "mrail",
-    "hook_debug",
-    "lnx",
-    "usnic",
-    "ucx",
-    "net",
-    "xpmem",
-]
-
-
 def _provider(text: str) -> str | None:
     words = [
         w.strip() for part in text.lstrip("^").split(",") for w in part.split(";") if w.strip()
@@ -123,95 +114,19 @@ def _pairs(text: str) -> str | None:
     return None if good else "it takes name:value, separated by commas"
 
 
-_SWITCH = _whole(0, 1)
-_DISTANCE = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS", "0", "1", "2", "3", "4", "5")
 GRAMMAR: Mapping[str, WordCheck] = {
+    **{name: _whole(*map(int, limits.split())) for name, limits in _values("whole").items()},
+    **{name: _words(*allowed.split(", ")) for name, allowed in _values("words").items()},
     "NCCL_SOCKET_IFNAME": _interfaces_of_nccl,
-    "NCCL_SOCKET_FAMILY": _words("AF_INET", "AF_INET6"),
-    "NCCL_SOCKET_NTHREADS": _whole(1, 16),
-    "NCCL_NSOCKS_PERTHREAD": _whole(1, 16),
-    "NCCL_SOCKET_RETRY_CNT": _whole(0),
-    "NCCL_DEBUG": _words("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE"),
-    "NCCL_IB_DISABLE": _SWITCH,
-    "NCCL_IB_TIMEOUT": _whole(0, 31),
-    "NCCL_IB_RETRY_CNT": _whole(0, 7),
-    "NCCL_IB_GID_INDEX": _whole(-1, 255),
-    "NCCL_IB_TC": _whole(0, 255),
-    "NCCL_IB_SL": _whole(0, 15),
-    "NCCL_IB_QPS_PER_CONNECTION": _whole(1, 128),
-    "NCCL_CROSS_NIC": _whole(0, 2),
-    "NCCL_P2P_DISABLE": _SWITCH,
-    "NCCL_P2P_LEVEL": _words(*_DISTANCE),
-    "NCCL_NET_GDR_LEVEL": _words(*_DISTANCE),
-    "NCCL_SHM_DISABLE": _SWITCH,
-    "NCCL_BUFFSIZE": _whole(1),
-    "NCCL_NTHREADS": _words("64", "128", "256", "512"),
-    "NCCL_MIN_NCHANNELS": _whole(1, 64),
-    "NCCL_MAX_NCHANNELS": _whole(1, 64),
-    "NCCL_CUMEM_ENABLE": _whole(-2, 1),
-    "NCCL_NVLS_ENABLE": _whole(0, 2),
-    "NCCL_DMABUF_ENABLE": _SWITCH,
-    "NCCL_IGNORE_CPU_AFFINITY": _SWITCH,
-    "NCCL_LAUNCH_MODE": _words("PARALLEL", "GROUP"),
     "GLOO_SOCKET_IFNAME": _plain_interfaces,
     "TP_SOCKET_IFNAME": _plain_interfaces,
     "FI_PROVIDER": _provider,
     "OMP_NUM_THREADS": _threads,
     "CUDA_VISIBLE_DEVICES": _devices,
-    "TORCH_DISTRIBUTED_DEBUG": _words("OFF", "INFO", "DETAIL"),
-    "TORCH_CPP_LOG_LEVEL": _words("INFO", "WARNING", "ERROR", "FATAL"),
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": _whole(0, 3),
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": _whole(1),
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": _whole(0),
     "PYTORCH_CUDA_ALLOC_CONF": _pairs,
 }
-# Known variables with free values, so that they do not count as misspelled.
-_FREE = [
-    "NCCL_NET",
-    "NCCL_NET_PLUGIN",
-    "NCCL_IB_HCA",
-    "NCCL_DEBUG_FILE",
-    "NCCL_DEBUG_SUBSYS",
-    "NCCL_TOPO_FILE",
-    "NCCL_TOPO_DUMP_FILE",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_COMM_ID",
-    "NCCL_CONF_FILE",
-    "NCCL_TUNER_PLUGIN",
-    "NCCL_NCHANNELS_PER_NET_PEER",
-    "NCCL_IB_PCI_RELAXED_ORDERING",
-    "NCCL_IB_ADAPTIVE_ROUTING",
-    "NCCL_NET_GDR_READ",
-    "NCCL_NET_GDR_C2C",
-    "NCCL_MAX_CTAS",
-    "NCCL_MIN_CTAS",
-    "NCCL_CGA_CLUSTER_SIZE",
-    "NCCL_GRAPH_MIXING_SUPPORT",
-    "NCCL_MNNVL_ENABLE",
-    "NCCL_P2P_NET_CHUNKSIZE",
-    "NCCL_PXN_DISABLE",
-    "NCCL_OOB_NET_IFNAME",
-    "NCCL_IB_MERGE_NICS",
-    "NCCL_IB_SPLIT_DATA_ON_QPS",
-    "NCCL_LL_BUFFSIZE",
-    "NCCL_LL128_BUFFSIZE",
-    "NCCL_SET_THREAD_NAME",
-    "TORCH_NCCL_BLOCKING_WAIT",
-    "TORCH_NCCL_ENABLE_MONITORING",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    "TORCH_SHOW_CPP_STACKTRACES",
-    "TORCH_LOGS",
-    "TORCH_HOME",
-    "TORCH_CUDA_ARCH_LIST",
-    "TORCH_EXTENSIONS_DIR",
-]
-_OLD = {
-    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
-    "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
-}
+_FREE = _names("free")
+_OLD = _values("old")
 
 
 def problem_of(name: str, value: str) -> str | None:
@@ -244,7 +159,6 @@ def meant(name: str) -> str | None:
 # Source: CUDA Compatibility guide, "Minor Version Compatibility": each major version's first
 # driver.
 _FIRST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
-_ONE_ENVIRONMENT = "use one environment on all nodes"
 
 
 def _torch(situation: Situation) -> dict[str, TorchFacts]:
@@ -257,15 +171,8 @@ def missing_torch(situation: Situation) -> Iterator[Finding]:
     without = [name for name, t in torch.items() if t.torch is None]
     if not without or len(without) == len(torch):
         return
-    yield Finding(
-        level=Level.FAILURE,
-        cause="package-missing",
-        error=f"torch is not installed on {names_of(without)}, but on the other nodes it is",
-        at=names_of(without),
-        because=(f"looked for by {torch[without[0]].executable or 'the interpreter of the job'}",),
-        hint="use one environment that all nodes see, or `--python PATH` for one that is everywhere",
-        is_certain=True,
-        weight=90,
+    yield TEXTS["torch-missing"].finding(
+        without, by=torch[without[0]].executable or "the interpreter of the job"
     )
 
 
@@ -275,17 +182,9 @@ def _torches_do_not_fit(situation: Situation) -> bool:
 
 
 _VERSIONS_DIFFER = Equal(
-    of="torch",
-    cause="torch-versions-differ",
-    level=Level.FAILURE,
+    TEXTS["torch-versions"],
     when=_torches_do_not_fit,
     value=lambda s: s.facts.torch if s.facts.is_known else None,
-    what="torch",
-    error="the nodes have different versions of torch: {text}",
-    because=("messages between ranks differ between versions: they hang or train incorrectly",),
-    hint="use one environment on all nodes: a shared file system, one image, or one lock file",
-    is_certain=True,
-    weight=89,
 )
 
 
@@ -301,16 +200,10 @@ def _cpu_only(situation: Situation) -> Iterator[Finding]:
     ]
     if not plain:
         return
-    some = len(plain) < len(with_gpus)
-    yield Finding(
-        level=Level.FAILURE if some else Level.WARNING,
-        cause="no-gpu",
-        error=f"torch on {names_of(plain)} is built without CUDA, and the GPUs there can't be used",
-        at=names_of(plain),
-        because=(f"torch {torch[plain[0]].torch} on {torch[plain[0]].machine}",),
-        hint="pip install torch --index-url https://download.pytorch.org/whl/cu126"
-        " (on aarch64 the plain wheel may have no CUDA)",
-        weight=65,
+    yield TEXTS["torch-without-cuda"].finding(
+        plain,
+        level=Level.FAILURE if len(plain) < len(with_gpus) else Level.WARNING,
+        torch=torch[plain[0]],
     )
 
 
@@ -352,84 +245,21 @@ VERSION_RULES: Sequence[Rule] = (
     missing_torch,
     _VERSIONS_DIFFER,
     Equal(
-        of="torch",
-        cause="torch-versions-differ",
-        level=Level.WARNING,
+        TEXTS["torch-builds"],
         when=lambda situation: not _torches_do_not_fit(situation),
         value=_VERSIONS_DIFFER.value,
-        what="torch",
-        error="the nodes have different builds of torch: {text}",
-        hint=_ONE_ENVIRONMENT,
-        weight=50,
     ),
+    Equal(TEXTS["nccl-versions"], value=lambda s: s.facts.nccl if s.facts.is_known else None),
     Equal(
-        of="torch",
-        cause="nccl-versions-differ",
-        level=Level.FAILURE,
-        value=lambda s: s.facts.nccl if s.facts.is_known else None,
-        what="NCCL",
-        error="the nodes have different versions of NCCL: {text}",
-        because=("NCCL refuses peers of another version, older ones hang",),
-        hint=_ONE_ENVIRONMENT,
-        weight=70,
-    ),
-    Equal(
-        of="torch",
-        cause="python-versions-differ",
-        level=Level.WARNING,
+        TEXTS["python-versions"],
         value=lambda s: minor_of(s.facts.python) if s.facts.is_known else None,
-        what="Python",
-        error="the nodes have different versions of Python: {text}",
-        because=(
-            "objects that ranks exchange are pickles, which may not be read by another version",
-        ),
-        hint=_ONE_ENVIRONMENT,
-        weight=40,
     ),
-    Equal(
-        of="system",
-        cause="wrong-processor",
-        level=Level.WARNING,
-        value=lambda s: s.facts.machine,
-        what="processor",
-        error="the nodes have different processors: {text}",
-        because=("an interpreter or wheel of one can't run on the other (`Exec format error`)",),
-        hint="choose nodes of one kind, or an environment for each",
-        weight=60,
-    ),
-    Check(
-        of="torch",
-        cause="wrong-processor",
-        level=Level.WARNING,
-        bad=_is_emulated,
-        each=True,
-        error="the interpreter on {nodes} is built for {facts.machine}, the node is {node.facts.system.machine}",
-        because=("it runs in emulation, many times slower",),
-        hint="make the environment on a node of this kind",
-    ),
+    Equal(TEXTS["processors"], value=lambda s: s.facts.machine),
+    Check(TEXTS["emulated"], bad=_is_emulated, each=True),
     _cpu_only,
-    Check(
-        of="gpu",
-        cause="driver-too-old",
-        level=Level.FAILURE,
-        bad=_is_driver_too_old,
-        each=True,
-        error="torch on {nodes} is built for CUDA {cuda}, which the driver {facts.driver} can't run",
-        words=_of_driver,
-        because=("CUDA {major} needs driver {needed} or newer",),
-        hint="install torch for CUDA {fits}, or ask the site for a newer driver",
-        weight=66,
-    ),
+    Check(TEXTS["driver-too-old"], bad=_is_driver_too_old, each=True, words=_of_driver),
     # Different drivers are the first suspect when one node behaves differently.
-    Equal(
-        of="gpu",
-        cause="drivers-differ",
-        level=Level.WARNING,
-        value=lambda s: s.facts.driver or None,
-        what="driver",
-        error="the nodes have different GPU drivers: {text}",
-        hint="report it to the site's staff; until then leave these nodes out",
-    ),
+    Equal(TEXTS["drivers-differ"], value=lambda s: s.facts.driver or None),
 )
 
 
@@ -460,15 +290,7 @@ def grammars(situation: Situation) -> Iterator[Finding]:
             if problem is not None:
                 seen.setdefault((name, value, problem), []).append(one.node.name)
     for (name, value, problem), nodes in seen.items():
-        yield Finding(
-            level=Level.WARNING,
-            cause="bad-variable",
-            error=f"{name}={value} is not a valid value",
-            at=names_of(nodes),
-            because=(problem,),
-            hint=f"unset {name}, or correct it",
-            weight=34,
-        )
+        yield TEXTS["bad-value"].finding(nodes, name=name, value=value, problem=problem)
 
 
 def misspelled_variables(situation: Situation) -> Iterator[Finding]:
@@ -480,12 +302,7 @@ def misspelled_variables(situation: Situation) -> Iterator[Finding]:
             if likely is not None:
                 seen.setdefault((name, likely), []).append(one.node.name)
     for (name, likely), nodes in seen.items():
-        yield Finding(
-            level=Level.NOTE,
-            cause="bad-variable",
-            error=f"no program reads {name}: {likely} was probably meant",
-            at=names_of(nodes),
-        )
+        yield TEXTS["misspelled-variable"].finding(nodes, name=name, likely=likely)
 
 
 def interfaces(situation: Situation) -> Iterator[Finding]:
@@ -508,14 +325,12 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
                 and not matches(name, value, network.links)
             ):
                 there = ", ".join(link for link in network.links if link != "lo")
-                yield Finding(
+                yield TEXTS["no-such-interface"].finding(
+                    [node.name],
                     level=Level.FAILURE if situation.has_machines else Level.WARNING,
-                    cause="no-such-interface",
-                    error=f"{name}={value} names no interface of {node.name}",
-                    at=node.name,
-                    because=(f"it has {there}",),
-                    hint=f"unset {name}: muster sets it on each node to the interface that reaches the others",
-                    weight=56,
+                    name=name,
+                    value=value,
+                    there=there,
                 )
 
 
@@ -527,15 +342,7 @@ def missing(situation: Situation) -> Iterator[Finding]:
         values = {node: variables.get(name, "") for node, variables in rows.items()}
         found = differ(values, "", lambda v: f"`{v}`" if v else "none")
         if found is not None:
-            yield Finding(
-                level=Level.WARNING,
-                cause="environment-differs",
-                error=f"{name} is not the same on all nodes: {found.text}",
-                at=names_of(found.odd),
-                because=("nodes that choose different algorithms or networks wait for each other",),
-                hint="set it where all nodes get it: the job script, or `environment` of the engine in muster.toml",
-                weight=28,
-            )
+            yield TEXTS["environment-differs"].finding(found.odd, name=name, text=found.text)
 
 
 def _time_is_short(seen: NodePart) -> bool:
@@ -628,83 +435,30 @@ RULES: Sequence[Rule] = (
     missing,
     # Variables of another launcher that were exported in a shell.
     Check(
-        of="environment",
-        cause="leftover-variables",
-        level=Level.NOTE,
+        TEXTS["leftover-variables"],
         when=LONG,
         bad=lambda s: bool({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(s.facts.variables)),
-        error="RANK, WORLD_SIZE or LOCAL_RANK are set on {nodes} before any launcher",
-        because=("a script that is started without a launcher uses them",),
-        hint="unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
     ),
     Check(
-        of="environment",
-        cause="slow-by-variable",
-        level=Level.NOTE,
+        TEXTS["slow-by-variable"],
         bad=lambda s: s.facts.variables.get("CUDA_LAUNCH_BLOCKING") == "1",
-        error="CUDA_LAUNCH_BLOCKING=1 on {nodes} makes every kernel wait for the one before",
-        hint="unset CUDA_LAUNCH_BLOCKING when the bug is found",
     ),
     # The scheduler's allocation compared with what is started, as the head sees it.
+    Check(TEXTS["time-limit"], bad=lambda s: _is_head(s) and _time_is_short(s), words=_time),
     Check(
-        of="environment",
-        cause="time-limit",
-        level=Level.WARNING,
-        bad=lambda s: _is_head(s) and _time_is_short(s),
-        error="the job has {left_s:.0f} s{of} left",
-        words=_time,
-        because=("then the scheduler ends it",),
-        hint="muster run --time 8h, --resubmit 3 to continue in another job",
-        weight=29,
-    ),
-    Check(
-        of="environment",
-        cause="nodes-unused",
-        level=Level.NOTE,
+        TEXTS["nodes-unused"],
         bad=lambda s: _is_head(s) and (s.facts.nodefile or (0, 0))[1] > len(s.situation.nodes),
-        error="the job has {hosts} nodes, {used} are used",
         words=_nodefile,
-        hint="--nodes {hosts}",
     ),
     Check(
-        of="environment",
-        cause="nodefile-lines",
-        level=Level.NOTE,
+        TEXTS["nodefile-lines"],
         when=LONG,
         bad=lambda s: (
             _is_head(s) and s.facts.nodefile and s.facts.nodefile[0] > s.facts.nodefile[1]
         ),
-        error="PBS_NODEFILE has {lines} lines for {hosts} nodes: one for each MPI slot",
         words=_nodefile,
-        because=("`wc -l` of it is not the number of nodes",),
-        hint="sort -u $PBS_NODEFILE | wc -l",
     ),
     # The script of such a job puts `srun` in front of a launcher.
-    Check(
-        of="environment",
-        cause="several-tasks-a-node",
-        level=Level.NOTE,
-        when=LONG,
-        bad=_starts_several,
-        error="the job has {tasks} tasks on {num_nodes} nodes: `srun` starts what follows it {tasks} times",
-        words=_tasks,
-        because=(
-            "a launcher has to start once per node, a script without a launcher once per worker",
-        ),
-        hint="#SBATCH --ntasks-per-node=1 for torchrun and muster torchrun",
-    ),
-    Check(
-        of="environment",
-        cause="proxy",
-        level=Level.NOTE,
-        when=LONG,
-        bad=lambda s: bool(_hosts_behind_proxy(s)),
-        error="a proxy on {nodes} gets what is meant for {caught}",
-        words=_proxy,
-        because=(
-            "{why}",
-            "HTTP calls between the nodes (etcd, TensorBoard, storage inside of the cluster) go to the proxy",
-        ),
-        hint="export no_proxy={fix}, or the network of the nodes (10.0.0.0/8)",
-    ),
+    Check(TEXTS["several-tasks-a-node"], when=LONG, bad=_starts_several, words=_tasks),
+    Check(TEXTS["proxy"], when=LONG, bad=lambda s: bool(_hosts_behind_proxy(s)), words=_proxy),
 )

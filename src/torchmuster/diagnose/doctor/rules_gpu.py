@@ -2,9 +2,10 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
+from torchmuster.diagnose.doctor.checks import LONG, TEXTS, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import (
     NodeView,
     Pair,
@@ -30,15 +31,7 @@ def no_network(situation: Situation) -> Iterator[Finding]:
     """Report that the network survey has found no network that connects all nodes."""
     if situation.no_network and not any(pair.why for pair in situation.pairs):
         what, *tried = situation.no_network
-        yield Finding(
-            level=Level.FAILURE,
-            cause="network-unreachable",
-            error=what,
-            because=tuple(tried[:8]),
-            hint="open all TCP ports between the nodes, or choose nodes of one network",
-            is_certain=True,
-            weight=100,
-        )
+        yield TEXTS["no-network"].finding([], what=what, tried=tried[:8])
 
 
 def unreachable(situation: Situation) -> Iterator[Finding]:
@@ -46,16 +39,16 @@ def unreachable(situation: Situation) -> Iterator[Finding]:
     bad = [pair for pair in _between(situation) if pair.why is not None and not pair.stalled]
     for group, words in _groups(situation, bad):
         whys = list(dict.fromkeys(pair.why for pair in group if pair.why))
-        yield Finding(
-            level=Level.FAILURE,
+        yield replace(
+            TEXTS["unreachable"].finding(
+                [],
+                at=_where(situation, group),
+                what=words,
+                why=whys[0],
+                mechanism=_mechanism(whys[0]),
+                others=whys[1:4],
+            ),
             cause=cause_of_call(whys),
-            error=f"{words} fail on a random port: {whys[0]}",
-            at=_where(situation, group),
-            because=(_mechanism(whys[0]), *whys[1:4]),
-            hint="open all TCP ports between the nodes (torch picks random ones): `nft list ruleset` or `iptables -S`"
-            " on both, the cloud's security group, or choose another network",
-            is_certain=True,
-            weight=100,
         )
 
 
@@ -63,20 +56,12 @@ def black_holes(situation: Situation) -> Iterator[Finding]:
     """Report connections that pass small packets and drop large ones."""
     bad = [pair for pair in _between(situation) if pair.stalled]
     for group, words in _groups(situation, bad):
-        yield Finding(
-            level=Level.FAILURE,
-            cause="mtu-black-hole",
-            error=f"{words} are established, but large packets do not arrive",
+        yield TEXTS["mtu-black-hole"].finding(
+            [],
             at=_where(situation, group),
-            because=(
-                group[0].why or "the transfer stalled",
-                "a hop on the path drops packets as large as the nodes send them (MTU), without an error",
-                *_mtus(situation, group),
-            ),
-            hint="set one MTU along the whole path: `ip link set IFACE mtu 1500` on the nodes,"
-            " or jumbo frames on every switch port",
-            is_certain=True,
-            weight=99,
+            what=words,
+            why=group[0].why or "the transfer stalled",
+            mtus=_mtus(situation, group),
         )
 
 
@@ -85,12 +70,11 @@ def busy(situation: Situation) -> Iterator[Finding]:
     beyond = _between(situation)
     late = [pair for pair in situation.pairs if pair.why is not None and pair not in beyond]
     if late:
-        yield Finding(
-            level=Level.NOTE,
-            cause="machine-busy",
-            error=f"{len(late)} of {len(situation.pairs)} connections between nodes of one machine were not answered in time",
-            because=tuple(dict.fromkeys(pair.why for pair in late if pair.why))[:3],
-            hint="the machine is overloaded: use fewer simulated nodes",
+        yield TEXTS["machine-busy"].finding(
+            [],
+            late=len(late),
+            pairs=len(situation.pairs),
+            whys=list(dict.fromkeys(pair.why for pair in late))[:3],
         )
 
 
@@ -111,14 +95,8 @@ def slow_pairs(situation: Situation) -> Iterator[Finding]:
     slow = [p for p in situation.pairs if p.bytes_per_s and p.bytes_per_s < _SLOW * median]
     for group, words in _groups(situation, slow):
         worst = min(pair.bytes_per_s or 0.0 for pair in group)
-        yield Finding(
-            level=Level.WARNING,
-            cause="slow-path",
-            error=f"{words} are slow: {worst / 1e6:.0f} MB/s, the median of all pairs is {median / 1e6:.0f} MB/s",
-            at=_where(situation, group),
-            because=("a collective is as slow as its slowest pair",),
-            hint="look for a link that fell back to a lower speed (`ethtool IFACE`), errors (`ip -s link`), other jobs",
-            weight=30,
+        yield TEXTS["slow-pairs"].finding(
+            [], at=_where(situation, group), what=words, worst=worst / 1e6, median=median / 1e6
         )
 
 
@@ -213,14 +191,14 @@ def numbers(situation: Situation) -> Iterator[Finding]:
     found = differ(values, "", lambda k: f"{k} GPU{'s' if k != 1 else ''}")
     if found is not None:
         without = [name for name, number in values.items() if not number]
-        yield Finding(
-            level=Level.FAILURE if without else Level.WARNING,
+        yield replace(
+            TEXTS["gpu-numbers-differ"].finding(
+                without or found.odd,
+                level=Level.FAILURE if without else Level.WARNING,
+                text=found.text,
+                whys=[_why_none(s.node, s.facts) for s in rows if not s.facts.visible][:4],
+            ),
             cause="no-gpu" if without else "gpus-differ",
-            error=f"the nodes see different numbers of GPUs: {found.text}",
-            at=names_of(without or found.odd),
-            because=tuple(_why_none(s.node, s.facts) for s in rows if not s.facts.visible)[:4],
-            hint="ask for the same number on every node (--gpus-per-node), or leave the node out",
-            weight=64,
         )
 
 
@@ -246,33 +224,13 @@ def health(situation: Situation) -> Iterator[Finding]:
     for seen in look(situation, "gpu"):
         node, facts = seen.node, seen.facts
         for gpu in facts.gpus:
-            where = f"GPU {gpu.index} ({gpu.name}) of {node.name}"
             if gpu.num_ecc_errors:
-                yield Finding(
-                    level=Level.FAILURE,
-                    cause="gpu-hardware",
-                    error=f"{where} has {gpu.num_ecc_errors} uncorrected memory errors",
-                    at=node.name,
-                    because=("counted since the driver was loaded",),
-                    hint="leave the node out and report it to the site's staff: the GPU needs a reset or is broken",
-                    weight=62,
-                )
+                yield TEXTS["ecc-errors"].finding([node.name], gpu=gpu)
             if gpu.compute_mode == "Prohibited":
-                yield Finding(
-                    level=Level.FAILURE,
-                    cause="gpu-hardware",
-                    error=f"{where} accepts no work: its compute mode is Prohibited",
-                    at=node.name,
-                    hint="nvidia-smi -c DEFAULT, by root",
-                )
+                yield TEXTS["gpu-prohibited"].finding([node.name], gpu=gpu)
             if gpu.throttled:
-                yield Finding(
-                    level=Level.WARNING,
-                    cause="gpu-throttled",
-                    error=f"{where} is slowed down by its hardware: {', '.join(gpu.throttled)}",
-                    at=node.name,
-                    because=("the slowest GPU decides for all",),
-                    hint="report it to the site's staff: cooling or power; leave the node out",
+                yield TEXTS["gpu-throttled"].finding(
+                    [node.name], gpu=gpu, whys=", ".join(gpu.throttled)
                 )
 
 
@@ -304,15 +262,11 @@ def in_use(situation: Situation) -> Iterator[Finding]:
             is_ours = str(gpu.index) in chosen or gpu.uuid in chosen
             is_used = gpu.used_bytes > max(_USED_BYTES, _USED * gpu.memory_bytes)
             if is_ours and is_used:
-                yield Finding(
-                    level=Level.WARNING,
-                    cause="gpu-in-use",
-                    error=f"GPU {gpu.index} of {node.name} is used by another process:"
-                    f" {show_bytes(gpu.used_bytes)} of {show_bytes(gpu.memory_bytes)}",
-                    at=node.name,
-                    because=("it belongs to another job, or a dead job left it behind",),
-                    hint="nvidia-smi names the processes; end yours, or choose another node",
-                    weight=33,
+                yield TEXTS["gpu-in-use"].finding(
+                    [node.name],
+                    gpu=gpu,
+                    used=show_bytes(gpu.used_bytes),
+                    total=show_bytes(gpu.memory_bytes),
                 )
 
 
@@ -334,14 +288,12 @@ def nvlinks(situation: Situation) -> Iterator[Finding]:
         names = list(dict.fromkeys(row[0] for row in odd))
         # Bridges connect some GPUs of a node and leave others out on purpose: those are no fault.
         broken = any(row[3] for row in odd) or len(odd) * 4 <= len(alike)
-        yield Finding(
+        yield TEXTS["nvlinks-down"].finding(
+            names,
             level=Level.WARNING if broken else Level.NOTE,
-            cause="gpu-links",
-            error=f"GPU {odd[0][1]} of {odd[0][0]} has {odd[0][3]} of {odd[0][4]} NVLinks up, others {most}",
-            at=names_of(names),
-            because=tuple(f"{n}: GPU {i}: {up} of {all_}" for n, i, _, up, all_ in odd[:6]),
-            hint="nvidia-smi nvlink -s; dmesg | grep -i xid (74 is NVLink); report it to the site's staff",
-            weight=36,
+            odd=odd[0],
+            most=most,
+            all=[f"{n}: GPU {i}: {up} of {all_}" for n, i, _, up, all_ in odd[:6]],
         )
 
 
@@ -352,13 +304,8 @@ def narrow(situation: Situation) -> Iterator[Finding]:
     odd = [(name, gpu) for name, gpu in rows if (gpu.pcie_width or 0) < (gpu.pcie_max_width or 0)]
     if odd and len(odd) * 2 < len(rows):  # at rest some drivers narrow all of them
         name, gpu = odd[0]
-        yield Finding(
-            level=Level.NOTE,
-            cause="gpu-links",
-            error=f"GPU {gpu.index} of {name} uses {gpu.pcie_width} of {gpu.pcie_max_width} PCIe lanes",
-            at=names_of(list(dict.fromkeys(name for name, _ in odd))),
-            because=("the others use all of theirs",),
-            hint="check again under load: nvidia-smi --query-gpu=pcie.link.width.current --format=csv",
+        yield TEXTS["few-pcie-lanes"].finding(
+            list(dict.fromkeys(name for name, _ in odd)), name=name, gpu=gpu
         )
 
 
@@ -373,137 +320,53 @@ def _numbers_to_reset(seen: NodePart) -> str:
 RULES: Sequence[Rule] = (
     numbers,
     Check(
-        of="gpu",
-        cause="gpu-ordinal",
-        level=Level.WARNING,
+        TEXTS["gpu-ordinal"],
         bad=lambda s: 0 < len(s.facts.visible) < s.node.num_workers,
         each=True,
-        error="{node.num_workers} workers of {nodes} see {number} GPU{s}",
         words=lambda s: {
             "number": len(s.facts.visible),
             "s": "s" if len(s.facts.visible) != 1 else "",
             "visible": ",".join(s.facts.visible),
         },
-        because=(
-            "CUDA_VISIBLE_DEVICES is {visible}",
-            "torch.cuda.set_device(LOCAL_RANK) fails with `invalid device ordinal`",
-        ),
-        hint="--nproc-per-node {number}, or more GPUs (not --gpus-per-task, which hides them)",
-        weight=63,
     ),
+    Check(TEXTS["no-nvidia-smi"], level=_is_silent, bad=_lacks_smi, each=True),
+    Check(TEXTS["nvidia-smi-fails"], level=_is_silent, bad=lambda s: not _lacks_smi(s), each=True),
     Check(
-        of="gpu",
-        cause="gpu-hardware",
-        level=_is_silent,
-        bad=_lacks_smi,
-        each=True,
-        error="the GPUs of {nodes} could not be checked",
-        because=("{facts.why_not}",),
-        weight=40,
-    ),
-    Check(
-        of="gpu",
-        cause="gpu-hardware",
-        level=_is_silent,
-        bad=lambda s: not _lacks_smi(s),
-        each=True,
-        error="the GPUs of {nodes} could not be checked",
-        because=("{facts.why_not}",),
-        hint="run nvidia-smi there: a GPU that has fallen off the bus makes it hang or fail",
-        weight=40,
-    ),
-    Check(
-        of="gpu",
-        cause="gpu-hardware",
-        level=Level.WARNING,
+        TEXTS["gpus-not-named"],
         bad=lambda s: 0 < len(s.facts.gpus) < s.facts.num_devices,
         each=True,
-        error="nvidia-smi names {number} of {facts.num_devices} GPUs of {nodes}",
         words=lambda s: {"number": len(s.facts.gpus)},
-        hint="report it to the site's staff; leave the node out",
-        weight=40,
     ),
     health,
-    Check(
-        of="gpu",
-        cause="gpu-hardware",
-        level=_xid_level,
-        each=True,
-        error="the kernel of {nodes} has reported errors of GPUs: Xid {numbers}",
-        words=_xid_words,
-        because=("{devices}",),
-        hint="dmesg | grep -i xid; leave the node out if the message is from today",
-        weight=61,
-    ),
+    Check(TEXTS["xids"], level=_xid_level, each=True, words=_xid_words),
     # Only a reset replaces bad rows of a GPU's memory.
     Check(
-        of="gpu",
-        cause="gpu-hardware",
-        level=Level.WARNING,
+        TEXTS["rows-wait-for-reset"],
         bad=lambda s: bool(_numbers_to_reset(s)),
         each=True,
-        error="faulty memory rows wait to be replaced on GPU {numbers} of {nodes}",
         words=lambda s: {"numbers": _numbers_to_reset(s)},
-        because=("errors were found there, and only a reset of the GPU activates spare rows",),
-        hint="nvidia-smi -q -d ROW_REMAPPER; report it to the site's staff; leave the node out",
-        weight=38,
     ),
     in_use,
     # The slowest GPU sets the pace, and the smallest memory the limit.
     Equal(
-        of="gpu",
-        cause="gpus-differ",
-        level=Level.WARNING,
+        TEXTS["gpu-models-differ"],
         value=lambda s: ", ".join(sorted({gpu.name for gpu in s.facts.gpus})) or None,
-        error="the nodes have different GPUs: {text}",
-        because=("all wait for the slowest, and the batch must fit into the smallest",),
-        hint="choose nodes of one kind (sbatch --constraint or --gres=gpu:TYPE:N)",
     ),
     nvlinks,
-    Equal(
-        of="gpu",
-        cause="gpu-links",
-        level=Level.NOTE,
-        value=lambda s: ", ".join(s.facts.links.kinds) or None,
-        error="GPUs are connected differently: {text}",
-        because=("NV is NVLink, PIX and PXB a PCIe switch, NODE and SYS the processor",),
-    ),
+    Equal(TEXTS["gpu-links-differ"], value=lambda s: ", ".join(s.facts.links.kinds) or None),
     Check(
-        of="gpu",
-        cause="gpu-links",
-        level=Level.NOTE,
+        TEXTS["no-peer-access"],
         bad=lambda s: bool(s.facts.links.kinds and s.facts.links.no_p2p),
-        error="GPUs of {nodes} can't read each other's memory",
         words=lambda s: {
             "pairs": [f"{s.node.name}: GPUs {pair}" for pair in s.facts.links.no_p2p[:4]]
         },
-        because=("{pairs}",),
-        hint="NCCL copies through shared memory then, which needs room in /dev/shm and is slower",
     ),
     narrow,
     # An IOMMU that translates, or ACS, makes direct copies between GPUs hang or crawl.
+    Check(TEXTS["iommu"], when=LONG, bad=lambda s: _copies_over_pcie(s) and s.facts.has_iommu),
     Check(
-        of="gpu",
-        cause="iommu",
-        level=Level.NOTE,
-        when=LONG,
-        bad=lambda s: _copies_over_pcie(s) and s.facts.has_iommu,
-        error="an IOMMU is active on {nodes}",
-        because=(
-            "copies between GPUs over PCIe may hang then: NCCL hangs right after `Init COMPLETE`",
-        ),
-        hint="only if it hangs: NCCL_P2P_DISABLE=1 to confirm, `iommu=pt` on the kernel's command line to fix it",
-    ),
-    Check(
-        of="gpu",
-        cause="acs",
-        level=Level.NOTE,
+        TEXTS["acs"],
         when=LONG,
         bad=lambda s: _copies_over_pcie(s) and bool(s.facts.links.num_redirecting),
-        error="PCI bridges of {nodes} route copies between GPUs through the processor",
-        because=(
-            "ACS redirects on {facts.links.num_redirecting} bridges: copies are slow, and may hang",
-        ),
-        hint="lspci -vvv | grep ACSCtl; outside of virtual machines ACS can be off (BIOS or setpci, by root)",
     ),
 )

@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchmuster.diagnose.doctor.checks import LONG, MACHINES, Check, Equal, NodePart, look
+from torchmuster.diagnose.doctor.checks import LONG, MACHINES, TEXTS, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of, show_bytes
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.collect import CollectedFacts
@@ -106,14 +106,9 @@ def _uses_tcp(seen: NodePart, kind: str) -> bool:
 
 def _without_plugin(kind: str, fabric: str) -> Check:
     return Check(
-        of="network",
-        cause="network-plugin",
-        level=Level.WARNING,
+        TEXTS["no-plugin-for-fabric"],
         bad=lambda s: _uses_tcp(s, kind),
-        error=f"{{nodes}} {{has}} {fabric}, but not NCCL's plugin for it",
-        because=("no libnccl-net*.so was found: NCCL uses TCP, 2 to 10 times slower",),
-        hint="module load aws-ofi-nccl, or build it; NCCL_DEBUG=INFO shows `Using network ...`",
-        weight=32,
+        words=lambda _: {"fabric": fabric},
     )
 
 
@@ -141,11 +136,7 @@ def network_in_use(situation: Situation) -> Iterator[Finding]:
     }
     for word in dict.fromkeys(chosen.values()):
         names = [name for name, value in chosen.items() if value == word]
-        yield Finding(
-            level=Level.NOTE,
-            cause="network-used",
-            error=f"NCCL will use {word} on {names_of(names)}",
-        )
+        yield TEXTS["network-used"].finding([], word=word, names=names_of(names))
 
 
 def network_of(facts: CollectedFacts) -> str:
@@ -169,98 +160,40 @@ def network_of(facts: CollectedFacts) -> str:
 
 FABRIC_RULES: Sequence[Rule] = (
     Check(
-        of="network",
-        cause="wrong-provider",
-        level=Level.FAILURE,
+        TEXTS["wrong-provider"],
         bad=lambda s: _wrong_provider(s) is not None,
         each=True,
-        error="FI_PROVIDER={wanted} does not fit the network of {nodes}",
         words=lambda s: _wrong_provider(s) or {},
-        because=("{why}", "NCCL's libfabric plugin fails, or falls back to slow sockets"),
-        hint="{fix}",
-        weight=58,
     ),
-    Check(
-        of="network",
-        cause="network-plugin",
-        level=_plugin_level,
-        each=True,
-        error="{asked} asks for a plugin that {nodes} does not have",
-        words=_plugin_words,
-        because=("no {file} on LD_LIBRARY_PATH or in the system's folders",),
-        hint="load the site's module that has it (aws-ofi-nccl), or unset the variable",
-        weight=57,
-    ),
+    Check(TEXTS["plugin-missing"], level=_plugin_level, each=True, words=_plugin_words),
     _without_plugin("cxi", "Slingshot"),
     _without_plugin("efa", "EFA"),
-    Check(
-        of="network",
-        cause="ib-path",
-        level=Level.WARNING,
-        bad=_is_down,
-        error="no RDMA port is active on {nodes}",
-        because=("NCCL falls back to TCP there",),
-        hint="ibstat; ask the site: cable, subnet manager",
-        weight=31,
-    ),
+    Check(TEXTS["rdma-down"], bad=_is_down),
     Equal(
-        of="network",
-        cause="ib-path",
-        level=Level.WARNING,
+        TEXTS["rdma-ports-differ"],
         when=_ports_differ,
         value=lambda s: _num_active(s) if _has_gpus(s) else None,
         show=lambda k: f"{k} active port{'s' if k != 1 else ''}",
-        error="the nodes have different numbers of active RDMA ports: {text}",
-        hint="NCCL_IB_HCA names those that all nodes have",
-        weight=31,
     ),
     Check(
-        of="network",
-        cause="ib-path",
-        level=Level.WARNING,
+        TEXTS["roce-without-address"],
         bad=lambda s: bool(_bare(s)),
         each=True,
-        error="RoCE on {nodes} has no address: {bare}",
         words=lambda s: {"bare": ", ".join(_bare(s)[:4])},
-        because=("no global id (GID) is set: NCCL's first transfer fails with error 12",),
-        hint="give the interface an address; NCCL_IB_GID_INDEX=3 is the usual one of RoCE v2",
-        weight=31,
     ),
     Check(
-        of="network",
-        cause="ib-path",
-        level=Level.WARNING,
+        TEXTS["rdma-closed"],
         bad=lambda s: _has_gpus(s) and bool(s.facts.rdma) and not s.facts.has_rdma_files,
         each=True,
-        error="{nodes} has RDMA devices that this process can't open",
-        because=("/dev/infiniband is missing: usual inside of a container",),
-        hint="docker run --device=/dev/infiniband --ulimit memlock=-1",
-        weight=31,
     ),
     # RDMA has to lock memory; the usual limit is too low.
     Check(
-        of="network",
-        cause="memlock",
-        level=Level.WARNING,
+        TEXTS["memlock"],
         bad=lambda s: _memlock(s) >= 0,
         worst=_memlock,
-        error="a process may lock only {limit} of memory on {nodes}",
         words=lambda s: {"limit": show_bytes(_memlock(s))},
-        because=("RDMA needs more: `ibv_reg_mr: Cannot allocate memory`",),
-        hint="ulimit -l unlimited; limits.conf does not apply to daemons: slurmd needs LimitMEMLOCK=infinity,"
-        " docker --ulimit memlock=-1",
-        weight=31,
     ),
-    Check(
-        of="network",
-        cause="network-plugin",
-        level=Level.WARNING,
-        bad=_lacks_verbs,
-        error="{nodes} {has} InfiniBand, but no libibverbs",
-        because=("NCCL then uses TCP without a message",),
-        hint="apt-get install libibverbs1 ibverbs-providers in the image",
-        weight=31,
-    ),
+    Check(TEXTS["no-verbs"], bad=_lacks_verbs),
     network_in_use,
 )
 
@@ -290,18 +223,12 @@ def clocks(situation: Situation) -> Iterator[Finding]:
         if node.clock_s is None or abs(node.clock_s) - node.clock_error_s < CLOCK_WARNING_S:
             continue
         is_far = abs(node.clock_s) - node.clock_error_s >= CLOCK_FAILURE_S
-        side = "ahead of" if node.clock_s > 0 else "behind"
-        yield Finding(
+        yield TEXTS["clocks-differ"].finding(
+            [node.name],
             level=Level.FAILURE if is_far else Level.WARNING,
-            cause="clocks-differ",
-            error=f"the clock of {node.name} is {abs(node.clock_s):.1f} s {side} the head's",
-            at=node.name,
-            because=(
-                f"measured to {max(node.clock_error_s, 0.001):.3f} s",
-                "torchrun's c10d rendezvous considers a node dead from 15 s on; time stamps in logs are misleading",
-            ),
-            hint="`chronyc tracking` or `timedatectl` on the node; ask its administrator to set the clock",
-            weight=45,
+            ahead_s=abs(node.clock_s),
+            side="ahead of" if node.clock_s > 0 else "behind",
+            error_s=max(node.clock_error_s, 0.001),
         )
 
 
@@ -324,16 +251,13 @@ def shared_addresses(situation: Situation) -> Iterator[Finding]:
         named = [
             s.node.name for s in networks if s.node in nodes and address in s.facts.own_addresses
         ]
-        meant = f", and the name of {names_of(named)} means it"
-        yield Finding(
+        yield TEXTS["bridge-address-named" if named else "bridge-address"].finding(
+            [n.name for n in nodes],
             level=_level(networks[0]) if named else Level.NOTE,
-            cause="bridge-address",
-            error=f"{name} has the same address {address} on {len(nodes)} nodes"
-            + (meant if named else ": it can't connect them"),
-            at=names_of([n.name for n in nodes]),
-            because=("a bridge of containers; a node that gets this address connects to itself",),
-            hint=f"GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must not name {name}; muster never chooses it",
-            weight=22 if named else 0,
+            name=name,
+            address=address,
+            number=len(nodes),
+            named=names_of(named),
         )
 
 
@@ -362,14 +286,8 @@ def name_resolution(situation: Situation) -> Iterator[Finding]:
             if subject.name in s.facts.unresolved
         }
         if deaf:
-            yield Finding(
-                level=Level.WARNING,
-                cause="name-not-resolved",
-                error=f"{names_of(list(deaf))} can't resolve {subject.name}",
-                at=names_of(list(deaf)),
-                because=tuple(dict.fromkeys(deaf.values()))[:3],
-                hint=f"add {subject.name} to /etc/hosts or the name server; muster itself uses addresses",
-                weight=21,
+            yield TEXTS["name-not-resolved"].finding(
+                list(deaf), name=subject.name, whys=list(dict.fromkeys(deaf.values()))[:3]
             )
         yield from _views_of(subject, others)
 
@@ -382,24 +300,12 @@ def _views_of(subject: NodeView, others: Sequence[NodePart]) -> Iterator[Finding
     }
     wrong = [name for name, addresses in seen.items() if all(_is_loopback(a) for a in addresses)]
     if wrong:
-        yield Finding(
-            level=Level.WARNING,
-            cause="loopback-address",
-            error=f"on {names_of(wrong)} the name {subject.name} means the node itself: {seen[wrong[0]][0]}",
-            at=names_of(wrong),
-            hint=f"correct the line of {subject.name} in /etc/hosts there",
-            weight=26,
+        yield TEXTS["name-means-itself"].finding(
+            wrong, name=subject.name, address=seen[wrong[0]][0]
         )
     views = differ({k: v for k, v in seen.items() if k not in wrong}, "", ", ".join)
     if views is not None:
-        yield Finding(
-            level=Level.WARNING,
-            cause="names-differ",
-            error=f"the nodes have different addresses for {subject.name}: {views.text}",
-            at=names_of(views.odd),
-            hint="use one /etc/hosts or one name server for all nodes",
-            weight=20,
-        )
+        yield TEXTS["names-differ"].finding(views.odd, name=subject.name, text=views.text)
 
 
 def _is_loopback(address: str) -> bool:
@@ -412,88 +318,34 @@ def _is_loopback(address: str) -> bool:
 RULES: Sequence[Rule] = (
     clocks,
     # Nodes that use such a name connect to themselves.
+    Check(TEXTS["name-is-loopback"], level=_name_level, when=_names_matter, bad=_name_is_loopback),
     Check(
-        of="network",
-        cause="loopback-address",
-        level=_name_level,
-        when=_names_matter,
-        bad=_name_is_loopback,
-        error="the own name of {nodes} means the node itself: {facts.own_name} is {facts.own_addresses[0]} there",
-        because=(
-            "other nodes get a loopback address from torchrun and Gloo, and connect to themselves; muster passes real ones",
-        ),
-        hint="in /etc/hosts give {facts.own_name} the address of the interface between the nodes,"
-        " or start with `muster run` or `muster torchrun`",
-        weight=25,
-    ),
-    Check(
-        of="network",
-        cause="name-not-resolved",
+        TEXTS["name-without-address"],
         level=_name_level,
         when=_names_matter,
         bad=lambda s: not s.facts.own_addresses,
-        error="the own name of {nodes} has no address: {facts.own_name}",
         words=lambda s: {"why": s.facts.unresolved.get(s.facts.own_name, "no answer")},
-        because=(
-            "{why}",
-            "Gloo looks it up before it connects, and other nodes can't find it by this name; muster passes addresses",
-        ),
-        hint="add {facts.own_name} to /etc/hosts of {node.name}, or set GLOO_SOCKET_IFNAME",
-        weight=24,
     ),
     Check(
-        of="network",
-        cause="name-not-resolved",
+        TEXTS["name-of-nobody"],
         level=_level,
         when=MACHINES,
         bad=lambda s: bool(_outside(s)),
         each=True,
-        error="the own name of {nodes} is {address}, which no interface of it has",
         words=lambda s: {
             "address": _outside(s)[0],
             "mine": ", ".join(sorted({i.address for i in s.facts.interfaces})),
         },
-        because=("it has {mine}",),
-        hint="correct the entry of {facts.own_name} in /etc/hosts or the name server",
-        weight=23,
     ),
     shared_addresses,
     name_resolution,
     # A name server that does not answer delays every start.
     Check(
-        of="network",
-        cause="slow-names",
+        TEXTS["slow-names"],
         level=_level,
         bad=lambda s: s.facts.name_s >= _SLOW_NAME_S,
         worst=lambda s: -s.facts.name_s,
-        error="looking up a name takes {facts.name_s:.1f} s on {nodes}",
-        because=(
-            "a name server in /etc/resolv.conf does not answer; every process that looks up a name waits",
-        ),
-        hint="remove the dead server, or export RES_OPTIONS='timeout:1 attempts:1'",
     ),
-    Equal(
-        of="network",
-        cause="mtu-differs",
-        level=Level.WARNING,
-        when=MACHINES,
-        value=lambda s: s.facts.mtu.get(s.node.interface),
-        what="an MTU of",
-        error="the interfaces between the nodes have different MTUs: {text}",
-        because=(
-            "large packets of the one may not reach the other: small messages pass, gradients hang",
-        ),
-        hint="ip link set IFACE mtu N, the same on all nodes and on the switch",
-        weight=35,
-    ),
-    Check(
-        of="network",
-        cause="no-way-out",
-        level=Level.NOTE,
-        when=LONG,
-        bad=lambda s: s.facts.outside is None,
-        error="{nodes} {has} no route to the outside",
-        because=("downloads of weights and data will fail inside of the job",),
-        hint="download them before, on the login node; HF_HUB_OFFLINE=1 makes libraries fail at once",
-    ),
+    Equal(TEXTS["mtu-differs"], when=MACHINES, value=lambda s: s.facts.mtu.get(s.node.interface)),
+    Check(TEXTS["no-way-out"], when=LONG, bad=lambda s: s.facts.outside is None),
 )

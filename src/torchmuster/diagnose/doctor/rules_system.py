@@ -1,14 +1,14 @@
 """Checks of folders and the script, and of each node's limits, memory and processors."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchmuster.core.model import contract
-from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
-from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of, show_bytes
+from torchmuster.diagnose.doctor.checks import LONG, TEXTS, Check, Equal, NodePart, look
+from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, show_bytes
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.launcher.facts.collect import FolderFacts
-from torchmuster.launcher.facts.system import SHARED_MEMORY
 
 # Folders and script: they exist, are writable, have free space, and are the same on all nodes.
 
@@ -32,40 +32,24 @@ def script(situation: Situation) -> Iterator[Finding]:
     rows = [(s.node, s.facts.script) for s in seen if s.facts.script is not None]
     missing = [(n, s) for n, s in rows if not s.is_there]
     if missing:
-        nodes = names_of([n.name for n, _ in missing])
-        some = len(missing) < len(rows)
-        yield Finding(
-            level=Level.FAILURE,
-            cause="script-missing",
-            error=f"the script does not exist on {nodes}: {missing[0][1].path}",
-            at=nodes,
-            because=(missing[0][1].why, *(("the other nodes see it",) if some else ())),
-            hint="put it on a file system that all nodes see, or copy it to the same path on each",
+        yield replace(
+            TEXTS["script-missing"].finding(
+                [n.name for n, _ in missing],
+                script=missing[0][1],
+                others=["the other nodes see it"] if len(missing) < len(rows) else [],
+            ),
             is_certain=situation.script_is_program,
-            weight=95,
         )
     closed = [(n, s) for n, s in rows if s.is_there and s.why]
     if closed:
-        yield Finding(
-            level=Level.FAILURE,
-            cause="script-missing",
-            error=f"the script can't be read on {names_of([n.name for n, _ in closed])}: {closed[0][1].path}",
-            at=names_of([n.name for n, _ in closed]),
-            because=(closed[0][1].why,),
-            hint=f"chmod u+r {closed[0][1].path}",
-            weight=94,
-        )
+        yield TEXTS["script-closed"].finding([n.name for n, _ in closed], script=closed[0][1])
     found = differ({n.name: s.sha256 for n, s in rows if s.sha256}, "", lambda value: value[:12])
     if found is not None:
-        yield Finding(
-            level=Level.FAILURE,
-            cause="scripts-differ",
-            error=f"the script is not the same on all nodes: {names_of(found.odd)}"
-            f" {'differs' if len(found.odd) == 1 else 'differ'}",
+        yield TEXTS["scripts-differ"].finding(
+            found.odd,
             at=rows[0][1].path,
-            because=(f"sha256: {found.text}",),
-            hint="copy one version to all nodes, or use a file system that they share",
-            weight=60,
+            differ="differs" if len(found.odd) == 1 else "differ",
+            text=found.text,
         )
 
 
@@ -84,14 +68,14 @@ def writable(situation: Situation) -> Iterator[Finding]:
         ):
             if bad:
                 full = "space" in bad[0][1].why
-                yield Finding(
+                yield TEXTS["folder-full" if full else "folder-not-writable"].finding(
+                    [n.name for n, _ in bad],
                     level=level,
-                    cause="disk-full" if full else "folder-not-writable",
-                    error=f"{words} {what} on {names_of([n.name for n, _ in bad])}",
                     at=bad[0][1].path,
-                    because=(bad[0][1].why,),
+                    folder=words,
+                    what=what,
+                    why=bad[0][1].why,
                     hint=_room_hint(role) if full else _folder_hint(role),
-                    weight=55,
                 )
 
 
@@ -103,32 +87,25 @@ def room(situation: Situation) -> Iterator[Finding]:
         low = [(n, f) for n, f in rows if _FULL_BYTES <= f.free_bytes < _LOW_BYTES]
         if full or low:
             _node, folder = (full or low)[0]
-            names = names_of([n.name for n, _ in full or low])
-            hard = bool(full) and role != "temp"
-            yield Finding(
-                level=Level.FAILURE
-                if hard
-                else Level.WARNING
-                if full or role != "temp"
-                else Level.NOTE,
-                cause="disk-full",
-                error=f"{words} has {show_bytes(folder.free_bytes)} free on {names}",
+            level = Level.WARNING if full or role != "temp" else Level.NOTE
+            if full and role != "temp":
+                level = Level.FAILURE
+            yield TEXTS["little-room"].finding(
+                [n.name for n, _ in full or low],
+                level=level,
                 at=folder.path,
-                because=("a snapshot with Adam takes about 12 to 16 bytes for each parameter",),
+                folder=words,
+                free=show_bytes(folder.free_bytes),
                 hint=_room_hint(role),
-                weight=54,
             )
         few = [(n, f) for n, f in rows if 0 <= f.free_files < _FEW_FILES]
         if few:
-            yield Finding(
-                level=Level.WARNING,
-                cause="disk-full",
-                error=f"{words} can take only {few[0][1].free_files} more files on"
-                f" {names_of([n.name for n, _ in few])}",
+            yield TEXTS["few-inodes"].finding(
+                [n.name for n, _ in few],
                 at=few[0][1].path,
-                because=("its file system has no more inodes",),
+                folder=words,
+                free=few[0][1].free_files,
                 hint=_room_hint(role),
-                weight=53,
             )
 
 
@@ -141,14 +118,9 @@ def shared(situation: Situation) -> Iterator[Finding]:
     seen = [one.facts.scheduler for one in look(situation, "environment")]
     in_pods = any(contract.MACHINE_VARIABLE in scheduler for scheduler in seen)
     if found is not None and situation.has_machines:
-        yield Finding(
-            level=Level.NOTE,
-            cause="folder-not-shared",
-            error="the nodes do not share the folder of the run: each has its own",
+        yield TEXTS["folder-not-shared"].finding(
+            [],
             at=_folders(situation, "run")[0][1].path,
-            because=(
-                "sharded snapshots, and files that rank 0 writes for others, are not visible on all nodes",
-            ),
             hint="`claims` and `home` of the site keep runs on a volume that all pods see"
             if in_pods
             else "set MUSTER_HOME to a folder that all nodes see",
@@ -159,13 +131,8 @@ def long_temp(situation: Situation) -> Iterator[Finding]:
     """Report a long TMPDIR: it leaves no room for the names of sockets."""
     rows = [(n, f) for n, f in _folders(situation, "temp") if len(f.path) >= _LONG_TEMP]
     if rows:
-        yield Finding(
-            level=Level.WARNING,
-            cause="long-tmpdir",
-            error=f"the path of TMPDIR has {len(rows[0][1].path)} characters on {names_of([n.name for n, _ in rows])}",
-            at=rows[0][1].path,
-            because=("a Unix socket's path has at most 108: `AF_UNIX path too long` follows",),
-            hint="export TMPDIR=/tmp",
+        yield TEXTS["long-tmpdir"].finding(
+            [n.name for n, _ in rows], at=rows[0][1].path, length=len(rows[0][1].path)
         )
 
 
@@ -276,117 +243,44 @@ def _cpus(seen: NodePart) -> dict[str, Any]:
 
 RULES: Sequence[Rule] = (
     # When it is full, the processes that use it die with SIGBUS.
+    Check(TEXTS["small-dev-shm"], level=_shm_level, words=_shm_size),
     Check(
-        of="system",
-        cause="small-dev-shm",
-        level=_shm_level,
-        error=f"{SHARED_MEMORY} {{size}} on {{nodes}}",
-        words=_shm_size,
-        because=(
-            "loader processes and NCCL share memory there: when it is full, workers die of SIGBUS (-7)",
-        ),
-        hint="docker run --shm-size=8g or --ipc=host; Kubernetes: an emptyDir with medium: Memory at /dev/shm;"
-        " or num_workers=0",
-        weight=48,
-    ),
-    Check(
-        of="system",
-        cause="small-dev-shm",
-        level=Level.WARNING,
+        TEXTS["full-dev-shm"],
         bad=_is_shm_full,
-        error=f"{SHARED_MEMORY} is nearly full on {{nodes}}: {{free}} are free",
         words=lambda s: {"free": show_bytes(s.facts.shm_free_bytes)},
-        because=("files of jobs that were killed stay there",),
-        hint=f"ls -l {SHARED_MEMORY}; remove what belongs to no running process (fuser -v {SHARED_MEMORY}/*)",
-        weight=47,
     ),
     # Nothing else removes them before the machine restarts.
     Check(
-        of="system",
-        cause="left-shared-memory",
+        TEXTS["left-shared-memory"],
         level=_left_level,
         when=LONG,
         worst=lambda s: -s.facts.left_shm_bytes,
-        error=f"{{files}} in {SHARED_MEMORY} that no process of yours has open on {{nodes}}: {{size}}",
         words=_left,
-        because=(
-            "torch, NCCL and semaphores of programs that were killed: they take memory until somebody removes them",
-        ),
-        hint=f"when no job of yours runs there: find {SHARED_MEMORY} -user $USER -type f"
-        r" \( -name 'torch_*' -o -name 'nccl-*' -o -name 'sem.*' \) -mmin +10 -delete",
     ),
     # Every connection and every loader process uses descriptors.
-    Check(
-        of="system",
-        cause="too-few-files",
-        level=_files_level,
-        worst=lambda s: s.facts.limits["nofile"],
-        error="a process may open only {facts.limits[nofile]} files on {nodes}",
-        because=("`Too many open files` is typical with many ranks or loader processes",),
-        hint="ulimit -n 65536 in the job script; in a pod the script raises its own, with resource.setrlimit",
-    ),
+    Check(TEXTS["too-few-files"], level=_files_level, worst=lambda s: s.facts.limits["nofile"]),
     # Threads count as processes of the user.
     Check(
-        of="system",
-        cause="too-few-processes",
-        level=Level.WARNING,
+        TEXTS["too-few-processes"],
         bad=lambda s: 0 <= s.facts.limits.get("nproc", -1) < _LOW_PROCESSES and s.facts.uid != 0,
         worst=lambda s: s.facts.limits["nproc"],
-        error="the user may have only {facts.limits[nproc]} processes and threads on {nodes}",
-        because=("`Resource temporarily unavailable` when threads are started",),
-        hint="ulimit -u 65536, or ask the site for more",
     ),
+    Check(TEXTS["core-files"], when=LONG, bad=lambda s: s.facts.limits.get("core") == -1),
     Check(
-        of="system",
-        cause="core-files",
-        level=Level.NOTE,
-        when=LONG,
-        bad=lambda s: s.facts.limits.get("core") == -1,
-        error="core files have no limit on {nodes}: each worker that crashes may leave all its memory",
-        because=("a job of many workers fills a quota so",),
-        hint="ulimit -c 0 in the job script, unless you want them",
-    ),
-    Check(
-        of="system",
-        cause="out-of-memory",
+        TEXTS["out-of-memory"],
         level=_memory_level,
-        error="the job may use only {limit} of {total} memory on {nodes}",
         words=lambda s: {
             "limit": show_bytes(s.facts.memory_limit_bytes),
             "total": show_bytes(s.facts.memory_bytes),
         },
-        because=(
-            "its control group has that limit; above it the kernel kills a process with SIGKILL (-9)",
-        ),
-        hint="ask for more: `muster run --mem 64Gi`, sbatch --mem, docker run --memory",
     ),
     # Workers that share one CPU are slow without a message; srun of Slurm 22.05 to 23.02 did that.
-    Check(
-        of="system",
-        cause="too-few-cpus",
-        level=Level.WARNING,
-        bad=_has_few_cpus,
-        each=True,
-        error="{node.num_workers} {workers} of {nodes} may use only {facts.num_usable_cpus} {cpus}",
-        words=_cpus,
-        because=("{why}",),
-        hint="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or `muster run --cpus-per-node N`",
-    ),
+    Check(TEXTS["too-few-cpus"], bad=_has_few_cpus, each=True, words=_cpus),
     # The slowest node sets the pace.
+    Equal(TEXTS["cpus-differ"], when=LONG, value=lambda s: s.facts.num_usable_cpus),
     Equal(
-        of="system",
-        cause="nodes-differ",
-        level=Level.NOTE,
-        when=LONG,
-        value=lambda s: s.facts.num_usable_cpus,
-        error="the nodes have different numbers of CPUs: {text}",
-    ),
-    Equal(
-        of="system",
-        cause="nodes-differ",
-        level=Level.NOTE,
+        TEXTS["memory-differs"],
         when=LONG,
         value=lambda s: round(s.facts.memory_bytes / _GIB / 16) * 16,
-        error="the nodes have different numbers of GiB memory: {text}",
     ),
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torchmuster.core.model.ranks import expand_hostlist
+from torchmuster.diagnose.explain.catalogue.index import signs
 from torchmuster.diagnose.explain.events import LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading.scan import LogRecord
 
@@ -42,39 +43,9 @@ _ADDRESS_LABEL = re.compile(
 # The key of hints that hold wherever their values are known.
 ANYWHERE = "anywhere"
 
-_SHOWS = {
-    "data-parallel": re.compile(
-        r"nn/parallel/(?:data_parallel|parallel_apply)\.py|in replica \d+ on device"
-    ),
-    "vllm": re.compile(r"\bvllm\b"),
-    "sglang": re.compile(r"\bsglang\b"),
-    "trainer": re.compile(r"(?:transformers/trainer|trl/trainer/\w+)\.py"),
-    "tensorflow": re.compile(r"\btensorflow\b|\bkeras/"),
-    "megatron": re.compile(r"\bmegatron\b", re.IGNORECASE),
-    "fsdp": re.compile(r"\bfsdp\b|\bFSDP\w*|fully_shard"),
-    "ray": re.compile(r"\bray/(?:_private|serve|train|tune|_raylet)|\(\w+ pid=\d+\)|\bray start\b"),
-    "rocm": re.compile(r"\bROCm\b|\bHIP error|/opt/rocm|\brocm\d"),
-    "aws": re.compile(r"\bip-\d+-\d+-\d+-\d+\b|\bEC2\b|\bEFA\b|-p efa\b"),
-    "slingshot": re.compile(r"\bcxi\b|\bhsn\d|[Ss]lingshot"),
-    "torchrun": re.compile(r"\btorchrun\b|torch[./]distributed[./](?:run|launch|elastic)\b"),
-    "kubernetes": re.compile(
-        r"\bpod/|kubelet|kubectl|OOMKilled|FailedScheduling|/var/run/secrets/kubernetes|\bPyTorchJob\b"
-        r"|\b[\w-]+-(?:worker|master|launcher)-\d+\.[\w-]+"
-    ),
-    "container": re.compile(
-        r"/\.dockerenv|\bdocker\b|nvcr\.io|NVIDIA Release|containerd|apptainer|singularity|enroot|/workspace/",
-        re.IGNORECASE,
-    ),
-    "slurm": re.compile(r"\bSLURM_|\bsrun\b|slurmstepd|\bsbatch\b|/slurmd/"),
-    "pbs": re.compile(r"\bPBS_|\bqsub\b|=>> PBS|pbsdsh|pbs_mom"),
-    "deepspeed": re.compile(r"\bdeepspeed\b|DeepSpeed"),
-    "accelerate": re.compile(r"\baccelerate\b"),
-    "lightning": re.compile(r"(?:pytorch_)?lightning"),
-    "nccl-info": re.compile(r"NCCL INFO"),
-    "xpu": re.compile(r"\bxpu\b|intel_extension_for_pytorch|oneccl|\bAurora\b"),
-    "notebook": re.compile(r"<ipython-input|ipykernel_|ipykernel/|\.ipynb|<cell line"),
-    "windows": re.compile(r"[A-Z]:\\\\?Users|\bWinError\b"),
-}
+# Surroundings, by what a line shows or by a kind of event.
+_SHOWN = signs("shown.")
+_SHOWS = {name: row.regexes[0] for name, row in _SHOWN.items()}
 _SCHEDULERS = {
     "slurm": "sacct",
     "pbs": "qstat",
@@ -83,15 +54,6 @@ _SCHEDULERS = {
 # Suggested where a rule names only commands of other schedulers.
 _SCHEDULER_COMMANDS = {
     "kubernetes": "kubectl describe pod POD",
-}
-_SHOWN_BY: dict[str, tuple[str, ...]] = {
-    "evicted": ("kubernetes",),
-    "image": ("container",),
-    "srun_launch": ("slurm",),
-    "task_exit": ("slurm",),
-    "pbs_killed": ("pbs",),
-    "root_cause_table": ("torchrun",),
-    "launch_config": ("torchrun",),
 }
 
 
@@ -254,7 +216,7 @@ class Case:
     @cached_property
     def surroundings(self) -> frozenset[str]:
         """Where the job ran, as its logs show: `container`, `slurm`, a launcher's name, ..."""
-        found = {name for event in self.events for name in _SHOWN_BY.get(event.kind, ())}
+        found = {name for name, row in _SHOWN.items() if self.of(*row.evidence)}
         lines = {line.text for line in self._frames()} | {event.line.text for event in self.events}
         lines |= {event.get("through") for event in self.events}
         lines |= {event.who.host or "" for event in self.events}

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_PREFIX, Weight
-from torchmuster.diagnose.explain.causes import ENDINGS
+from torchmuster.diagnose.explain.catalogue.index import ENDINGS, MESSAGE_PREFIX, Weight
 from torchmuster.diagnose.explain.events import (
     JobOutcome,
     LineRole,
@@ -16,19 +15,7 @@ from torchmuster.diagnose.explain.events import (
 )
 from torchmuster.diagnose.explain.reading.patterns import PROGRESS
 from torchmuster.diagnose.explain.reading.scan import Log
-from torchmuster.diagnose.explain.rules import (
-    collective,
-    gpu,
-    launch,
-    network,
-    program,
-    rows_said,
-    shape,
-    signals,
-    store,
-    system,
-)
-from torchmuster.diagnose.explain.rules.notes import slow_notes
+from torchmuster.diagnose.explain.rules import collective, launch, node, program, said, signals
 from torchmuster.diagnose.explain.rules.rows import Rule, rules_of
 from torchmuster.diagnose.finding import Confidence
 
@@ -118,29 +105,29 @@ def _near(case: Case) -> list[str]:
 # Each rule searches the case for one cause and yields findings, or nothing.
 RULES: tuple[Rule, ...] = (
     *rules_of("scheduler."),
-    rows_said.could_not_start,
+    said.could_not_start,
     launch.launcher_on_too_few_nodes,
     launch.rendezvous_differs,
     *rules_of("launch.endpoint-ignored"),
     launch.node_ranks,
     launch.never_joined,
     *rules_of("launch.rendezvous-closed"),
-    network.port_taken,
-    network.loopback_endpoint,
-    network.bridge_address,
-    network.link_local,
-    network.unknown_name,
-    network.misspelled_name,
-    store.cannot_reach_store,
-    store.named_reason,
+    launch.port_taken,
+    launch.loopback_endpoint,
+    launch.bridge_address,
+    launch.link_local,
+    launch.unknown_name,
+    launch.misspelled_name,
+    launch.cannot_reach_store,
+    launch.named_reason,
     *rules_of("cause."),
     program.messages_of_programs,
-    rows_said.wrong_provider,
-    rows_said.nccl_warning,
-    system.broken_disk,
-    system.system_errors,
-    gpu.gpu_memory,
-    gpu.not_finite,
+    said.wrong_provider,
+    said.nccl_warning,
+    node.broken_disk,
+    node.system_errors,
+    node.gpu_memory,
+    node.not_finite,
     program.exceptions,
     program.cut_traceback,
     program.exit_codes,
@@ -162,7 +149,7 @@ _LAST_WORDS = re.compile(
 )
 _END_LINES = 10
 _FEW_AFTER = 15
-_LOUD, _AT_THE_END = 4, 2  # of `shape.strength`
+_LOUD, _AT_THE_END = 4, 2  # of `said.strength`
 _SETTINGS = ("launch_config", "launch_line", "variable")  # they hold from their line on
 _OF_A_GOODBYE = re.compile(
     r"TCPStore\.cpp|socket\.cpp|SocketImpl|to shutdown the rendezvous|^Exception raised from|^frame #\d+"
@@ -220,14 +207,14 @@ def judge(case: Case) -> LogVerdict:
     found = [finding for finding in found if finding not in foretold]
     outcome = outcome_of(case, found)
     late = [f"after its end: {f.error}" for f in found if outcome is JobOutcome.ENDED_WELL]
-    notes = (*record.notes.lines, *late, *slow_notes(case))
+    notes = (*record.notes.lines, *late, *said.slow_notes(case))
     common = {"num_lines": record.num_lines, "num_files": len(record.logs), "notes": notes}
     if outcome in (JobOutcome.ENDED_WELL, JobOutcome.RUNNING):
         return LogVerdict(found=(), outcome=outcome, **common)  # type: ignore[arg-type]
     if not found and foretold:
         found, foretold = list(foretold), ()
     if all(one.cause == "exit-code" and one.confidence is Confidence.LOW for one in found):
-        found = list(shape.reported(case, _LOUD if found else _AT_THE_END)) or found
+        found = list(said.reported(case, _LOUD if found else _AT_THE_END)) or found
     ordered = weighed([_less_sure_far_from_end(case, one) for one in _order(case, found)])
     ordered = [one for one in ordered if not _is_explained(one, ordered[0])]
     if ordered:
@@ -429,9 +416,9 @@ def _sounds_failed(case: Case) -> bool:
     ignored = [(int(e.get("since")), e.line.order) for e in case.of("ignored")]
     orders = {line.order for log in case.record.logs for line in log.last[-_END_LINES:]}
     return any(
-        shape.strength(event) >= (_AT_THE_END if event.line.order in orders else _LOUD)
-        or (event.line.order in orders and shape.wraps(event))
-        for event in shape.failures_without_progress(case)
+        said.strength(event) >= (_AT_THE_END if event.line.order in orders else _LOUD)
+        or (event.line.order in orders and said.wraps(event))
+        for event in said.failures_without_progress(case)
         if not _is_goodbye(case, event.line)
         if not any(first <= event.line.order <= last for first, last in ignored)
     )

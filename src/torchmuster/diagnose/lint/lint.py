@@ -7,21 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torchmuster.diagnose.finding import Level
-from torchmuster.diagnose.lint import rules_launchers as lint_launchers
-from torchmuster.diagnose.lint import rules_meeting as lint_meeting
-from torchmuster.diagnose.lint import rules_shell as lint_shell
-from torchmuster.diagnose.lint import rules_starts as lint_starts
-from torchmuster.diagnose.lint import rules_variables as lint_variables
-from torchmuster.diagnose.lint.finding import LintFinding, ScriptView
-from torchmuster.diagnose.lint.numbers import JobScript
-from torchmuster.diagnose.lint.starts import find_starts
+from torchmuster.diagnose.lint import rules_launchers, rules_meeting, rules_shell, rules_starts
+from torchmuster.diagnose.lint.job import JobScript
+from torchmuster.diagnose.lint.starts import LintFinding, ScriptView, find_starts
 
 RULES = (
-    *lint_starts.RULES,
-    *lint_launchers.RULES,
-    *lint_meeting.RULES,
-    *lint_shell.RULES,
-    *lint_variables.RULES,
+    *rules_starts.RULES,
+    *rules_launchers.RULES,
+    *rules_meeting.RULES,
+    *rules_shell.RULES,
+    *rules_shell.VARIABLE_RULES,
 )
 _ORDER = list(Level)
 

@@ -4,17 +4,21 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from torchmuster.diagnose.lint.allocation import Scheduler, option_pairs
-from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
-from torchmuster.diagnose.lint.numbers import JobScript, number
+from torchmuster.diagnose.lint.job import JobScript, Scheduler, number, option_pairs
 from torchmuster.diagnose.lint.rules_meeting import LOOPBACK, SPREAD, is_too_early
-from torchmuster.diagnose.lint.shell_lex import FIXED, shown
+from torchmuster.diagnose.lint.shell import FIXED, shown
 from torchmuster.diagnose.lint.starts import (
     WRAPPERS,
+    LintFinding,
+    Rule,
     ScriptStart,
+    ScriptView,
+    error,
+    note,
     option,
     tasks_per_node,
     uses_part_of_nodes,
+    warning,
 )
 
 # How other launchers than torchrun get the numbers of nodes and workers.

@@ -6,12 +6,19 @@
 import re
 from collections.abc import Iterator
 
-from torchmuster.diagnose.lint.allocation import Scheduler
-from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
-from torchmuster.diagnose.lint.numbers import is_node_count, number
-from torchmuster.diagnose.lint.shell_lex import shown
-from torchmuster.diagnose.lint.shell_script import variables_of
-from torchmuster.diagnose.lint.starts import ScriptStart, tasks_per_node, uses_part_of_nodes
+from torchmuster.diagnose.lint.job import Scheduler, is_node_count, number
+from torchmuster.diagnose.lint.shell import shown, variables_of
+from torchmuster.diagnose.lint.starts import (
+    LintFinding,
+    Rule,
+    ScriptStart,
+    ScriptView,
+    error,
+    note,
+    tasks_per_node,
+    uses_part_of_nodes,
+    warning,
+)
 from torchmuster.launcher.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 
 LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(?::.*)?", re.IGNORECASE)

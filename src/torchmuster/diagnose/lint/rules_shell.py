@@ -1,16 +1,24 @@
-"""Rules about the shell script itself: continued lines, variables, libraries.
+"""Rules about the shell script itself: continued lines, libraries, and variables.
 
-`RULES` lists them.
+Variables may be misspelled, never set, dropped on the way, or set by hand. `RULES` lists the rules, and `VARIABLE_RULES`.
 """
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.lint.allocation import Scheduler
-from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
-from torchmuster.diagnose.lint.shell_lex import shown
-from torchmuster.diagnose.lint.shell_script import variables_of
-from torchmuster.diagnose.lint.starts import ScriptStart
+from torchmuster.diagnose.lint.job import Option, Scheduler
+from torchmuster.diagnose.lint.shell import DEFERRED, ShellScript, shown, variables_of
+from torchmuster.diagnose.lint.starts import (
+    LintFinding,
+    Rule,
+    ScriptStart,
+    ScriptView,
+    error,
+    note,
+    option,
+    warning,
+)
 
 _FOR_WORKERS = re.compile(
     r"(?:NCCL|TORCH_NCCL|FI|UCX|GLOO|RCCL|TORCH|TORCHELASTIC|TORCHINDUCTOR|HSA)_[A-Z0-9_]+"
@@ -385,4 +393,293 @@ RULES: tuple[Rule, ...] = (
     bare_pbsdsh,
     pbsdsh_dashes,
     gpus_variable,
+)
+
+
+# Names of variables that job scripts get from elsewhere: the schedulers' own, and those of every
+# shell. Sources: Slurm's srun(1), sbatch(1) and salloc(1), "ENVIRONMENT VARIABLES", and
+# src/common/env.c (SchedMD/slurm 284c3b95f0); OpenPBS's qsub(1B), "Environment Variables", and
+# src/resmom/start_exec.c. Three are common additions of sites: SLURM_TMPDIR, SLURM_JOB_TMP and
+# SLURM_SCRATCH.
+
+
+_SLURM = """
+    ACCOUNT ACCTG_FREQ ARRAY_JOB_ID ARRAY_TASK_COUNT ARRAY_TASK_ID ARRAY_TASK_MAX ARRAY_TASK_MIN
+    ARRAY_TASK_STEP BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTERS CLUSTER_NAME COMPRESS CONF
+    CONFIG_FETCH CONF_SERVER CONSTRAINT CONTAINER CONTAINER_ID CORE_SPEC CPUS_ON_NODE
+    CPUS_PER_GPU CPUS_PER_TASK CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE CPU_BIND_VERBOSE
+    CPU_FREQ_REQ DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY DISABLE_STATUS DISTRIBUTION
+    DIST_PLANESIZE EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV EXTERNAL_LAUNCHER
+    GET_USER_ENV GPUS GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK GPU_BIND GPU_FREQ
+    GRES GRES_FLAGS GTIDS HET_JOB_ID HET_JOB_NODELIST HET_JOB_OFFSET HET_SIZE HINT HOSTFILE
+    IMMEDIATE JOBID JOB_ACCOUNT JOB_COMMENT JOB_CONSTRAINTS JOB_CORE_SPEC_COUNT
+    JOB_CORE_SPEC_TYPE JOB_CPUS_PER_NODE JOB_DEPENDENCY JOB_DERIVED_EC JOB_END_TIME
+    JOB_EXCLUSIVE JOB_EXIT_CODE JOB_EXIT_CODE2 JOB_EXIT_CODE_MAX JOB_EXIT_CODE_MIN JOB_EXTRA
+    JOB_GID JOB_GPUS JOB_GRES JOB_ID JOB_LICENSES JOB_MAIL_TYPE JOB_MOUNTPOINT_SRC JOB_NAME
+    JOB_NICS JOB_NODELIST JOB_NODES JOB_NUM_NODES JOB_OVERSUBSCRIBE JOB_PARTITION JOB_QOS
+    JOB_QUEUED_TIME JOB_RESERVATION JOB_RESTART_COUNT JOB_RUN_TIME JOB_SEGMENT_SIZE
+    JOB_SELINUX_CONTEXT JOB_SLUID JOB_STAGE_OUT_TIME JOB_START_TIME JOB_STATE JOB_STDERR
+    JOB_STDIN JOB_STDOUT JOB_TERM_SIGNAL_MAX JOB_TMP JOB_TMPDIR JOB_UID JOB_USER JOB_WORK_DIR
+    JWT KILL_BAD_EXIT LABELIO LAUNCH_NODE_IPADDR LOCALID MEM_BIND MEM_BIND_LIST MEM_BIND_PREFER
+    MEM_BIND_TYPE MEM_BIND_VERBOSE MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE MPI_TYPE
+    NCORES_PER_SOCKET NETWORK NNODES NODEID NODELIST NODE_ALIASES NO_KILL NPROCS NTASKS
+    NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE NTASKS_PER_SOCKET NTASKS_PER_TRES OOMKILLSTEP
+    OPEN_MODE OVERCOMMIT OVERLAP PACK_JOB_ID PACK_JOB_NODELIST PACK_JOB_OFFSET PACK_SIZE
+    PARTITION PMI_KVS_NO_DUP_KEYS POWER PRIO_PROCESS PROCID PROFILE PROLOG PTY_PORT PTY_WIN_COL
+    PTY_WIN_ROW QOS REMOTE_CWD REQ_SWITCH RESERVATION RESTART_COUNT RESUME_FILE RESV_PORTS
+    RUNTIME SCRATCH SCRIPT_CONTEXT SEND_LIBS SHARDS_ON_NODE SIGNAL SLINGSHOT_CXI_VERSION
+    SPREAD_JOB SRUN_COMM_HOST SRUN_COMM_PORT SRUN_REDUCE_TASK_EXIT_MSG STEPID STEPMGR STEP_GPUS
+    STEP_GRES STEP_ID STEP_KILLED_MSG_NODE_ID STEP_LAUNCHER_PORT STEP_NICS STEP_NODELIST
+    STEP_NUM_NODES STEP_NUM_TASKS STEP_RESV_PORTS STEP_TASKS_PER_NODE SUBMIT_DIR SUBMIT_HOST
+    TASKS_PER_NODE TASK_EPILOG TASK_PID TASK_PROLOG TEST_EXEC THREADS THREADS_PER_CORE
+    THREAD_SPEC TIMELIMIT TMPDIR TOPOLOGY_ADDR TOPOLOGY_ADDR_PATTERN TRES_BIND TRES_PER_TASK UID
+    UMASK UNBUFFEREDIO USE_MIN_NODES VERSION WAIT WAIT4SWITCH WCKEY WORKING_CLUSTER WORKING_DIR
+"""
+_PBS = """
+    ARRAY_ID ARRAY_INDEX BATCH CONF_FILE DEFAULT DPREFIX ENVIRONMENT EXEC HOME INTERACTIVE
+    JOBCOOKIE JOBDIR JOBID JOBNAME NNODES NODEFILE NODENUM O_HOME O_HOST O_LANG O_LOGNAME O_MAIL
+    O_PATH O_QUEUE O_SERVER O_SHELL O_SYSTEM O_TZ O_WORKDIR PPN QUEUE SERVER TASKNUM TMPDIR
+"""
+OF_SCHEDULERS = frozenset(
+    {
+        *(f"SLURM_{word}" for word in _SLURM.split()),
+        *(f"PBS_{word}" for word in _PBS.split()),
+        *("SLURMD_DEBUG", "SLURMD_NODENAME", "SLURMD_TRES_BIND", "SLURMD_TRES_FREQ"),
+    }
+)
+# Names that people write from memory, and that no correction of the spelling finds.
+_FROM_MEMORY = {
+    "SLURM_NUM_NODES": "SLURM_NNODES",
+    "SLURM_JOB_NNODES": "SLURM_JOB_NUM_NODES",
+    "SLURM_ARRAY_ID": "SLURM_ARRAY_TASK_ID",
+    "SLURM_NUM_TASKS": "SLURM_NTASKS",
+    "SLURM_RANK": "SLURM_PROCID",
+    "SLURM_LOCAL_RANK": "SLURM_LOCALID",
+}
+# bash(1), "Shell Variables"; environ(7); and other names that sites, modules, launchers and
+# libraries set.
+_OF_SHELLS = re.compile(
+    r"BASH\w*|COMP_\w+|DIRSTACK|E?UID|EPOCH\w+|FUNCNAME|GROUPS|HIST\w*|HOME|HOST(?:NAME|TYPE)?|IFS|LANG|LC_\w+|LINENO"
+    r"|LOGNAME|MACHTYPE|MAIL|MANPATH|OLDPWD|OPT(?:ARG|IND|ERR)|OSTYPE|PATH|PIPESTATUS|PPID|PS\d|PWD|RANDOM|REPLY|SECONDS"
+    r"|SHELL\w*|SHLVL|SRANDOM|TERM|TZ|USER(?:NAME)?|TMP|TEMP|TMPDIR|EDITOR|DISPLAY|_"
+    r"|(?:SLURMD?|SRUN|SBATCH|PBS|OMPI|PMI|PMIX|MPI|FLUX|JOB|CONDA|CUDA|NVIDIA|NCCL|ROCR?|HIP|LMOD|EB|SPACK|XDG"
+    r"|SSH|SINGULARITY|APPTAINER|TORCHELASTIC|MUSTER|HF|WANDB|AWS|KUBERNETES|RAY)_?\w*"
+    r"|\w*(?:HOME|ROOT|DIR|PREFIX|SCRATCH|WORK|PROJECT|STORE|PROJ|DATA|PATH|TOKEN|KEY|PASSWORD|ACCOUNT)\w*"
+    r"|\w*(?:ARGS|OPTS|OPTIONS|FLAGS)|VIRTUAL_ENV|RANK|LOCAL_RANK|WORLD_SIZE|NCPUS|NF|NR|FS",
+    re.IGNORECASE,
+)
+
+
+def is_from_elsewhere(name: str) -> bool:
+    """Return whether a variable may be set without a line of the script."""
+    return _OF_SHELLS.fullmatch(name) is not None
+
+
+def meant(name: str) -> str | None:
+    """Return the scheduler's variable that a name probably means; None for a correct name."""
+    if name in OF_SCHEDULERS or not name.startswith(("SLURM_", "PBS_", "SLURMD_")):
+        return None
+    joined = {known.replace("_", ""): known for known in sorted(OF_SCHEDULERS)}
+    likely = _FROM_MEMORY.get(name) or joined.get(name.replace("_", ""))
+    near = difflib.get_close_matches(name, sorted(OF_SCHEDULERS), n=1, cutoff=0.9)
+    return likely or (near[0] if near else None)
+
+
+_LAUNCH_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
+# `${X:-...}` and similar forms show that the author knows that X may be unset.
+_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{#?([A-Za-z_]\w*)(?:\[[^\]]*\])?(?![\w\[]|:?[-=?+]))")
+_GUARDED = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[^\]]*\])?:?[-=?+]|-[vnz]\s+\"?\$?\{?([A-Za-z_]\w*)")
+_SET = re.compile(
+    r"(?:^|[\s;(&|`{\"'])(?:export\s+|declare\s+(?:-\w+\s+)*|local\s+|readonly\s+|unset\s+|for\s+|select\s+|let\s+[\"']?"
+    r"|printf\s+-v\s+|getopts\s+\S+\s+|\(\(\s*)([A-Za-z_]\w*)"
+    r"|(?:^|[\s;(&|`{\"',])([A-Za-z_]\w*)(?:\[[^\]]*\])?(?:[-+*/|&]?=|\+\+|--)"
+)
+_READERS = re.compile(
+    r"(?<![-\w])(?:read|mapfile|readarray|export|declare|local|typeset)\b([^;|&<\n]*)"
+)
+_OTHER_FILES = frozenset({"source", ".", "eval", "module", "ml", "spack", "conda", "mamba"})
+_MAX_NAMES = 200  # no script has so many; each is compared with all known names
+_NUMBERS = re.compile(r"\d+(?:,\d+)*")
+
+
+def misspelt_variable(view: ScriptView) -> Iterator[LintFinding]:
+    """Report a variable that looks like one of Slurm's or PBS's but is none: it is empty.
+
+    Source: the tables in this module.
+    """
+    given, seen = _set_names(view), set[str]()
+    for line, text in _code(view):
+        for name in variables_of(text.replace(DEFERRED, "$")):
+            likely = meant(name) if name not in seen and len(seen) < _MAX_NAMES else None
+            seen.add(name)
+            if likely is not None and name not in given:
+                whose = "Slurm" if name.startswith("SLURM") else "PBS"
+                what = f"${name} is empty: {whose} sets no such variable"
+                why = f"its own is called {likely}"
+                yield error("misspelt-variable", line, what, why, f"${likely}")
+
+
+def unset_variable(view: ScriptView) -> Iterator[LintFinding]:
+    """Report a variable that no line sets, and probably no scheduler, shell, module or site.
+
+    It may come from the shell that submits the job, so it is a note; if a similar name is set, it
+    is a warning.
+
+    Source: bash(1), "PARAMETERS".
+    """
+    given = _set_names(view)
+    candidates = sorted(given)[:_MAX_NAMES]
+    guarded = {
+        name for match in _GUARDED.finditer(view.job.text) for name in match.groups() if name
+    }
+    reported: set[str] = set()
+    elsewhere = any(c.name in _OTHER_FILES for c in view.job.shell.commands)
+    for line, name in _uses(view.job.shell):
+        if name in given | guarded | reported or is_from_elsewhere(name):
+            continue
+        reported.add(name)
+        if len(reported) > _MAX_NAMES:
+            return
+        near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.88)
+        if near and not _are_of_one_kind(name, near[0]):
+            what = f"${name} is set nowhere in this script; {near[0]} is"
+            yield warning("unset-variable", line, what, "bash expands it to nothing", f"${near[0]}")
+        elif view.job.scheduler is not Scheduler.NONE and view.starts and not elsewhere:
+            what = f"${name} is set nowhere in this script"
+            why = "unless the shell that submits the job has it, bash expands it to nothing"
+            yield note(
+                "unset-variable", line, what, why, f"${{{name}:?}} ends the job when it is empty"
+            )
+
+
+def _are_of_one_kind(name: str, other: str) -> bool:
+    """Return whether two names differ on purpose: by a number, or in one letter of a short name."""
+    return re.sub(r"\d+", "", name) == re.sub(r"\d+", "", other) or len(name) < 5
+
+
+def _code(view: ScriptView) -> Iterator[tuple[int, str]]:
+    """Yield the words of commands and the values of assignments, with their lines."""
+    for command in view.job.shell.commands:
+        for word in command.words:
+            yield word.line, word.text
+    for given in view.job.shell.assignments:
+        yield given.line, given.value
+
+
+def _uses(shell: ShellScript) -> list[tuple[int, str]]:
+    """Return the variables that this shell (no inner shell, no awk) expands, by line."""
+    texts = [(word.line, word.text) for command in shell.commands for word in command.words]
+    texts += [(given.line, given.value) for given in shell.assignments]
+    in_order = sorted(texts, key=lambda pair: pair[0])
+    return [
+        (line, match[1] or match[2])
+        for line, text in in_order
+        for match in _USE.finditer(re.sub(r"'[^']*'", "", text))
+    ]
+
+
+def _set_names(view: ScriptView) -> set[str]:
+    """Return every name that any line may set; better one too many."""
+    text = view.job.text
+    found = {a.name for a in view.job.shell.assignments} | view.job.shell.exports
+    found |= {name for match in _SET.finditer(text) for name in match.groups() if name}
+    for match in _READERS.finditer(text):
+        found |= set(re.findall(r"(?:^|\s)([A-Za-z_]\w*)(?=[=\[\s]|$)", match[1]))
+    for given in view.job.options:
+        if given.name in ("v", "export"):
+            found |= set(re.findall(r"[A-Za-z_]\w*", given.value))
+    return found
+
+
+def launch_address(view: ScriptView) -> Iterator[LintFinding]:
+    """Report nodes that meet at `$SLURM_LAUNCH_NODE_IPADDR`, the host on which srun was called.
+
+    srun sets it for what it starts, so it is empty in the job script itself; under sbatch srun runs
+    on the first node, under salloc on the login node.
+
+    Source: srun(1), "OUTPUT ENVIRONMENT VARIABLES"; SchedMD/slurm 284c3b95f0,
+    src/slurmd/slurmstepd/mgr.c.
+    """
+    given = view.job.shell.assignments
+    texts = [(a.line, a.value, False) for a in given if a.name == "MASTER_ADDR"]
+    texts += [
+        (s.line, f"{s.given.rdzv_endpoint} {s.given.master_addr}", s.on_nodes)
+        for s in view.starts
+        if s.given is not None
+    ]
+    first = next((found for found in texts if _LAUNCH_ADDRESS in found[1]), None)
+    if first is None:
+        return
+    line, _, on_nodes = first
+    fix = "HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1), in the job script"
+    if view.job.scheduler is Scheduler.SLURM and not on_nodes:
+        what = f"${_LAUNCH_ADDRESS} is empty in the job script"
+        yield error(
+            "launch-address", line, what, "srun sets it, for the processes that it starts", fix
+        )
+    else:
+        what = f"the nodes are to meet at ${_LAUNCH_ADDRESS}"
+        why = "it is the host on which srun was called: under salloc that is the login node"
+        yield warning("launch-address", line, what, why, fix)
+
+
+def srun_export(view: ScriptView) -> Iterator[LintFinding]:
+    """Report `srun --export=X` without ALL: its tasks get Slurm's variables and X, but not PATH.
+
+    `#SBATCH --export=NONE` does the same to every srun of the job.
+
+    Source: srun(1), --export.
+    """
+    directive = next((o for o in view.job.options if o.name == "export" and not o.late), None)
+    for start in view.starts:
+        text = option(start, "export") if start.wrapper == "srun" else None
+        if text is not None and "ALL" not in text.split(","):
+            what = f"srun --export={shown(text)} drops all other variables, PATH among them"
+            why = "only Slurm's own and those that are named reach what it starts"
+            fix = "--export=ALL" if text in ("NONE", "NIL") else f"--export=ALL,{shown(text)}"
+            yield warning("srun-export", start.line, what, why, fix)
+        elif text is None and start.wrapper == "srun" and _is_none(view, directive):
+            what = "srun hands nothing of this script's environment on"
+            why = f"--export=NONE (line {directive.line if directive else 0}) holds for srun, too"
+            yield warning("srun-export", start.line, what, why, "srun --export=ALL ...")
+            return
+
+
+def _is_none(view: ScriptView, directive: Option | None) -> bool:
+    is_none = directive is not None and directive.value in ("NONE", "NIL")
+    return is_none and "SLURM_EXPORT_ENV" not in view.job.text
+
+
+def visible_devices(view: ScriptView) -> Iterator[LintFinding]:
+    """Report CUDA_VISIBLE_DEVICES with numbers in a job whose scheduler assigns the GPUs.
+
+    On a shared node these may belong to another job, or hide this one's. Lines with different
+    numbers divide the job's own.
+
+    Source: gres.conf(5) of Slurm and the cgroup hook of OpenPBS: both set it, or hide the other
+    GPUs.
+    """
+    if view.job.scheduler is Scheduler.NONE:
+        return
+    given = [a for a in view.job.shell.assignments if a.name == "CUDA_VISIBLE_DEVICES"]
+    given = [a for a in given if _NUMBERS.fullmatch(a.value)]
+    if len({a.value for a in given}) != 1:
+        return
+    gpus, count = view.job.allocation.gpus_per_node, len(given[0].value.split(","))
+    what = f"CUDA_VISIBLE_DEVICES={given[0].value} is set by hand"
+    why = "the scheduler says which GPUs are the job's: these may be others, or of another job"
+    if gpus and gpus != count:
+        what += f", and the job has {gpus} GPU{'s' * (gpus > 1)} on each node"
+    if gpus == count:
+        yield note("visible-devices", given[0].line, what, why, "leave it out")
+    else:
+        yield warning("visible-devices", given[0].line, what, why, "leave it out")
+
+
+VARIABLE_RULES: tuple[Rule, ...] = (
+    misspelt_variable,
+    unset_variable,
+    launch_address,
+    srun_export,
+    visible_devices,
 )

@@ -2,17 +2,21 @@
 
 from collections.abc import Iterator
 
-from torchmuster.diagnose.lint.allocation import Scheduler
-from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
-from torchmuster.diagnose.lint.numbers import counts_slots, number
+from torchmuster.diagnose.lint.job import Scheduler, counts_slots, number
 from torchmuster.diagnose.lint.rules_launchers import workers_per_node
-from torchmuster.diagnose.lint.shell_lex import shown
+from torchmuster.diagnose.lint.shell import shown
 from torchmuster.diagnose.lint.starts import (
+    LintFinding,
+    Rule,
     ScriptStart,
+    ScriptView,
+    error,
+    note,
     option,
     tasks,
     tasks_per_node,
     uses_part_of_nodes,
+    warning,
 )
 
 # On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full

@@ -1,21 +1,23 @@
-"""The starts of training in a job script: which program, by which launcher, how often on a node."""
+"""The starts of training in a job script: which program, by which launcher, how often on a node; and the form of a finding."""
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 
-from torchmuster.diagnose.lint.allocation import option_pairs, whole
-from torchmuster.diagnose.lint.numbers import JobScript, number
-from torchmuster.diagnose.lint.shell_lex import (
+from torchmuster.diagnose.finding import Finding, Level
+from torchmuster.diagnose.lint.job import JobScript, number, option_pairs, whole
+from torchmuster.diagnose.lint.shell import (
     DEFERRED,
     FIXED,
+    ShellCommand,
+    ShellScript,
     is_substitution,
     shown,
     split_value,
 )
-from torchmuster.diagnose.lint.shell_script import ShellCommand, ShellScript
 from torchmuster.errors import UsageError
 from torchmuster.launcher.spec.torchrun import make_parser
 
@@ -379,3 +381,53 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace | None, UsageError | No
         return None, error
     except SystemExit:
         return None, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintFinding(Finding):
+    """A finding of one line; its cause is the name of the rule.
+
+    Attributes:
+        line: From 1; 0 for the script as a whole.
+    """
+
+    line: int
+
+    @property
+    def word(self) -> str:
+        """The name of its level in lint: a line that breaks the job is an error."""
+        return "error" if self.level is Level.FAILURE else self.level.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptView:
+    """A script and its starts: the input of every rule."""
+
+    job: JobScript
+    starts: tuple[ScriptStart, ...]
+
+    @property
+    def nodes(self) -> int | None:
+        """The number of nodes in the directives."""
+        return self.job.allocation.nodes
+
+    def is_wide(self, start: ScriptStart) -> bool:
+        """Return whether a start is for several nodes, by the job or by its own --nnodes."""
+        if self.nodes is not None:
+            return self.nodes > 1
+        if start.given is None:
+            return False
+        low = start.given.nnodes.partition(":")[2] or start.given.nnodes
+        return (number(low, self.job, start.line) or 1) > 1
+
+
+Rule = Callable[[ScriptView], Iterable[LintFinding]]
+
+
+def _finding(level: Level, rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
+    return LintFinding(level=level, cause=rule, line=line, error=what, because=(why,), hint=fix)
+
+
+error = partial(_finding, Level.FAILURE)  # it will break the job
+warning = partial(_finding, Level.WARNING)  # it may break or slow the job
+note = partial(_finding, Level.NOTE)  # harmless today

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from torchmuster.core.cli.main import main
-from torchmuster.diagnose.logs import zstd
+from torchmuster.diagnose import logs
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>
@@ -103,7 +103,7 @@ def test_closed_standard_input_is_an_error_with_a_hint(monkeypatch, capsys):
 
 
 def test_zstd_is_refused_with_the_command_that_reads_it(home, capsys, monkeypatch):
-    monkeypatch.setattr(zstd, "is_there", lambda: False)
+    monkeypatch.setattr(logs, "can_unpack", lambda _packing: False)
     (home / "logs.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd....")
     assert run("logs.tar.zst") == 2
     assert "zstd -dc logs.tar.zst | muster explain -" in capsys.readouterr().err

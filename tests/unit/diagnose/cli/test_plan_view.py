@@ -3,9 +3,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from torchmuster.diagnose.cli import plan_view as view
-from torchmuster.diagnose.plan.advice import JobChange, Layout
-from torchmuster.diagnose.plan.scaling import Cluster, NetworkLink, Prediction, Work, predict
+from torchmuster.diagnose.cli import plan as view
+from torchmuster.diagnose.plan.scaling import (
+    Cluster,
+    JobChange,
+    Layout,
+    NetworkLink,
+    Prediction,
+    Work,
+    predict,
+)
 
 WORK = Work(gradient_bytes=2.6e9, forward_s=0.15, backward_s=0.30, optimizer_s=0.02)
 CLUSTER = Cluster(per_node=1, between=NetworkLink(latency_s=60e-6, bytes_per_s=1.1e9))

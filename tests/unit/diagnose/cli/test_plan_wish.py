@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.diagnose.cli.plan import plan
-from torchmuster.diagnose.cli.plan_wish import read_plan_request
+from torchmuster.diagnose.cli.plan import plan, read_plan_request
 from torchmuster.errors import ManyErrors
 
 GIVEN = ("--params", "1.3e9", "--dtype", "bf16", "--step-time", "470ms", "--split", "15:30:2")

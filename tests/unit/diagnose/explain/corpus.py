@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.judge import judge
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 
 ROOT = Path(__file__).parents[4]
 INCIDENTS = ROOT / "tests" / "incidents"

@@ -4,7 +4,7 @@ import textwrap
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.judge import judge
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 
 
 def explain(folder, **files):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kit import tables
-from torchmuster.diagnose.explain.advice.values import VALUES
+from torchmuster.diagnose.explain.advice import VALUES
 from torchmuster.diagnose.explain.rules import rows
 from unit.diagnose.explain.logs import explain
 

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from torchmuster.diagnose.explain.causes import CAUSES
+from torchmuster.diagnose.explain.catalogue.index import CAUSES
 from unit.diagnose.explain.corpus import HEALTHY, ROOT, incidents, said, verdict_on, wrong_ones
 
 FIRST = ("build", "held-out")

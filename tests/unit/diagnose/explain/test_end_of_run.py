@@ -13,7 +13,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.failure import EndKind, PythonError
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
-from torchmuster.diagnose.explain import end_of_run
+from torchmuster.diagnose.explain import own_run
 from unit.diagnose.explain.logs import traceback_of
 
 DISK = "cp: error writing '/scratch/x': No space left on device\n"
@@ -24,11 +24,11 @@ STORE = "torch.distributed.DistNetworkError: The client socket has timed out aft
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """Let the reading take more time than any machine needs."""
-    monkeypatch.setattr(end_of_run, "_READ_LIMIT_S", 3600.0)
+    monkeypatch.setattr(own_run, "_READ_LIMIT_S", 3600.0)
 
 
 def explained(result, folder, *, limit_s=60.0):
-    return end_of_run.explained(result, folder, limit_s=limit_s)
+    return own_run.explained(result, folder, limit_s=limit_s)
 
 
 def end(kind=EndKind.EXIT_CODE, *, rank=1, error=None, **more):
@@ -103,7 +103,7 @@ def test_report_comes_in_time_and_plain_when_the_disk_does_not_answer(run_dir, m
         released.wait(30.0)
         return iter(())
 
-    monkeypatch.setattr(end_of_run, "first_and_last", hang)
+    monkeypatch.setattr(own_run, "first_and_last", hang)
     result = result_of(end(exit_code=3))
     try:
         assert explained(result, run_dir("", DISK), limit_s=0.05) is result.report
@@ -115,7 +115,7 @@ def test_bug_of_ours_leaves_the_report_and_one_line(run_dir, monkeypatch):
     def broken(*_):
         raise KeyError("oops")
 
-    monkeypatch.setattr(end_of_run, "first_and_last", broken)
+    monkeypatch.setattr(own_run, "first_and_last", broken)
     report = explained(result_of(end(exit_code=3)), run_dir("", DISK))
     assert report.because == (
         "its last lines:",
@@ -175,7 +175,7 @@ def test_run_without_logs_keeps_its_report(tmp_path):
 
 
 def test_logs_that_were_not_read_in_time_are_counted(run_dir, monkeypatch):
-    monkeypatch.setattr(end_of_run, "MAX_RANKS", 2)
+    monkeypatch.setattr(own_run, "MAX_RANKS", 2)
     report = explained(result_of(end(exit_code=3)), run_dir("step 1\n", DISK, "step 1\n"))
     assert "disk is full" in report.because[0]
     assert report.because[-1] == "2 of 3 logs were looked at; `muster explain r-1` reads all"

@@ -5,7 +5,7 @@ Nothing here is copied: names, times, order and noise are ours, the forms are th
 
 import pytest
 
-from torchmuster.diagnose.explain.end_of_run import sentence_with_doubt
+from torchmuster.diagnose.explain.own_run import sentence_with_doubt
 from unit.diagnose.explain.logs import explain
 
 WRAPPED = """\

@@ -8,7 +8,7 @@ import pytest
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import JobOutcome
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 from unit.diagnose.explain.logs import cause_of, explain, traceback_of
 
 FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code}) local_rank: 0 (pid: 9) of binary: python\n"

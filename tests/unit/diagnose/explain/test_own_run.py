@@ -11,11 +11,11 @@ from torchmuster.core.model.failure import EndKind, PythonError
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.causes import CAUSES
+from torchmuster.diagnose.explain.catalogue.index import CAUSES
 from torchmuster.diagnose.explain.events import JobOutcome
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import cause_of_end, finding_of, with_own_result
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 from torchmuster.errors import HeadLostError
 from torchmuster.launcher.model.run import fold_run
 from unit.diagnose.explain.logs import explain, traceback_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchmuster.diagnose.explain.end_of_run import as_values, render_verdict, report_of
+from torchmuster.diagnose.explain.own_run import as_values, render_verdict, report_of
 from torchmuster.diagnose.finding import Confidence
 from unit.diagnose.explain.logs import explain, traceback_of
 

@@ -1,7 +1,6 @@
 import pytest
 
-from torchmuster.diagnose.lint.allocation import Scheduler
-from torchmuster.diagnose.lint.numbers import parse
+from torchmuster.diagnose.lint.job import Scheduler, parse
 
 
 def job(*lines):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.tables import rows
+from torchmuster.diagnose.lint.job import parse
 from torchmuster.diagnose.lint.lint import RULES, lint
-from torchmuster.diagnose.lint.numbers import parse
 
 SLURM = """\
 #!/bin/bash

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from torchmuster.diagnose.lint.job import parse
 from torchmuster.diagnose.lint.lint import lint
-from torchmuster.diagnose.lint.numbers import parse
 
 EAP, MILA, MILA_JOB = (
     "eap-olivia-pbs-ddp.md",

@@ -2,8 +2,16 @@ from dataclasses import replace
 
 import pytest
 
-from torchmuster.diagnose.plan.advice import layouts, suggest, with_gradients_of
-from torchmuster.diagnose.plan.scaling import Arrival, Cluster, NetworkLink, Work, predict
+from torchmuster.diagnose.plan.scaling import (
+    Arrival,
+    Cluster,
+    NetworkLink,
+    Work,
+    layouts,
+    predict,
+    suggest,
+    with_gradients_of,
+)
 
 WORK = Work(gradient_bytes=5.2e9, forward_s=0.15, backward_s=0.30, optimizer_s=0.02)
 SLOW = Cluster(per_node=1, between=NetworkLink(latency_s=60e-6, bytes_per_s=1.1e9))

@@ -1,7 +1,6 @@
 import pytest
 
-from torchmuster.diagnose.plan.advice import BETWEEN, INSIDE, next_faster, parse_link
-from torchmuster.diagnose.plan.scaling import NetworkLink
+from torchmuster.diagnose.plan.scaling import BETWEEN, INSIDE, NetworkLink, next_faster, parse_link
 
 
 @pytest.mark.parametrize(

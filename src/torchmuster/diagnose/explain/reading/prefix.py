@@ -5,6 +5,7 @@ from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
+from torchmuster.diagnose.explain.catalogue.index import words_of_table
 from torchmuster.diagnose.explain.events import Who
 
 # The level that a logger gives a line, and what else it puts before a message.
@@ -125,85 +126,7 @@ _PLAIN = _LABELS[6:8]
 _NOBODY = Who()
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 # Words before a colon that are not a host but begin a message.
-_NO_HOST = frozenset(
-    [
-        "error",
-        "warning",
-        "info",
-        "note",
-        "debug",
-        "fatal",
-        "critical",
-        "traceback",
-        "hint",
-        "at",
-        "because",
-        "srun",
-        "slurmstepd",
-        "sbatch",
-        "salloc",
-        "torchrun",
-        "bash",
-        "sh",
-        "python",
-        "python3",
-        "mpiexec",
-        "mpirun",
-        "prterun",
-        "orted",
-        "pbsdsh",
-        "muster",
-        "usage",
-        "file",
-        "line",
-        "rank",
-        "epoch",
-        "step",
-        "loss",
-        "kernel",
-        "nvrm",
-        "terminate",
-        "what",
-        "root",
-        "master",
-        "worker",
-        "using",
-        "loading",
-        "running",
-        "starting",
-        "time",
-        "host",
-        "exitcode",
-        "error_file",
-        "user",
-        "warn",
-        "exception",
-        "nccl",
-        "gloo",
-        "wandb",
-        "job",
-        "queue",
-        "output",
-        "stderr",
-        "stdout",
-        "command",
-        "cause",
-        "test",
-        "train",
-        "c10d",
-        "default",
-        "rank0",
-        "fp16",
-        "bf16",
-        "fp32",
-        "int8",
-        "a100",
-        "h100",
-        "top-1",
-        "top-5",
-        "utf-8",
-    ]
-)
+_NO_HOST = words_of_table("not-a-host")
 _MAX_LABELS = 4
 # What Python draws before the tracebacks of an exception group.
 _MARGIN = re.compile(r" {2,24}[|+] (?=\S|  )")

@@ -4,18 +4,25 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchmuster.diagnose.explain.advice.said import remedy_of
+from torchmuster.diagnose.explain.advice import remedy_of
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.entry import MESSAGE_PREFIX, Row, Weight
-from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, RULE_ROWS, rule_rows
+from torchmuster.diagnose.explain.catalogue.index import (
+    CATALOGUE,
+    MESSAGE_PREFIX,
+    RULE_ROWS,
+    Row,
+    Weight,
+    rule_rows,
+)
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
-from torchmuster.diagnose.explain.reading.chains import BETWEEN, STANDARD_LIBRARY
 from torchmuster.diagnose.explain.reading.patterns import file_errno
-from torchmuster.diagnose.explain.rules import shape, signals
+from torchmuster.diagnose.explain.reading.tracebacks import BETWEEN, STANDARD_LIBRARY
+from torchmuster.diagnose.explain.rules import signals
 from torchmuster.diagnose.explain.rules.collective import raised_by
+from torchmuster.diagnose.explain.rules.node import row_of_number
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, at, fits, found_by, words_of
+from torchmuster.diagnose.explain.rules.said import strength
 from torchmuster.diagnose.explain.rules.signals import code_of, ended_process, signal_of
-from torchmuster.diagnose.explain.rules.system import row_of_number
 from torchmuster.diagnose.finding import Confidence
 
 # What the catalogue's messages argue: each message is a row, for lines and exceptions alike.
@@ -74,12 +81,12 @@ def with_words_of_child(case: Case, event: LogEvent, finding: LogFinding) -> Log
         for e in case.of("error_line")
         if e.line.path == event.line.path
         and 0 < event.line.order - e.line.order < _FAR
-        and shape.strength(e) >= _LEAST
+        and strength(e) >= _LEAST
         and not BETWEEN.match(e.line.text)
     ]
     if not said:
         return finding
-    best = max(said, key=lambda e: (shape.strength(e), -e.line.order))
+    best = max(said, key=lambda e: (strength(e), -e.line.order))
     words = best.line.text.strip()[:300]
     because = (words, *finding.because)
     if finding.cause != "exception":

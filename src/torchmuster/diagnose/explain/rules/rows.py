@@ -12,11 +12,9 @@ from functools import partial
 from string import Formatter
 from typing import Any
 
-from torchmuster.diagnose.explain.advice.said import place_in_code
-from torchmuster.diagnose.explain.advice.values import VALUES
+from torchmuster.diagnose.explain.advice import VALUES, place_in_code
 from torchmuster.diagnose.explain.case import ANYWHERE, Case
-from torchmuster.diagnose.explain.catalogue.entry import Row, Weight
-from torchmuster.diagnose.explain.catalogue.index import rule_rows
+from torchmuster.diagnose.explain.catalogue.index import Row, Weight, rule_rows, words_of_table
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.prefix import INFO
 from torchmuster.diagnose.explain.reading.tracebacks import opens_a_list
@@ -102,35 +100,7 @@ def found_by(
 
 
 # Causes that are cured in the line that raised, if that is the user's own.
-_CURED_IN_CODE = frozenset(
-    {
-        *(
-            "shapes-differ",
-            "dtypes-differ",
-            "devices-differ",
-            "index-out-of-range",
-            "autograd",
-            "wrapped-model",
-        ),
-        *(
-            "value-out-of-range",
-            "batches-differ",
-            "invalid-collective",
-            "no-process-group",
-            "sharding",
-        ),
-        *(
-            "checkpoint-differs",
-            "config-refused",
-            "bad-setting",
-            "exception",
-            "not-finite",
-            "not-picklable",
-            "file-missing",
-            "weights-only",
-        ),
-    }
-)
+_CURED_IN_CODE = words_of_table("cured-in-code")
 
 
 _MUSTER_FAILED = (
@@ -231,26 +201,10 @@ _MENTIONED_IN_PASSING = frozenset(
     }
 )
 # Libraries try these and continue without them.
-_OPTIONAL = frozenset(
-    {
-        "triton",
-        "apex",
-        "flash_attn",
-        "xformers",
-        "pynvml",
-        "bitsandbytes",
-        "tensorboard",
-        "deepspeed",
-        "wandb",
-    }
-)
+_OPTIONAL = words_of_table("optional-modules")
 _MAY_LACK = frozenset({"library", "no_module_main", "no_command"})
-_PROBES = frozenset(
-    {
-        *("nvidia-smi", "rocm-smi", "nvcc", "lspci", "ibstat", "tput", "module", "git", "which"),
-        *("ls", "rm", "cat", "cp", "mkdir", "deactivate"),
-    }
-)
+# Commands that job scripts only probe for.
+_PROBES = words_of_table("probes")
 _FEW_LINES = 3
 _NOTICE = re.compile(r"NCCL INFO|\bWARNING\b|[Ww]arning: |^W | dynamic library ")
 # Without one of these nothing starts; a script may continue without any other command.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS, rule_rows
+from torchmuster.diagnose.explain.catalogue.index import RULE_ROWS, rule_rows, signs
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, found_by
 
@@ -37,53 +37,8 @@ _CODES = ("code", "other", "rc", "make", "returned")  # of an event's fields
 # Sent by launchers, schedulers and users who tear down: they tell what was ended, not why.
 _SENT_FROM_OUTSIDE = (1, 2, 3, 15)
 _IN_NATIVE_CODE = (4, 6, 7, 8, 11)
-# Libraries that crash, by their name or that of a function in them, and what to do about it.
-_FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(r"^libuc[tpm]\b|^uc[tpm]_"),
-        (
-            "UCX crashed while it moved data: try `UCX_TLS=tcp,self,sm` (with Open MPI: OMPI_MCA_pml=ob1); memory of a GPU"
-            " needs a UCX and an MPI that were built with CUDA"
-        ),
-    ),
-    (
-        re.compile(r"^libnccl|^p?nccl[A-Z]|^libaws-ofi|^librccl"),
-        (
-            "NCCL or its network plugin crashed: run with NCCL_DEBUG=INFO and NCCL_NET_PLUGIN=none, and take other copies of"
-            " NCCL off LD_LIBRARY_PATH"
-        ),
-    ),
-    (
-        re.compile(
-            r"^lib(?:mpi|open-pal|open-rte|pmix|mpich|oshmem)|^mca_|^(?:P?MPI|ompi|opal|orte|pmix)_"
-        ),
-        (
-            "a call into MPI crashed: mpi4py and the program have to use the MPI of the job's mpiexec"
-            " (`ldd` of the extension shows which), with buffers of the right size and type"
-        ),
-    ),
-    (
-        re.compile(r"^lib(?:cuda|nvidia|cudart|cublas|cudnn)"),
-        "the NVIDIA driver or a CUDA library crashed: see that the driver fits it (nvidia-smi), and dmesg for Xid",
-    ),
-    (
-        re.compile(r"^lib(?:torch|c10|caffe2)|^_C\b|^(?:at|c10|torch)::|of torch$"),
-        (
-            "torch itself crashed: install torch and all extensions of it in versions that were built for each other,"
-            " then report the line that led there"
-        ),
-    ),
-    (
-        re.compile(r"^lib(?:ibverbs|mlx|rdmacm|fabric|psm|efa|cxi)"),
-        "a library of the network card crashed: use the site's own build of it, and the same on all nodes",
-    ),
-)
-_ANY_LIBRARY = (
-    "{name} crashed: rebuild or install it for the Python and torch of this environment, and see what it is given"
-    " (sizes, data types, devices) by the line that calls it: PYTHONFAULTHANDLER=1 shows that line"
-)
-
-
+# Libraries that crash, by their name or that of a function in them; the last row fits any.
+_CRASHED = signs("crashed.").values()
 _ROWS = {
     signal.Signals[row.name.removeprefix("signal.").upper()].value: row
     for row in rule_rows("signal.sig")
@@ -237,7 +192,7 @@ def _where_it_crashed(
 
 def hint_for(name: str) -> str:
     """Return the advice for a crash in a library or a function."""
-    return next((hint for family, hint in _FAMILIES if family.search(name)), _ANY_LIBRARY)
+    return next(row.hint for row in _CRASHED if row.find(name))
 
 
 def ended_process(event: LogEvent) -> str:

@@ -6,16 +6,18 @@ import string
 import pytest
 
 from kit.tables import rows
-from torchmuster.diagnose.explain.advice.values import VALUES
-from torchmuster.diagnose.explain.catalogue.entry import Row, Telling, read_rows
+from torchmuster.diagnose.explain.advice import VALUES
 from torchmuster.diagnose.explain.catalogue.index import (
     CATALOGUE,
+    CAUSES,
     RULE_ROWS,
+    Row,
+    Telling,
     known_stems,
     read_messages,
+    read_rows,
     stems_of_row,
 )
-from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.reading.patterns import LINES, ROLES, match
 
 ALWAYS = {"words", "who", "here", "named", "pair"} | set(VALUES)
@@ -78,7 +80,7 @@ def test_rows_of_rules_have_a_cause_and_a_cure():
 def test_a_row_that_can_not_be_read_names_its_line(text, why, tmp_path, monkeypatch):
     (tmp_path / "made.txt").write_text(text)
     monkeypatch.setattr(
-        "torchmuster.diagnose.explain.catalogue.entry.__file__", tmp_path / "entry.py"
+        "torchmuster.diagnose.explain.catalogue.index.__file__", tmp_path / "index.py"
     )
     with pytest.raises(ValueError, match=rf"made.txt, line 1: a.b: .*{re.escape(why)}"):
         read_rows("made")

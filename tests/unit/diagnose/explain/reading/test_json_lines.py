@@ -6,7 +6,7 @@ import pytest
 
 from torchmuster.diagnose.explain.events import Who
 from torchmuster.diagnose.explain.reading.json_lines import lines_of
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 from unit.diagnose.explain.logs import traceback_of
 
 MOMENT = 1773480413.0

@@ -4,7 +4,7 @@ import pytest
 
 from torchmuster.diagnose.explain.events import Who
 from torchmuster.diagnose.explain.reading.scan import MAX_EVENTS_OF_A_SHAPE, who_of_path
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 from unit.diagnose.explain.logs import events_of, traceback_of
 
 

@@ -2,7 +2,7 @@
 
 from torchmuster.diagnose.explain.reading import scan as shapes
 from torchmuster.diagnose.explain.reading.scan import MAX_MISSES, ShapeTable
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 from unit.diagnose.explain.logs import traceback_of
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.diagnose.explain.reading.gpu_memory import read_memory
+from torchmuster.diagnose.explain.advice import read_memory
 from unit.diagnose.explain.logs import cause_of, explain, traceback_of
 
 OTHERS = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.diagnose.explain.rules.network import is_misspelled
+from torchmuster.diagnose.explain.rules.launch import is_misspelled
 from unit.diagnose.explain.logs import explain, traceback_of
 
 TIMED_OUT = "torch.distributed.DistNetworkError: The client socket has timed out after 9000ms while trying to connect to ({host}, 29400)."

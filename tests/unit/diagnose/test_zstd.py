@@ -11,8 +11,8 @@ import types
 
 import pytest
 
-from torchmuster.diagnose.logs import zstd
-from torchmuster.diagnose.logs.sources import can_unpack, unpacked
+from torchmuster.diagnose import logs
+from torchmuster.diagnose.logs import can_unpack, unpacked
 
 DATA = random.Random(1).randbytes(300_000) + b"a line of text\n" * 20_000
 needs_program = pytest.mark.skipif(shutil.which("zstd") is None, reason="no program zstd")
@@ -27,20 +27,20 @@ def read_all(plain):
     try:
         return list(iter(lambda: plain.read(1000), b""))
     finally:
-        if isinstance(plain, zstd.ZstdProgram):
+        if isinstance(plain, logs.ZstdProgram):
             plain.close()
 
 
 @pytest.fixture
 def no_module(monkeypatch):
-    monkeypatch.setattr(zstd, "new_frame", lambda: None)
+    monkeypatch.setattr(logs, "new_frame", lambda: None)
 
 
 @pytest.fixture(params=["module", "program"])
 def way(request, monkeypatch):
     if request.param == "program":
-        monkeypatch.setattr(zstd, "new_frame", lambda: None)
-    elif zstd.new_frame() is None:
+        monkeypatch.setattr(logs, "new_frame", lambda: None)
+    elif logs.new_frame() is None:
         pytest.skip("neither Python 3.14 nor the package zstandard")
 
 

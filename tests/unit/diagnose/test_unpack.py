@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from torchmuster.diagnose.logs.sources import Stream, by_hand, packing_of, unpacked
+from torchmuster.diagnose.logs import Stream, by_hand, packing_of, unpacked
 
 DATA = random.Random(1).randbytes(300_000)
 PACK = {"xz": lzma.compress, "bz2": bz2.compress}

@@ -1,7 +1,7 @@
-"""Values for placeholders in advice that no message contains: a sum, a name, a line of code.
+"""What advice says beyond its row: the text and place of an event, and values that no message contains.
 
-Each value is computed from an event, and from the case where other lines have to be compared. It is
-empty where the log does not show it; then advice that needs it is not given (`rules/rows.py`).
+A value is a sum, a name, a line of code, a number about GPU memory. It is computed from an event, and from the case where other
+lines have to be compared. It is empty where the log does not show it; then advice that needs it is not given (`rules/rows.py`).
 """
 
 import difflib
@@ -10,82 +10,193 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 
-from torchmuster.diagnose.explain.advice.said import (
-    Value,
-    code_at,
-    first_of,
-    line_with,
-    lines_of,
-    remedy_of,
-    text_of,
-)
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import LogEvent
-from torchmuster.diagnose.explain.reading.gpu_memory import GpuMemory, in_gib, read_memory
+from torchmuster.diagnose.explain.catalogue.index import names_in, words_of_table
+from torchmuster.diagnose.explain.events import LogEvent, LogLine
 
-# pip's names of packages whose modules are named differently, and how to install those that need
-# more than a name.
+# Computes a value for advice; empty where the log does not show it.
+Value = Callable[[Case, LogEvent], str]
 
 
-# Source: the projects' pages on PyPI.
-_DISTRIBUTIONS = {
-    "cv2": "opencv-python-headless",
-    "sklearn": "scikit-learn",
-    "skimage": "scikit-image",
-    "yaml": "PyYAML",
-    "PIL": "Pillow",
-    "bs4": "beautifulsoup4",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "git": "GitPython",
-    "google.protobuf": "protobuf",
-    "attr": "attrs",
-    "Crypto": "pycryptodome",
-    "OpenSSL": "pyOpenSSL",
-    "pkg_resources": "'setuptools<81'",
-    "Levenshtein": "python-Levenshtein",
-    "hydra": "hydra-core",
-    "pytorch_lightning": "pytorch-lightning",
-    "lightning_fabric": "lightning-fabric",
-    "etcd": "python-etcd",
-    "faiss": "faiss-cpu",
-    "fitz": "PyMuPDF",
-    "magic": "python-magic",
-    "pynvml": "nvidia-ml-py",
-    "sentence_transformers": "sentence-transformers",
-    "rouge_score": "rouge-score",
-    "torch_geometric": "torch-geometric",
-    "umap": "umap-learn",
-    "usb": "pyusb",
-    "zmq": "pyzmq",
-    "huggingface_hub": "huggingface-hub",
-    "ray": "'ray[default]'",
-}
-# These compile against the installed torch, so pip must not build them in isolation.
-_BUILT_AGAINST_TORCH = {
-    "flash_attn": "flash-attn",
-    "flash_attn_2_cuda": "flash-attn",
-    "flash_attn_cuda": "flash-attn",
-    "mamba_ssm": "mamba-ssm",
-    "causal_conv1d": "causal-conv1d",
-    "causal_conv1d_cuda": "causal-conv1d",
-    "selective_scan_cuda": "mamba-ssm",
-    "torch_scatter": "torch-scatter",
-    "torch_sparse": "torch-sparse",
-    "torch_cluster": "torch-cluster",
-    "pytorch3d": "git+https://github.com/facebookresearch/pytorch3d",
-    "detectron2": "git+https://github.com/facebookresearch/detectron2",
-    "transformer_engine": "'transformer_engine[pytorch]'",
-    "transformer_engine_torch": "'transformer_engine[pytorch]'",
-    "tinycudann": "git+https://github.com/NVlabs/tiny-cuda-nn/#subdirectory=bindings/torch",
-    "diff_gaussian_rasterization": "git+https://github.com/graphdeco-inria/diff-gaussian-rasterization",
-    "exllamav2_ext": "exllamav2",
-    "apex": "git+https://github.com/NVIDIA/apex",
-    "amp_C": "git+https://github.com/NVIDIA/apex",
-    "fused_layer_norm_cuda": "git+https://github.com/NVIDIA/apex",
-    "grouped_gemm": "git+https://github.com/fanshiqing/grouped_gemm",
-}
+def text_of(event: LogEvent) -> str:
+    """Return the text of an event: for an exception, its type and all lines of its message."""
+    if not event.get("type"):
+        return event.line.text
+    return f"{event.get('type')}: {event.get('message')}\n{event.get('more')}".strip()
+
+
+def first_of(regex: re.Pattern[str], text: str, group: str | int = 0) -> str:
+    """Return the first match of a regular expression, or an empty string."""
+    found = regex.search(text)
+    return (found[group] or "") if found is not None else ""
+
+
+def line_with(case: Case, words: str) -> str:
+    """Return the first kept line that contains these words; empty when there is none."""
+    return next((line.text for line in lines_of(case) if words in line.text), "")
+
+
+def lines_of(case: Case) -> Iterable[LogLine]:
+    """Yield the kept lines of a job: the first and last of each log, and those of events."""
+    for log in case.record.logs:
+        yield from log.header
+        yield from log.last
+    yield from (event.line for event in case.events)
+
+
+def place_in_code(event: LogEvent) -> str:
+    """Return file, line and code of the innermost frame of the user's own code."""
+    place = event.get("where") if event.get("own") else ""
+    if not place:
+        return ""
+    code = code_at(event)
+    name = place.rpartition("/")[2]
+    return f"{name}, `{code}`" if code else name
+
+
+def code_at(event: LogEvent) -> str:
+    """Return the code at an event's place, as its traceback shows it."""
+    path, _, number = event.get("where").rpartition(":")
+    for frame, code in pairwise(event.detail):
+        if f'"{path}", line {number}' in frame and not code.lstrip().startswith("File "):
+            text = code.strip()
+            return text if len(text) <= _CODE_SHOWN else f"{text[:_CODE_SHOWN]}..."
+    return ""
+
+
+_CODE_SHOWN = 100
+
+
+_REMEDY = re.compile(
+    r"(?:^|[.;:,!?]\s+|\n\s*)(?P<words>(?:(?:[Pp]lease|[Tt]ry|[Mm]ake sure|[Cc]onsider|[Ss]et|[Uu]se|[Rr]un|[Pp]ass|[Ii]nstall|[Uu]pgrade"
+    r"|[Dd]id you mean|[Ee]nsure|[Ss]ee|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Dd]isable|[Ee]nable|[Yy]ou (?:can|should|must|need to|may want to))\b[:, ]"
+    r"|(?:[Ii]f [^.\n]{5,120}, )(?:please |try |consider |increase |set |use |run )).{8,240}?)(?=\.(?:\s|$)|\n|$)"
+)
+_NO_REMEDY = re.compile(
+    r"(?:full|complete|stack|C\+\+) ?(?:stack ?)?trace|_FULL_ERROR|STACKTRACES|NCCL_DEBUG|deprecated|will be removed|"
+    r"[Pp]lease (?:report|file|open|contact|check (?:the|your) (?:log|stack))|[Ss]ee (?:above|the stack|stack|exceptions?)|issue|traceback|refer to|https?:|file a bug"
+)
+
+
+_BROKEN_SENTENCE = re.compile(r"(?<=[\w,])\n+(?=[a-z\"'`(])")
+_ELSEWHERE = ("On Windows,", "on Windows,", "On macOS,", "on macOS,")
+
+
+def remedy_of(event: LogEvent) -> str:
+    """Return the remedy that a message proposes; empty when it proposes none."""
+    text = _BROKEN_SENTENCE.sub(" ", text_of(event).partition(": ")[2])
+    for found in _REMEDY.finditer(text):
+        if text[: found.start("words")].rstrip().endswith(_ELSEWHERE):
+            continue
+        words = " ".join(found["words"].split())
+        if not _NO_REMEDY.search(words):
+            return words
+    return ""
+
+
+_SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "bytes": 1}
+_SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>[KMGT]iB|bytes|B)"
+# torch 1.x to 2.0: (GPU 0; 23.65 GiB total capacity; 12.87 GiB already allocated; 496.00 MiB free;
+#   13.06 GiB reserved ...
+# torch 2.1 on: GPU 0 has a total capacity of 79.19 GiB of which 41.50 MiB is free. ... this process
+#   has 4.28 GiB memory in use
+_ASKED = re.compile(r"[Tt]ried to allocate " + _SIZE.format("asked"))
+_TOTAL = re.compile(
+    rf"total capac?i?ty of {_SIZE.format('total')}|{_SIZE.format('old_total')} total capacity"
+)
+_FREE = re.compile(rf"of which {_SIZE.format('free')} is free|{_SIZE.format('old_free')} free")
+_OWN = re.compile(
+    rf"this process has {_SIZE.format('own')} memory in use|{_SIZE.format('old_own')} reserved in total by PyTorch"
+)
+_UNUSED = re.compile(rf"{_SIZE.format('unused')} is reserved by PyTorch but unallocated")
+_ALLOCATED = re.compile(
+    rf"Of the allocated memory {_SIZE.format('allocated')} is allocated by PyTorch"
+)
+_GPU = re.compile(r"\bGPU (?P<gpu>\d+)\b")
+_OTHERS = re.compile(rf"\bProcess (?P<pid>\d+) has {_SIZE.format('used')} memory in use")
+_ALLOWED = re.compile(rf"\b{_SIZE.format('allowed')} allowed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """The numbers in torch's message about a GPU, in bytes; None for those that are missing.
+
+    Attributes:
+        allowed: The cap for the process.
+        largest_other: The other process that holds most, with its size; empty when none is named.
+    """
+
+    gpu: str
+    asked: float | None
+    total: float | None
+    free: float | None
+    own: float | None
+    unused: float | None
+    allowed: float | None
+    largest_other: str
+
+    @property
+    def others(self) -> float:
+        """The bytes that are neither free nor held by the process that wrote the message."""
+        if self.total is None or self.free is None or self.own is None:
+            return 0.0
+        return max(0.0, self.total - self.free - self.own)
+
+
+def read_memory(text: str) -> GpuMemory:
+    """Return the numbers of a message about a GPU's memory."""
+    gpu = _GPU.search(text)
+    own, allocated, unused = _bytes(_OWN, text), _bytes(_ALLOCATED, text), _bytes(_UNUSED, text)
+    if own is None and allocated is not None:
+        own = allocated + (unused or 0.0)
+    return GpuMemory(
+        gpu=gpu["gpu"] if gpu is not None else "?",
+        asked=_bytes(_ASKED, text),
+        total=_bytes(_TOTAL, text),
+        free=_bytes(_FREE, text),
+        own=own,
+        unused=unused,
+        allowed=_bytes(_ALLOWED, text),
+        largest_other=_largest_other(text, _bytes(_TOTAL, text)),
+    )
+
+
+def in_gib(size: float) -> str:
+    """Return a size for people."""
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 28 else f"{size / (1 << 20):.0f} MiB"
+
+
+def _largest_other(text: str, total: float | None) -> str:
+    """Return the process that holds most, without the impossible sizes that containers show."""
+    sizes = {
+        found["pid"]: float(found["used"]) * _SIZES[found["used_unit"]]
+        for found in _OTHERS.finditer(text)
+    }
+    possible = {pid: size for pid, size in sizes.items() if total is None or size <= total}
+    if not possible:
+        return ""
+    pid = max(possible, key=lambda pid: possible[pid])
+    return f"process {pid} ({in_gib(possible[pid])})"
+
+
+def _bytes(regex: re.Pattern[str], text: str) -> float | None:
+    found = regex.search(text)
+    if found is None:
+        return None
+    name = next(
+        key for key, value in found.groupdict().items() if value and not key.endswith("_unit")
+    )
+    return float(found[name]) * _SIZES[found[f"{name}_unit"]]
+
+
+# Packages that are installed under their own name, under another, or against the installed torch.
+_SAME_NAME = words_of_table("same-name")
+_DISTRIBUTIONS = names_in("distributions")
+_BUILT_AGAINST_TORCH = names_in("built-against-torch")
+KNOWN_MODULES = frozenset({"torch", *_DISTRIBUTIONS, *_BUILT_AGAINST_TORCH, *_SAME_NAME})
 
 
 def distribution_of(module: str) -> str:
@@ -99,123 +210,6 @@ def distribution_of(module: str) -> str:
     return (
         _DISTRIBUTIONS.get(module) or _DISTRIBUTIONS.get(top) or (top if top in _SAME_NAME else "")
     )
-
-
-_SAME_NAME = frozenset(
-    {
-        *(
-            "accelerate",
-            "aiohttp",
-            "albumentations",
-            "apache_beam",
-            "av",
-            "bitsandbytes",
-            "boto3",
-            "click",
-        ),
-        *(
-            "dask",
-            "datasets",
-            "decord",
-            "deepspeed",
-            "diffusers",
-            "dill",
-            "evaluate",
-            "fairscale",
-            "fairseq",
-        ),
-        *(
-            "fire",
-            "ftfy",
-            "gymnasium",
-            "h5py",
-            "imageio",
-            "jax",
-            "joblib",
-            "jsonlines",
-            "kornia",
-            "librosa",
-        ),
-        *(
-            "lightning",
-            "lmdb",
-            "loguru",
-            "matplotlib",
-            "mlflow",
-            "mosaicml",
-            "msgpack",
-            "networkx",
-            "ninja",
-        ),
-        *(
-            "nltk",
-            "numba",
-            "numpy",
-            "omegaconf",
-            "onnx",
-            "onnxruntime",
-            "optuna",
-            "packaging",
-            "pandas",
-        ),
-        *(
-            "peft",
-            "plotly",
-            "polars",
-            "protobuf",
-            "psutil",
-            "pyarrow",
-            "pydantic",
-            "regex",
-            "requests",
-            "rich",
-        ),
-        *(
-            "sacrebleu",
-            "safetensors",
-            "scipy",
-            "seaborn",
-            "sentencepiece",
-            "seqeval",
-            "sglang",
-            "shapely",
-        ),
-        *(
-            "soundfile",
-            "spacy",
-            "submitit",
-            "sympy",
-            "tabulate",
-            "tensorboard",
-            "tensorflow",
-            "termcolor",
-        ),
-        *(
-            "tiktoken",
-            "tokenizers",
-            "torchaudio",
-            "torchmetrics",
-            "torchvision",
-            "tqdm",
-            "transformers",
-        ),
-        *(
-            "triton",
-            "trl",
-            "typer",
-            "webdataset",
-            "xformers",
-            "xgboost",
-            "yacs",
-            "zarr",
-            "zstandard",
-            "setuptools",
-        ),
-        *("einops", "mpi4py", "pycocotools", "rouge", "tensorboardX", "timm", "vllm", "wandb"),
-    }
-)
-
-KNOWN_MODULES = frozenset({"torch", *_DISTRIBUTIONS, *_BUILT_AGAINST_TORCH, *_SAME_NAME})
 
 
 # Values for advice about names: packages, commands, options, files and folders.
@@ -381,25 +375,7 @@ def _on_tmp(_case: Case, event: LogEvent) -> str:
     return first_of(_TMP, event.line.text, 1)
 
 
-# The variable that moves each library's cache. Source: the libraries' documentation.
-_CACHES = {
-    "/.cache/huggingface": "HF_HOME",
-    "/.cache/torch": "TORCH_HOME",
-    "/.cache/torch_extensions": "TORCH_EXTENSIONS_DIR",
-    "/torchinductor_": "TORCHINDUCTOR_CACHE_DIR",
-    "/.triton": "TRITON_CACHE_DIR",
-    "/.cache/vllm": "VLLM_CACHE_ROOT",
-    "/.cache/pip": "PIP_CACHE_DIR",
-    "/.cache/wandb": "WANDB_CACHE_DIR",
-    "/.local/share/wandb": "WANDB_DATA_DIR",
-    "/.config/matplotlib": "MPLCONFIGDIR",
-    "/.cache/matplotlib": "MPLCONFIGDIR",
-    "/.nv/ComputeCache": "CUDA_CACHE_PATH",
-    "/.apptainer": "APPTAINER_CACHEDIR",
-    "/.singularity": "SINGULARITY_CACHEDIR",
-    "/nltk_data": "NLTK_DATA",
-    "/.cache": "XDG_CACHE_HOME",
-}
+_CACHES = names_in("caches")
 
 
 def _cache_variable(_case: Case, event: LogEvent) -> str:
@@ -435,40 +411,8 @@ def _compiler_package(_case: Case, event: LogEvent) -> str:
     return next((package for regex, _, package in _COMPILERS if regex.search(text_of(event))), "")
 
 
-def _spelling(_case: Case, event: LogEvent) -> str:
-    """Return the name that Python proposes for one that does not exist."""
-    return first_of(re.compile(r"Did you mean:? [^?]{1,80}\?"), text_of(event))
-
-
-OF_NAMES: Mapping[str, Value] = {
-    "missing_option": _missing_option,
-    "distribution": _distribution,
-    "pip_install": _pip_install,
-    "meant_command": _meant_command,
-    "meant_module": _meant_module,
-    "hiding_file": _hiding_file,
-    "lmod": _lmod,
-    "existing_cluster": _existing_cluster,
-    "meant_file": _meant_file,
-    "folder_to_make": _folder_to_make,
-    "home_path": _home_path,
-    "relative_path": _relative_path,
-    "on_tmp": _on_tmp,
-    "meant_option": _meant_option,
-    "cache_variable": _cache_variable,
-    "spelling": _spelling,
-    "compiler": _compiler,
-    "compiler_package": _compiler_package,
-}
-
-
 # Values for advice about tensors: devices, sizes, data types, what a checkpoint holds.
 
-
-# Devices.
-
-
-# Sizes.
 
 _PRODUCT = re.compile(r"\((?P<rows>\d+)x(?P<have>\d+) and (?P<want>\d+)x\d+\)")
 _VIEW = re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)")
@@ -512,26 +456,6 @@ def _position_table(_case: Case, event: LogEvent) -> str:
 
 
 _POSITION = re.compile(r"\bwpe\b|position|\bpos(?:_?emb\w*)?\b|positional", re.IGNORECASE)
-
-
-def _max_tokens(case: Case, _event: LogEvent) -> str:
-    return first_of(_TOKENS, line_with(case, "longer than the specified maximum"), "most")
-
-
-def _num_tokens(case: Case, _event: LogEvent) -> str:
-    return first_of(_TOKENS, line_with(case, "longer than the specified maximum"), "tokens")
-
-
-def _stored_key(_case: Case, event: LogEvent) -> str:
-    return first_of(_STORED, text_of(event), "key")
-
-
-def _stored_shape(_case: Case, event: LogEvent) -> str:
-    return first_of(_STORED, text_of(event), "stored")
-
-
-def _built_shape(_case: Case, event: LogEvent) -> str:
-    return first_of(_STORED, text_of(event), "built")
 
 
 def _stored_rows(_case: Case, event: LogEvent) -> str:
@@ -622,32 +546,6 @@ def _empty_split(_case: Case, event: LogEvent) -> str:
     return "num_samples" if re.search(r"assert .*num_samples > 0", code_at(event)) else ""
 
 
-# Data types.
-
-
-OF_TENSORS: Mapping[str, Value] = {
-    "matrix_have": _matrix_have,
-    "matrix_want": _matrix_want,
-    "odd_view": _odd_view,
-    "position_table": _position_table,
-    "max_tokens": _max_tokens,
-    "num_tokens": _num_tokens,
-    "stored_key": _stored_key,
-    "stored_shape": _stored_shape,
-    "built_shape": _built_shape,
-    "stored_rows": _stored_rows,
-    "built_rows": _built_rows,
-    "wrapper_prefix": _module_prefix,
-    "last_index": _last_index,
-    "fitting_batch": _fitting_batch,
-    "fitting_world": _fitting_world,
-    "tensor_sizes": _tensor_sizes,
-    "train_batch": _train_batch,
-    "classes_needed": _classes_needed,
-    "empty_split": _empty_split,
-}
-
-
 # The memory of GPUs.
 
 
@@ -720,10 +618,6 @@ _FREE_AT_START = re.compile(
 _ONLY_HAS = re.compile(r"your machine only has: \[([\d, ]*)\]")
 
 
-def _cache_tokens(_case: Case, event: LogEvent) -> str:
-    return first_of(_CACHE_TOKENS, text_of(event), 1)
-
-
 def _free_share(_case: Case, event: LogEvent) -> str:
     """Return the share of a GPU that was free when vLLM started, lowered by 5 %."""
     found = _FREE_AT_START.search(text_of(event))
@@ -765,9 +659,55 @@ def _cpu_build(_case: Case, event: LogEvent) -> str:
     return "CPU build" if re.search(r"not (?:been )?compiled with CUDA", text_of(event)) else ""
 
 
+def _in_text(regex: re.Pattern[str], group: str | int = 0) -> Value:
+    """Return a value that is a part of an event's text."""
+    return lambda _case, event: first_of(regex, text_of(event), group)
+
+
+def _too_long(group: str) -> Value:
+    """Return a value of the tokenizer's warning about a sequence that is too long."""
+    words = "longer than the specified maximum"
+    return lambda case, _event: first_of(_TOKENS, line_with(case, words), group)
+
+
 VALUES: Mapping[str, Value] = {
-    **OF_TENSORS,
-    **OF_NAMES,
+    "matrix_have": _matrix_have,
+    "matrix_want": _matrix_want,
+    "odd_view": _odd_view,
+    "position_table": _position_table,
+    "max_tokens": _too_long("most"),
+    "num_tokens": _too_long("tokens"),
+    "stored_key": _in_text(_STORED, "key"),
+    "stored_shape": _in_text(_STORED, "stored"),
+    "built_shape": _in_text(_STORED, "built"),
+    "stored_rows": _stored_rows,
+    "built_rows": _built_rows,
+    "wrapper_prefix": _module_prefix,
+    "last_index": _last_index,
+    "fitting_batch": _fitting_batch,
+    "fitting_world": _fitting_world,
+    "tensor_sizes": _tensor_sizes,
+    "train_batch": _train_batch,
+    "classes_needed": _classes_needed,
+    "empty_split": _empty_split,
+    "missing_option": _missing_option,
+    "distribution": _distribution,
+    "pip_install": _pip_install,
+    "meant_command": _meant_command,
+    "meant_module": _meant_module,
+    "hiding_file": _hiding_file,
+    "lmod": _lmod,
+    "existing_cluster": _existing_cluster,
+    "meant_file": _meant_file,
+    "folder_to_make": _folder_to_make,
+    "home_path": _home_path,
+    "relative_path": _relative_path,
+    "on_tmp": _on_tmp,
+    "meant_option": _meant_option,
+    "cache_variable": _cache_variable,
+    "spelling": _in_text(re.compile(r"Did you mean:? [^?]{1,80}\?")),
+    "compiler": _compiler,
+    "compiler_package": _compiler_package,
     "memory_asked": _of_memory(lambda memory: memory.asked),
     "memory_total": _of_memory(lambda memory: memory.total),
     "memory_own": _of_memory(lambda memory: memory.own),
@@ -775,7 +715,7 @@ VALUES: Mapping[str, Value] = {
     "steps_before": _steps_before,
     "open_files": _open_files,
     "pace": _pace,
-    "cache_tokens": _cache_tokens,
+    "cache_tokens": _in_text(_CACHE_TOKENS, 1),
     "free_share": _free_share,
     "gpus_here": _gpus_here,
     "ray_share": _ray_share,

@@ -1,7 +1,7 @@
 """Logs as blocks of whole lines: files, folders, streams, archives, in bounded memory.
 
 Nothing is unpacked to disk, no link is followed out of a folder, and what is not text is left out
-with a note.
+with a note. zstd is unpacked by Python's module (from 3.14), the package `zstandard` or the program `zstd`.
 """
 
 import ast
@@ -9,7 +9,9 @@ import gzip
 import importlib
 import os
 import shlex
+import shutil
 import tarfile
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import IO, Any, Protocol
 
+from torchmuster.core import proc
 from torchmuster.diagnose.explain.reading.ends import (
     BINARY_SAMPLE,
     BLOCK_BYTES,
@@ -28,8 +31,131 @@ from torchmuster.diagnose.explain.reading.ends import (
     without_holes,
 )
 from torchmuster.diagnose.explain.reading.scan import LogRecord, read_sources
-from torchmuster.diagnose.logs import zstd
-from torchmuster.diagnose.logs.zstd import ZstdProgram
+from torchmuster.errors import MusterError
+
+_MAX_WINDOW_BYTES = 128 << 20  # the default limit of `zstd -d`
+_PART_BYTES = 1 << 10  # becomes 32 MiB at most
+_END_TIMEOUT_S = 10.0
+
+
+def new_frame() -> Callable[[], Any] | None:
+    """Return a constructor of decompressors for one frame, as lzma's; None without a module."""
+    try:
+        own = importlib.import_module("compression.zstd")
+    except ImportError:
+        pass
+    else:
+        frame: Callable[[], Any] = own.ZstdDecompressor
+        return frame
+    try:
+        package = importlib.import_module("zstandard")
+    except ImportError:
+        return None
+    return lambda: _Frame(package)
+
+
+class _Frame:
+    """A frame unpacked by `zstandard`, in small parts, because it accepts any input at once."""
+
+    def __init__(self, package: Any) -> None:
+        packer = package.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        self._engine = packer.decompressobj()
+        self._failure = package.ZstdError
+        self._input = self._output = b""
+
+    @property
+    def needs_input(self) -> bool:
+        """Return whether nothing comes without more input."""
+        return not self._input and not self._output
+
+    @property
+    def eof(self) -> bool:
+        """Return whether the frame has ended and all of it was returned."""
+        return bool(self._engine.eof) and not self._output
+
+    @property
+    def unused_data(self) -> bytes:
+        """Return the input after the end of the frame."""
+        return bytes(self._engine.unused_data) + self._input
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        """Return the next bytes.
+
+        Raises:
+            OSError: The file is damaged, or asks for too much memory.
+        """
+        self._input += data
+        try:
+            while self._input and not self._output and not self._engine.eof:
+                part, self._input = self._input[:_PART_BYTES], self._input[_PART_BYTES:]
+                self._output = self._engine.decompress(part)
+        except self._failure as error:
+            raise OSError(str(error)) from None
+        found, self._output = self._output[:most], self._output[most:]
+        return found
+
+
+class ZstdProgram:
+    """The program `zstd`, which gets a stream from a thread; it ends when nobody reads it any more.
+
+    Raises:
+        OSError: The program is not installed.
+    """
+
+    def __init__(self, file: "Readable") -> None:
+        if shutil.which("zstd") is None:
+            raise OSError("zstd is not unpacked here")
+        packed, to_it = os.pipe2(os.O_CLOEXEC)
+        from_it, plain = os.pipe2(os.O_CLOEXEC)
+        quiet = proc.NOWHERE
+        try:
+            self._child = proc.start(["zstd", "-dcq"], stdin=packed, stdout=plain, stderr=quiet)
+        except MusterError as error:
+            os.close(to_it)
+            os.close(from_it)
+            raise OSError(str(error)) from None
+        finally:
+            for number in (packed, plain):
+                os.close(number)
+        self._plain: IO[bytes] = open(from_it, "rb")  # noqa: SIM115 - `close` closes it
+        self._failure: Exception | None = None
+        self._feeder = threading.Thread(target=self._feed, args=(file, to_it), daemon=True)
+        self._feeder.start()
+
+    def read(self, num_bytes: int, /) -> bytes:
+        """Return the next bytes; nothing at the end.
+
+        Raises:
+            OSError: The file is damaged, ends too early, or asks for too much memory.
+        """
+        found = b"" if self._plain.closed else self._plain.read(num_bytes)
+        if found:
+            return found
+        self.close()
+        if self._failure is not None:
+            raise OSError(str(self._failure)) from None
+        if self._child.poll() != 0:
+            raise OSError("zstd: it is damaged or ends too early")
+        return b""
+
+    def close(self) -> None:
+        """End the program, even in the middle of the stream."""
+        self._plain.close()
+        self._child.wait(_END_TIMEOUT_S)
+        self._feeder.join(_END_TIMEOUT_S)
+
+    def _feed(self, file: "Readable", number: int) -> None:
+        try:
+            with open(number, "wb", buffering=0) as pipe:
+                while data := file.read(_READ_BYTES):
+                    left = memoryview(data)
+                    while left:
+                        left = left[pipe.write(left) :]
+        except BrokenPipeError:
+            pass  # it has ended, or nobody reads it: its status tells which
+        except (OSError, EOFError, ValueError) as error:
+            self._failure = error
+
 
 # Streams that can't be rewound: packed ones are unpacked in small parts, and archives can't fill
 # the memory.
@@ -85,8 +211,8 @@ def unpacked(packing: str, file: Readable) -> Readable:
     if packing == "gzip":
         return gzip.GzipFile(fileobj=file)  # type: ignore[call-overload, no-any-return]
     if packing == ZSTD:
-        new_frame = zstd.new_frame()
-        return zstd.ZstdProgram(file) if new_frame is None else _Unpacker(file, new_frame)
+        frame = new_frame()
+        return ZstdProgram(file) if frame is None else _Unpacker(file, frame)
     try:
         module = importlib.import_module("lzma" if packing == "xz" else "bz2")
     except ImportError:
@@ -98,7 +224,7 @@ def unpacked(packing: str, file: Readable) -> Readable:
 
 def can_unpack(packing: str) -> bool:
     """Return whether this machine can unpack such a file."""
-    return packing != ZSTD or zstd.is_there()
+    return packing != ZSTD or new_frame() is not None or shutil.which("zstd") is not None
 
 
 @dataclass(slots=True)

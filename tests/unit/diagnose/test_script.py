@@ -3,8 +3,8 @@
 import pytest
 
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogVerdict
+from torchmuster.diagnose.explain.own_run import with_script
 from torchmuster.diagnose.finding import Confidence, Finding, Level
-from torchmuster.diagnose.logs.script import with_script
 
 
 def found(cause, confidence=Confidence.LOW):

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.diagnose import logs as sources
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.end_of_run import as_values, render_verdict
 from torchmuster.diagnose.explain.judge import judge
+from torchmuster.diagnose.explain.own_run import as_values, render_verdict
 from torchmuster.diagnose.explain.reading.ends import Notes, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
-from torchmuster.diagnose.logs import sources, zstd
-from torchmuster.diagnose.logs.sources import read_logs
+from torchmuster.diagnose.logs import read_logs
 from unit.diagnose.explain.logs import traceback_of
 
 TEXT = traceback_of("ValueError: bad label 7")
@@ -325,7 +325,7 @@ def test_zstd_is_read_alone_in_an_archive_and_around_one(tmp_path):
 
 
 def test_zstd_is_refused_with_the_command_that_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(zstd, "new_frame", lambda: None)
+    monkeypatch.setattr(sources, "new_frame", lambda: None)
     monkeypatch.setenv("PATH", "")
     path = write(tmp_path, b"\x28\xb5\x2f\xfd" + b"x" * 50, "a.zst")
     (note,) = verdict_on(path).notes

@@ -1,1 +1,0 @@
-"""Advice for the case: values computed from the log, and how to install what is missing."""
