@@ -1,6 +1,6 @@
 """Where a training stands by events of its record, as the views say it."""
 
-from torchmuster.launcher.model.training import fold_training
+from torchmuster.launcher.model.run import fold_training
 from torchmuster.launcher.views.training import seen_in
 
 

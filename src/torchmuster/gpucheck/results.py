@@ -13,7 +13,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.model.plan import look_for_torch
 from torchmuster.errors import UsageError
 from torchmuster.gpucheck.device import GpuMachine
-from torchmuster.launcher.files.travel import content_hash, package_files, package_folder
+from torchmuster.launcher.files.code_copy import content_hash, package_files, package_folder
 
 PASSED, FAILED, IMPOSSIBLE = "passed", "failed", "not possible here"
 

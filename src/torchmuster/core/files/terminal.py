@@ -15,8 +15,7 @@ from functools import partial
 from torchmuster.core.files.disk import Backlog, DiskWriter, PatientWriter
 from torchmuster.core.model import events
 from torchmuster.core.model.lines import HALF_LINE_S, LineJoiner, StatusBelow
-from torchmuster.core.model.narration import narrate
-from torchmuster.core.model.repeats import ShownOutput
+from torchmuster.core.model.narration import ShownOutput, narrate
 from torchmuster.core.model.text import as_bytes, printable, transfer_in
 from torchmuster.core.plainfile import write_all
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.core.model.text import nearest
-from torchmuster.core.spec.units import parse_timeout
+from torchmuster.core.spec.problems import parse_timeout
 from torchmuster.diagnose.plan.advice import BETWEEN, INSIDE, parse_link
 from torchmuster.diagnose.plan.scaling import NetworkLink
 from torchmuster.errors import ManyErrors, UsageError

@@ -20,7 +20,7 @@ from torchmuster.core.model import codec, contract
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind, StartMethod
 from torchmuster.core.node.environment import share_threads
 from torchmuster.kubernetes.node.order import read_own
-from torchmuster.launcher.files.travel import package_folder
+from torchmuster.launcher.files.code_copy import package_folder
 from torchmuster.multirun.server.messages import SessionSetup
 from torchmuster.multirun.server.remote import WARM_PLACE
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import utc_now
 from torchmuster.core.model.failure import WorkerEnd
-from torchmuster.core.model.message import utc_now
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.launcher.head.hangs.stragglers import StepParts, per_step, waits_s
 from torchmuster.launcher.head.hangs.watch import was_active

@@ -20,17 +20,31 @@ from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.launch import parse_nodes
 from torchmuster.core.spec.problems import FileProblems, KeyPath, Problems, show_path
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.launcher.model.job import WayOfSite
-from torchmuster.launcher.model.scheduler import (
+from torchmuster.launcher.model.job import (
     REMOVED_ENGINES,
     KeyKind,
     SchedulerFacts,
+    WayOfSite,
     refuse_removed_engine,
 )
-from torchmuster.launcher.spec.explain import FileFormat, hint_for_key
-from torchmuster.launcher.spec.hostfile import Host, join_hosts, parse_host, read_hostfile
-from torchmuster.launcher.spec.scalars import Seconds, in_quotes, kind_of, shown, wrong
-from torchmuster.launcher.spec.site_files import project_file, user_file, why_not_used
+from torchmuster.launcher.spec.scalars import (
+    FileFormat,
+    Seconds,
+    hint_for_key,
+    in_quotes,
+    kind_of,
+    shown,
+    wrong,
+)
+from torchmuster.launcher.spec.site_files import (
+    Host,
+    join_hosts,
+    parse_host,
+    project_file,
+    read_hostfile,
+    user_file,
+    why_not_used,
+)
 
 # Positions: `tomllib` parses the values; this scanner finds line and column of every key.
 #

@@ -25,20 +25,20 @@ from torchmuster.core.spec.launch import (
     parse_nodes,
     parse_workers,
 )
-from torchmuster.core.spec.problems import Problems
-from torchmuster.core.spec.units import parse_seconds
+from torchmuster.core.spec.problems import Problems, parse_seconds
 from torchmuster.errors import UsageError
-from torchmuster.launcher.spec.pod_world import PARTS as WORLD_PARTS
-from torchmuster.launcher.spec.pod_world import find_pod_world, settle_world
 from torchmuster.launcher.spec.rendezvous import (
     DEFAULT_C10D_PORT,
     NO_ID,
     Rendezvous,
+    find_pod_world,
     find_rendezvous,
     notes_on,
     parse_conf,
     parse_waits,
+    settle_world,
 )
+from torchmuster.launcher.spec.rendezvous import PARTS as WORLD_PARTS
 
 _COUNTED = ("gpu", "cpu", "auto")
 _ALL_STREAMS = frozenset({1, 2})

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from kit.command import ran
-from torchmuster.launcher.files import travel
+from torchmuster.launcher.files import code_copy
 
-START = os.path.join(travel.package_folder(), "kubernetes", "node", "start.py")
+START = os.path.join(code_copy.package_folder(), "kubernetes", "node", "start.py")
 FINAL = 113
 
 

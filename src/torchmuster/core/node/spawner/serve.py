@@ -21,9 +21,9 @@ from typing import Any
 
 from torchmuster.core import proc
 from torchmuster.core.model import contract
+from torchmuster.core.model.codec import decode, encode
 from torchmuster.core.model.failure import LeftProcess
 from torchmuster.core.model.lease import OwnClock, is_given_up, is_stopped
-from torchmuster.core.model.message import decode, encode
 from torchmuster.core.node.spawner import mainmodule, messages, prepare
 from torchmuster.core.node.spawner.mainmodule import WorkerTask
 

@@ -30,7 +30,6 @@ from torchmuster.errors import MusterError
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.broker import AgentBroker, AgentRequest
-from torchmuster.launcher.net.frames import FrameReader, FrameWriter
 from torchmuster.launcher.net.relay import Relay, RelayPort, SendsMessages
 from torchmuster.launcher.net.remote_messages import (
     BringEnvironment,
@@ -40,6 +39,8 @@ from torchmuster.launcher.net.remote_messages import (
     EnvironmentPlaced,
     EnvironmentsPruned,
     EnvironmentWants,
+    FrameReader,
+    FrameWriter,
     OfferEnvironment,
     PassEnvironment,
     Placed,

@@ -20,7 +20,7 @@ from torchmuster.core.net import handshake
 from torchmuster.core.net.address import is_own_address
 from torchmuster.core.net.handshake import HandshakeError
 from torchmuster.errors import MusterError
-from torchmuster.launcher.files.parcel import LISTED, Piece, read_list
+from torchmuster.launcher.files.environment import LISTED, Piece, read_list
 from torchmuster.launcher.node.shipping.shelf import Shelf, Unpacking
 
 # Pieces that have come and are still wanted: to be unpacked, or by the next host. They lie in files without names, so nothing is left behind.

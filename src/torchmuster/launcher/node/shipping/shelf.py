@@ -19,8 +19,7 @@ from torchmuster.core.model.plan import EnvironmentNeeds
 from torchmuster.core.model.text import show_size
 from torchmuster.core.node.leftovers import make_scratch, parent_folder, remove_scratch
 from torchmuster.errors import MusterError
-from torchmuster.launcher.files.environment import relocate
-from torchmuster.launcher.files.parcel import ParcelError, Unpacker
+from torchmuster.launcher.files.environment import ParcelError, Unpacker, relocate
 
 VARIABLE = "MUSTER_ENVIRONMENT"
 _BEGUN = ".unpacking-"

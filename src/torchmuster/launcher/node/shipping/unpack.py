@@ -12,7 +12,7 @@ from typing import Any
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import ShippedEnvironment, UnpackOrder
 from torchmuster.errors import MusterError
-from torchmuster.launcher.files.parcel import ParcelError, ParcelFile
+from torchmuster.launcher.files.environment import ParcelError, ParcelFile
 from torchmuster.launcher.node.shipping.shelf import Shelf, Unpacking, check_fit, try_torch
 
 _SAY_EVERY_S = 0.25
