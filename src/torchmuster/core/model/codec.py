@@ -16,10 +16,11 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar, Union, dataclass_transform
 
@@ -55,7 +56,7 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(cls: type[T], value: Any, where: str = "") -> T:
+def from_plain(cls: type[T], value: Any) -> T:
     """Return an instance of the dataclass `cls` made from plain values.
 
     Raises:
@@ -65,8 +66,8 @@ def from_plain(cls: type[T], value: Any, where: str = "") -> T:
         read: T = _read_fields(cls, value)
         return read
     except _UnfitError as unfit:
-        place = f"{where}{unfit.place if where else unfit.place.removeprefix('.')}"
-        raise CodecError(f"{place or cls.__name__}: {unfit.why}") from None
+        place = unfit.place.removeprefix(".") or cls.__name__
+        raise CodecError(f"{place}: {unfit.why}") from None
 
 
 def known_of(cls: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,12 +196,7 @@ def _items_reader(annotation: Any, *, is_tuple: bool) -> _Reader:
             raise _UnfitError("expected a list")
         if kept.issuperset(map(type, value)):
             return tuple(value) if is_tuple else list(value)
-        items: list[Any] = []
-        try:
-            for item in value:
-                items.append(reader(item))  # noqa: PERF401 - its length is the bad item's index
-        except _UnfitError as unfit:
-            raise unfit.within(f"[{len(items)}]") from None
+        items = _read_each(itertools.repeat(reader), value)
         return tuple(items) if is_tuple else items
 
     return read
@@ -214,15 +210,19 @@ def _record_reader(annotations: tuple[Any, ...]) -> _Reader:
             raise _UnfitError("expected a list")
         if len(value) != len(readers):
             raise _UnfitError(f"expected {len(readers)} items, got {len(value)}")
-        items: list[Any] = []
-        try:
-            for reader, item in zip(readers, value, strict=True):
-                items.append(reader(item))
-        except _UnfitError as unfit:
-            raise unfit.within(f"[{len(items)}]") from None
-        return tuple(items)
+        return tuple(_read_each(readers, value))
 
     return read
+
+
+def _read_each(readers: Iterable[_Reader], values: Sequence[Any]) -> list[Any]:
+    items: list[Any] = []
+    try:
+        for reader, value in zip(readers, values, strict=False):
+            items.append(reader(value))
+    except _UnfitError as unfit:
+        raise unfit.within(f"[{len(items)}]") from None
+    return items
 
 
 def _dict_reader(annotation: Any) -> _Reader:

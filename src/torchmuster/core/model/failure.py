@@ -27,9 +27,8 @@ ECHOES = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-OVERUSED = (
-    "its pod used more of its node's disk or memory than it asks for"  # the detail of a lost node
-)
+# The detail of a lost node.
+OVERUSED = "its pod used more of its node's disk or memory than it asks for"
 
 
 class EndKind(enum.Enum):

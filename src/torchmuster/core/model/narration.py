@@ -88,16 +88,15 @@ def wait_in(event: RecordEvent, age_s: float) -> str | None:
 
 
 def _waiting(event: events.WaitingEvent, left_s: float | None = None) -> str:
-    missing, num, left = (
-        event.missing,
-        event.num_missing,
-        event.left_s if left_s is None else left_s,
-    )
+    missing, num = event.missing, event.num_missing
+    left = span(event.left_s if left_s is None else left_s, whole=True)
     if event.hint:
         names = few_of([one.node for one in missing], 8, num)
-        return f"waiting for {names}: {missing[0].why if missing else ''}; {event.hint}; {span(left, whole=True)} left"
+        return (
+            f"waiting for {names}: {missing[0].why if missing else ''}; {event.hint}; {left} left"
+        )
     what = few_of([f"{one.node} ({one.why})" for one in missing], 8, num)
-    return f"waiting for {num} of {event.wanted} nodes: {what}; {span(left, whole=True)} left"
+    return f"waiting for {num} of {event.wanted} nodes: {what}; {left} left"
 
 
 def _attempt_started(event: events.AttemptStartedEvent) -> str:

@@ -119,11 +119,12 @@ class Channel:
                 raise ChannelClosedError(f"a frame claims {length} bytes")
             payload = await self._reader.readexactly(length)
             tag = await self._reader.readexactly(_TAG_BYTES)
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise ChannelClosedError(_how_it_ended(error)) from None
-        if not hmac.compare_digest(
-            tag, _tag(self._session.receive_key, self._num_received, payload)
-        ):
+        except asyncio.IncompleteReadError:
+            raise ChannelClosedError("the other side closed the connection") from None
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+        expected = _tag(self._session.receive_key, self._num_received, payload)
+        if not hmac.compare_digest(tag, expected):
             raise ChannelClosedError("a frame failed its authentication")
         self._num_received += 1
         return payload
@@ -205,12 +206,6 @@ class _Sink(asyncio.BufferedProtocol):
 def _tag(key: bytes, counter: int, payload: bytes) -> bytes:
     head = _COUNTED.pack(counter, len(payload))
     return hmac.digest(key, head + payload, "sha256")[:_TAG_BYTES]
-
-
-def _how_it_ended(error: Exception) -> str:
-    if isinstance(error, asyncio.IncompleteReadError):
-        return "the other side closed the connection"
-    return str(error)
 
 
 async def connect(

@@ -86,7 +86,7 @@ async def call(
     """
     hello = _HELLO.pack(MAGIC, VERSION, role, int(is_open), os.urandom(NONCE_BYTES))
     writer.write(hello)
-    answer = await _read(reader, _HELLO.size + MAC_BYTES)
+    answer = await read_bytes(reader, _HELLO.size + MAC_BYTES)
     magic, version, reason, _, _ = _HELLO.unpack(answer[: _HELLO.size])
     if magic != MAGIC:
         raise HandshakeError(Reason.NOT_MUSTER)
@@ -97,7 +97,7 @@ async def call(
         writer.write(bytes(MAC_BYTES))  # proves nothing, but lets the other side name us
         raise HandshakeError(Reason.WRONG_SECRET)
     writer.write(_mac(secret, b"client", transcript))
-    last = await _read(reader, 1 + MAC_BYTES)
+    last = await read_bytes(reader, 1 + MAC_BYTES)
     if last[0] != Reason.ACCEPTED:
         raise HandshakeError(Reason.WRONG_SECRET)
     if not hmac.compare_digest(_mac(secret, b"done", transcript), last[1:]):
@@ -129,10 +129,10 @@ async def answer(
     Raises:
         HandshakeError: The caller is not muster, has another version or another secret.
     """
-    hello = first + await _read(reader, len(MAGIC) - len(first))
+    hello = first + await read_bytes(reader, len(MAGIC) - len(first))
     if hello != MAGIC:
         raise HandshakeError(Reason.NOT_MUSTER)
-    hello += await _read(reader, _HELLO.size - len(MAGIC))
+    hello += await read_bytes(reader, _HELLO.size - len(MAGIC))
     _, version, role, key, _ = _HELLO.unpack(hello)
     secret = secrets[key] if key in (0, 1) else None
     is_open = key == 1
@@ -144,7 +144,7 @@ async def answer(
     writer.write(reply + _mac(secret, b"server", transcript))
     if agreed is not Reason.ACCEPTED or role not in tuple(Role):
         raise HandshakeError(agreed or Reason.OTHER_VERSION)
-    proof = await _read(reader, MAC_BYTES)
+    proof = await read_bytes(reader, MAC_BYTES)
     if not hmac.compare_digest(_mac(secret, b"client", transcript), proof):
         writer.write(bytes([Reason.WRONG_SECRET]) + bytes(MAC_BYTES))
         raise HandshakeError(Reason.WRONG_SECRET)
@@ -161,16 +161,12 @@ def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
     return hmac.digest(secret, label + b"\0" + transcript, "sha256")
 
 
-async def read_first(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
-    """Return a caller's first bytes.
+async def read_bytes(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
+    """Return the next bytes of the other side.
 
     Raises:
-        HandshakeError: The caller sent fewer bytes and closed the connection.
+        HandshakeError: It sent fewer bytes and closed the connection.
     """
-    return await _read(reader, num_bytes)
-
-
-async def _read(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
     try:
         return await reader.readexactly(num_bytes)
     except (asyncio.IncompleteReadError, OSError):

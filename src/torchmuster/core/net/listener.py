@@ -403,7 +403,7 @@ class Listener:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 first = b""
                 if self._relay is not None:
-                    first = await handshake.read_first(reader, len(STORE_CALL))
+                    first = await handshake.read_bytes(reader, len(STORE_CALL))
                     if first == STORE_CALL:
                         return self._relay
                 session = await handshake.answer(reader, writer, self._secrets, first)

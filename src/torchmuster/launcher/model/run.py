@@ -54,10 +54,7 @@ def _telling(part: Sequence[Point]) -> list[Point]:
     known = [p for p, (_, value) in enumerate(part) if value is not None and isfinite(value)]
     places = {0}
     if known:
-        places |= {
-            min(known, key=lambda p: part[p][1] or 0.0),
-            max(known, key=lambda p: part[p][1] or 0.0),
-        }
+        places |= {end(known, key=lambda p: part[p][1] or 0.0) for end in (min, max)}
     if len(known) < len(part):
         places.add(next(p for p, (_, v) in enumerate(part) if v is None or not isfinite(v)))
     return [part[place] for place in sorted(places)]
@@ -120,9 +117,9 @@ def mapped(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def several(count: int, one: str, many: str | None = None) -> str:
+def several(count: int, one: str) -> str:
     """Return `1 line`, `3 lines`."""
-    return f"{count} {one if count == 1 else many or f'{one}s'}"
+    return f"{count} {one if count == 1 else f'{one}s'}"
 
 
 def ends_of(values: Iterable[float | None]) -> tuple[float, float] | None:
@@ -238,9 +235,8 @@ class Metrics:
             series = self.by_name.get(key)
             if series is None and len(self.by_name) >= _MOST_SERIES:
                 continue
-            if (
-                series is None or not series.points
-            ):  # what counts is in the order of its first value
+            # What counts is in the order of its first value.
+            if series is None or not series.points:
                 self.by_name.pop(key, None)
                 self.by_name[key] = series = series or Series()
             series.add(step, value)
@@ -267,10 +263,8 @@ class Metrics:
 
 
 MOST_MOMENTS = 200  # the first half and the last
-WHOLE_FIRST, WHOLE_LAST = (
-    50,
-    150,
-)  # attempts of which all is kept; of those between, when they were and how they ended
+# Attempts of which all is kept; of those between, when they were and how they ended.
+WHOLE_FIRST, WHOLE_LAST = 50, 150
 _MOST_ENDS = 64
 _MOST_WORKERS = 10**7  # above this the record is damaged
 _MOST_TEXT = 2000
@@ -572,10 +566,8 @@ class RunRecord:
             elif following is None:
                 found.append("")
             else:  # a node that left is not a failure
-                stop = attempt.state or "its head was lost"
-                found.append(
-                    following.start.why.replace(f"after attempt {attempt.number}", stop, 1)
-                )
+                stop, why = attempt.state or "its head was lost", following.start.why
+                found.append(why.replace(f"after attempt {attempt.number}", stop, 1))
         return found
 
 
@@ -725,10 +717,8 @@ class TrainingState:
         self.step = self.step if step is None else step
         if name == "resumed":
             self._begin(at, mapped(event.get("order")))
-        elif (
-            not self.starts and step is not None and at is not None
-        ):  # the record's beginning is lost
-            self.starts.append(LibraryStart(at, 0, 0))
+        elif not self.starts and step is not None and at is not None:
+            self.starts.append(LibraryStart(at, 0, 0))  # the record's beginning is lost
         if self.starts:
             self.starts[-1].last_step = max(self.starts[-1].last_step, self.step)
         if name == "metrics":
@@ -779,11 +769,9 @@ class TrainingState:
         self.epochs = [*others[1 - MOST_EPOCHS :], ended]
 
     def _take_save(self, at: float | None, blocked_s: float) -> None:
+        # Else the loop waited for the save, which was already complete.
         if self.saved is None or self.saved[0] != self.step:
-            self.saving = (
-                self.step,
-                at,
-            )  # else the loop waited for the save, which was already complete
+            self.saving = (self.step, at)
         self.num_saves += 1
         self.blocked_s += blocked_s
         if self.saves and self.saves[-1].step >= self.step:  # repeated
@@ -808,14 +796,6 @@ class TrainingState:
     def steps_done(self) -> int:
         """Number of all steps; repeated ones count again."""
         return self.steps_before + sum(start.last_step - start.step for start in self.starts)
-
-
-def fold_training(events: Iterable[Mapping[str, Any]]) -> TrainingState:
-    """Return the state after the lines of a record."""
-    state = TrainingState()
-    for event in events:
-        state.take(event)
-    return state
 
 
 def _epoch(event: Mapping[str, Any]) -> EpochView | None:

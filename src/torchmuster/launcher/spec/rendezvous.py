@@ -32,14 +32,8 @@ _CONF_KEYS = frozenset(
 )
 _CONF_WITHOUT_EFFECT = frozenset(
     {
-        "close_timeout",
-        "heartbeat_timeout",
-        "keep_alive_interval",
-        "keep_alive_max_attempt",
-        "read_timeout",
-        "store_type",
-        "use_libuv",
-        "use_agent_store",
+        *("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
+        *("read_timeout", "store_type", "use_libuv", "use_agent_store"),
     }
 )
 
@@ -266,10 +260,8 @@ def _ranked(environment: Mapping[str, str], _: str) -> PodWorld | None:
         return None
     own = environment.get("HOSTNAME", "")
     if head[0] in _LOOPBACK and rank == "0" and own:
-        head = (
-            own,
-            "HOSTNAME",
-        )  # older operators set a loopback address in the first pod; the others need its name
+        # Older operators set a loopback address in the first pod; the others need its name.
+        head = own, "HOSTNAME"
     return PodWorld(
         kind="a job with MASTER_ADDR, WORLD_SIZE and RANK, as of PyTorchJob",
         num_nodes=(size, "WORLD_SIZE"),
@@ -347,10 +339,8 @@ def _first_pod(
         return None, f"the pod has the name of its node, `{own}`, as with `hostNetwork`"
     subdomain = _subdomain(own, hosts)
     if subdomain is None:
-        return (
-            None,
-            "its pods have no names that can be looked up: the pod template has no `subdomain`",
-        )
+        why = "its pods have no names that can be looked up: the pod template has no `subdomain`"
+        return None, why
     first = f"{stem.rpartition('-')[0]}-0-0" if in_set else f"{stem}-0"
     return (f"{first}.{subdomain}", "this pod's name"), ""
 

@@ -75,14 +75,10 @@ def why_not_used(path: str, status: os.stat_result, environment: Mapping[str, st
     folder = _own_folder(environment)
     if os.path.abspath(path) in _trusted(folder):
         return None
-    what = (
-        "it"
-        if link.st_uid == status.st_uid
-        else "the link"
-        if link.st_uid not in ours
-        else "its target"
-    )
-    owner = _name_of(link.st_uid if link.st_uid not in ours else status.st_uid)
+    what, uid = "its target", status.st_uid
+    if link.st_uid not in ours:
+        what, uid = "it" if link.st_uid == status.st_uid else "the link", link.st_uid
+    owner = _name_of(uid)
     cure = f"read it, then: echo {os.path.abspath(path)} >> {folder}/trusted" if folder else ""
     return f"{what} belongs to another user ({owner})" + (f"; {cure}" if cure else "")
 

@@ -346,33 +346,17 @@ def _plain_words(problem: str, line: str, above: str, column: int) -> tuple[str,
     if "expected ':'" in problem:
         return "a line has no `key:`", "write `key: value`, or indent the text below its `|`"
     if "expected" in problem:
-        return (
-            "the indentation is wrong, or a bracket does not match",
-            "compare with the lines above",
-        )
+        what = "the indentation is wrong, or a bracket does not match"
+        return what, "compare with the lines above"
     return "this is not YAML", None
 
 
 TOKEN_NAMES = frozenset({*BARE_KINDS, "input", "host"})
 RESERVED = frozenset(
-    [
-        "and",
-        "or",
-        "not",
-        "in",
-        "is",
-        "if",
-        "else",
-        "for",
-        "true",
-        "false",
-        "none",
-        "True",
-        "False",
-        "None",
-        "loop",
-        "self",
-    ]
+    {
+        *("and", "or", "not", "in", "is", "if", "else", "for", "loop", "self"),
+        *("true", "false", "none", "True", "False", "None"),
+    }
 )
 _BOOLS = {"true": True, "false": False, "True": True, "False": False}
 
