@@ -5,7 +5,7 @@ import io
 import zipfile
 from pathlib import Path
 
-from torchmuster.core import plugs
+from torchmuster.core import plugs, proc
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.node.remote import loader as remote_loader
 
@@ -32,9 +32,9 @@ def test_hash_tells_names_and_contents_apart():
 
 
 def test_loader_counts_as_we_do():
-    files = code_copy.package_files(code_copy.package_folder())
+    files = code_copy.package_files(proc.PACKAGE_FOLDER)
     assert remote_loader.content_hash(files) == code_copy.content_hash(files)
-    assert sorted(remote_loader.tree_files(code_copy.package_folder())) == files
+    assert sorted(remote_loader.tree_files(proc.PACKAGE_FOLDER)) == files
 
 
 def imports_of(path, *, at_its_top=False):
@@ -58,7 +58,7 @@ def imports_of(path, *, at_its_top=False):
 
 def reached_from(names, *, at_its_top=False):
     """Return the modules of the package that modules import, with what those import."""
-    root = Path(code_copy.package_folder())
+    root = Path(proc.PACKAGE_FOLDER)
     paths = {
         ".".join(p.relative_to(root.parent).with_suffix("").parts): p for p in root.rglob("*.py")
     }
@@ -85,9 +85,9 @@ def test_what_nodes_import_travels():
 
 
 def test_what_travels_is_there_and_what_no_node_needs_is_not_on_the_list():
-    root = Path(code_copy.package_folder())
-    assert [name for name in code_copy.TRAVELS if not (root / name).exists()] == []
-    assert set(code_copy.TRAVELS) == set(remote_loader.TRAVELS)
+    root = Path(proc.PACKAGE_FOLDER)
+    assert [name for name in code_copy.travels() if not (root / name).exists()] == []
+    assert set(code_copy.travels()) == set(remote_loader.TRAVELS)
     of_no_node = ("core/cli/run.py", "diagnose/lint/", "diagnose/plan/", "gpucheck/", "report/")
     names = [name for name, _ in code_copy.package_files(str(root))]
     assert [
@@ -115,7 +115,7 @@ def test_archive_is_made_once_and_a_damaged_one_again(tmp_path):
 
 def test_package_holds_text_only_so_it_is_right_for_every_processor():
     """x86_64 and aarch64 differ in machine code; there is none."""
-    files = code_copy.package_files(code_copy.package_folder())
+    files = code_copy.package_files(proc.PACKAGE_FOLDER)
     data = code_copy.make_archive(files)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()

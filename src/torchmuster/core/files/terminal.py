@@ -193,12 +193,13 @@ class TerminalVoice:
         self._changed.notify_all()
 
     def _work(self) -> None:
+        status = self._status
         gone: set[int] = set()
         while True:
             with self._changed:
                 stream, data = self._next()
                 self._busy = True
-                around = self._status.cover() if data else self._draw_status()
+                around = status.cover() if data else status.draw(may_draw=_is_in_foreground())
             for fd, piece in ((2, around.encode(errors="replace")), (stream, data)):
                 try:
                     if piece and fd not in gone:
@@ -227,9 +228,6 @@ class TerminalVoice:
             if self._status.is_due(may_draw=_is_in_foreground()):
                 return 2, b""
             self._changed.wait(wait_s)
-
-    def _draw_status(self) -> str:
-        return self._status.draw(may_draw=_is_in_foreground())
 
 
 class BriefVoice(TerminalVoice):

@@ -41,8 +41,7 @@ from torchmuster.core.model.events import (
 )
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.net import messages
-from torchmuster.core.net.channel import Channel
-from torchmuster.core.net.handshake import HandshakeError, Reason
+from torchmuster.core.net.channel import Channel, HandshakeError, Reason
 
 _GOODBYE_S = 2.0
 _WHY_REFUSED = {

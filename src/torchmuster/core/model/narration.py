@@ -61,8 +61,10 @@ def narrate(event: RecordEvent, shown: "ShownOutput | None" = None) -> str | Non
             return f"{what}: {node} takes its place with attempt {attempt}"
         case events.ShrunkEvent(num_nodes=num_nodes, wanted=wanted):
             return f"the world shrinks to {num_nodes} of {wanted} nodes"
-        case events.EarlyEndEvent():
-            return _early_end(event)
+        case events.EarlyEndEvent(ranks=ranks, num_running=number):
+            who = f"rank{'' if ranks.isdecimal() else 's'} {ranks}"
+            others = f"{number} other{'s run' if number > 1 else ' runs'}"
+            return f"{who} ended with exit code 0 while {others}"
         case events.LeftRunningEvent(node=node, processes=processes):
             names = few_of([f"{one.name} (pid {one.pid})" for one in processes], 8)
             return f"left running on {node}, in sessions of their own: {names}"
@@ -121,12 +123,6 @@ def _attempt_failed(event: events.AttemptFailedEvent, shown: "ShownOutput | None
             shown.note(traceback)
         output = "".join(f"\n  [rank {cause.rank}] {line}" for line in lines)
     return f"{what}; {left} restart{'s' if left != 1 else ''} left{output}"
-
-
-def _early_end(event: events.EarlyEndEvent) -> str:
-    ranks = f"rank{'' if event.ranks.isdecimal() else 's'} {event.ranks}"
-    others = f"{event.num_running} other{'s run' if event.num_running > 1 else ' runs'}"
-    return f"{ranks} ended with exit code 0 while {others}"
 
 
 def _network(event: events.NetworkEvent) -> str:

@@ -2,7 +2,7 @@
 
 The agents of a run call its head, and so do its owner and clients. Each frame is one JSON object: `type` names a class,
 the other fields are that class's fields (`model.codec`). Other rooms add messages by the table `messages`. Both ends of a channel
-have the same version: the handshake's for frames (`net.handshake`), torchmuster's for messages (`Hello.version`).
+have the same version: the handshake's for frames (`net.channel`), torchmuster's for messages (`Hello.version`).
 """
 
 from dataclasses import field

@@ -1,6 +1,6 @@
 """The fixed facts about Kubernetes; importing them loads no dialect, so they cost no start time."""
 
-from torchmuster.launcher.model.job import KeyKind, SchedulerFacts
+from torchmuster.launcher.model.scheduler import KeyKind, SchedulerFacts
 
 KUBERNETES = SchedulerFacts(
     name="kubernetes",

@@ -248,9 +248,7 @@ def pack_order(
         orders.KEY_FILE: run_dir.secret,
         orders.ORDER_FILE: path,
         orders.PACKAGE_FILE: _package(os.path.join(muster_home(), "cache")),
-        orders.START_FILE: os.path.join(
-            code_copy.package_folder(), "kubernetes", "node", "start.py"
-        ),
+        orders.START_FILE: os.path.join(proc.PACKAGE_FOLDER, "kubernetes", "node", "start.py"),
         **more,
     }
     if os.path.exists(run_dir.call):
@@ -411,7 +409,7 @@ def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
 
 def _package(cache: str) -> str:
     """Return the path of the torchmuster archive for pods, made once for each content."""
-    files = code_copy.package_files(code_copy.package_folder())
+    files = code_copy.package_files(proc.PACKAGE_FOLDER)
     path = os.path.join(cache, f"pods-{code_copy.content_hash(files)}.txz")
     if not os.path.exists(path):
         os.makedirs(cache, mode=0o700, exist_ok=True)

@@ -65,7 +65,7 @@ def first_file(which: "Which") -> str:
     from torchmuster.launcher.engines.registry import schedulers
     from torchmuster.launcher.engines.schedulers import CLIENTS, SCHEDULERS, kind_of_client
     from torchmuster.launcher.jobs.detect import find_tool, list_queues
-    from torchmuster.launcher.model.job import REMOVED_ENGINES
+    from torchmuster.launcher.model.scheduler import REMOVED_ENGINES
 
     names = [
         kind_of_client(client, find_tool(client, which).version)

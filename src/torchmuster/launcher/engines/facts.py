@@ -1,6 +1,6 @@
 """Constants of Slurm and PBS, apart from their dialects, so that a start need not load these."""
 
-from torchmuster.launcher.model.job import SchedulerFacts
+from torchmuster.launcher.model.scheduler import SchedulerFacts
 
 SLURM = SchedulerFacts(
     name="slurm",

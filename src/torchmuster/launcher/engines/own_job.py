@@ -12,12 +12,8 @@ from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.base import Dialect, EngineError, NodeStart
 from torchmuster.launcher.engines.registry import find_job, load_dialect
 from torchmuster.launcher.engines.schedulers import is_in_torque, set_by_schedulers
-from torchmuster.launcher.model.job import (
-    AllocatedNode,
-    Allocation,
-    NodeLauncher,
-    refuse_removed_engine,
-)
+from torchmuster.launcher.model.job import AllocatedNode, Allocation, NodeLauncher
+from torchmuster.launcher.model.scheduler import refuse_removed_engine
 
 # The launcher for agents on other hosts is the first installed one of the site's list.
 #

@@ -14,7 +14,8 @@ from torchmuster.core.model.text import nearest
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.base import Dialect
 from torchmuster.launcher.engines.schedulers import SCHEDULERS, facts_of, known_jobs, may_be_in_job
-from torchmuster.launcher.model.job import Allocation, SchedulerFacts, refuse_removed_engine
+from torchmuster.launcher.model.job import Allocation
+from torchmuster.launcher.model.scheduler import SchedulerFacts, refuse_removed_engine
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

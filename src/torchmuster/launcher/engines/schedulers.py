@@ -6,7 +6,7 @@ from typing import Any
 
 from torchmuster.core import plugs
 from torchmuster.errors import UsageError
-from torchmuster.launcher.model.job import SchedulerFacts
+from torchmuster.launcher.model.scheduler import SchedulerFacts
 
 _OF_ENTRY = ("name", "module", "install", "source")  # what the entry point of a package gives
 SCHEDULERS: dict[str, SchedulerFacts] = {one.name: one for one in plugs.every("schedulers")}

@@ -109,12 +109,11 @@ class Bundle:
 
 def make_bundle(ssh: Sequence[str], pythons: Sequence[str], *, may_share: bool) -> Bundle:
     """Return the offer of the torchmuster that runs here."""
-    package = code_copy.package_folder()
-    files = code_copy.package_files(package)
+    files = code_copy.package_files(proc.PACKAGE_FOLDER)
     return Bundle(
         ssh=tuple(ssh),
         sha=code_copy.content_hash(files),
-        root=os.path.dirname(package) if may_share else "",
+        root=os.path.dirname(proc.PACKAGE_FOLDER) if may_share else "",
         files=tuple(files),
         pythons=tuple(pythons),
     )

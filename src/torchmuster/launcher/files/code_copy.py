@@ -6,13 +6,13 @@ so one serves every processor; a test checks that.
 """
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import io
 import os
 import stat
 import tarfile
-import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import IO, Any
@@ -23,7 +23,7 @@ from torchmuster.core.files.layout import muster_home
 from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.model.text import show_size
 from torchmuster.core.plainfile import open_plain
-from torchmuster.errors import UsageError
+from torchmuster.errors import MusterError, UsageError
 
 MAX_CODE_BYTES = 512 << 20
 MAX_OUTPUT_BYTES = 256 << 20
@@ -93,8 +93,6 @@ def _without_own(root: str, names: Iterable[str]) -> Iterator[str]:
 
 def ask_git(cwd: str, *words: str) -> bytes | None:
     """Return git's output; None if it fails or is not installed."""
-    from torchmuster.errors import MusterError
-
     try:
         answer = proc.ask(["git", "-C", cwd, *words], b"", _GIT_LIMIT_S)
     except MusterError:  # there is no git here
@@ -335,20 +333,21 @@ def outputs(
     return come, stay
 
 
-# Folders and files of the package that a node, host or pod needs, and why; the rest is not sent.
-TRAVELS = plugs.table("travels")
+# The package itself. Hosts import this module, too, but only clients send: the imports are late.
+
 _FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest in a zip; fixed for reproducible archives
 
 
-def package_folder() -> str:
-    """Return the folder of the running torchmuster."""
-    return proc.PACKAGE_FOLDER
+@functools.cache
+def travels() -> dict[str, str]:
+    """Return folders and files of the package that nodes need, and why; the rest is not sent."""
+    return plugs.table("travels")
 
 
 def is_sent(name: str) -> bool:
     """Return whether nodes need a file: any `__init__.py` or `plug.py`, or one of the table."""
     is_shared = "/" not in name or name.endswith(("/__init__.py", "/plug.py"))
-    return is_shared or any(name == one or name.startswith(f"{one}/") for one in TRAVELS)
+    return is_shared or any(name == one or name.startswith(f"{one}/") for one in travels())
 
 
 def package_files(package: str) -> list[tuple[str, bytes]]:
@@ -376,6 +375,8 @@ def content_hash(files: Iterable[tuple[str, bytes]]) -> str:
 
 def make_archive(files: Iterable[tuple[str, bytes]]) -> bytes:
     """Return a zip of the files; the same files give the same bytes."""
+    import zipfile
+
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, data in files:
@@ -395,7 +396,7 @@ def place_package(path: str) -> None:
     if os.path.exists(path):
         return
     cache = os.path.join(muster_home(), "cache")
-    files = package_files(package_folder())
+    files = package_files(proc.PACKAGE_FOLDER)
     sha = content_hash(files)
     data = cached_archive(cache, files, sha)
     try:
@@ -422,6 +423,8 @@ def cached_archive(cache: str, files: list[tuple[str, bytes]], sha: str) -> byte
 
 
 def _holds(data: bytes, sha: str) -> bool:
+    import zipfile
+
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return content_hash((n, archive.read(n)) for n in archive.namelist()) == sha

@@ -18,8 +18,14 @@ from typing import Any
 
 from torchmuster.core.net import listener, messages
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.core.net.handshake import HandshakeError, Reason, Role
+from torchmuster.core.net.channel import (
+    Channel,
+    ChannelClosedError,
+    HandshakeError,
+    Reason,
+    Role,
+    connect,
+)
 from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages
 

@@ -334,24 +334,21 @@ def split_ranges(word: str) -> list[tuple[str, int, int]]:
     return [(part, int(low), int(high or low)) for part, low, high in parts]
 
 
-def _as_option(value: Any, parse: Callable[[str, Problems], Any], option: str) -> Any:
-    """Check a value like the corresponding option of `muster run`."""
-    word, problems = _text(value).strip(), Problems()
-    parse(word, problems)
-    for problem in problems.found:
-        raise wrong(problem.what, (problem.fix or "").replace(f"{option} ", "") or None)
-    return word
+def _like_option(option: str, parse: Callable[[str, Problems], Any]) -> BeforeValidator:
+    """Return the check of the corresponding option of `muster run`."""
+
+    def check(value: Any) -> Any:
+        word, problems = _text(value).strip(), Problems()
+        parse(word, problems)
+        for problem in problems.found:
+            raise wrong(problem.what, (problem.fix or "").replace(f"{option} ", "") or None)
+        return word
+
+    return BeforeValidator(check)
 
 
-def _nodes(value: Any) -> Any:
-    option = "--nodes"
-    return _as_option(value, lambda word, found: parse_nodes(word, option, found), option)
-
-
-def _workers(value: Any) -> Any:
-    anything = ("gpu",)  # the machine that checks the file may have no GPU
-    option = "--nproc-per-node"
-    return _as_option(value, lambda word, found: parse_workers(word, anything, found), option)
+def _parse_workers(word: str, problems: Problems) -> Any:
+    return parse_workers(word, ("gpu",), problems)  # the machine here may have no GPU
 
 
 def _folder_of_credential(value: Any) -> Any:
@@ -378,8 +375,10 @@ PathsInOutput = Annotated[list[PathInOutput], BeforeValidator(_list_of_words)]
 Url = Annotated[str, BeforeValidator(_url)]
 DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
 ExitRanges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_exit_ranges)]
-Nodes = Annotated[str, BeforeValidator(_nodes)]
-Workers = Annotated[str, BeforeValidator(_workers)]
+Nodes = Annotated[
+    str, _like_option("--nodes", lambda word, found: parse_nodes(word, "--nodes", found))
+]
+Workers = Annotated[str, _like_option("--nproc-per-node", _parse_workers)]
 # The tags get into the path of an error; `spec.explain` removes them.
 Credential = Annotated[
     Annotated[str, BeforeValidator(_folder_of_credential), Tag("(text)")]

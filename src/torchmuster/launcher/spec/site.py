@@ -20,11 +20,11 @@ from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.launch import parse_nodes
 from torchmuster.core.spec.problems import FileProblems, KeyPath, Problems, show_path
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.launcher.model.job import (
+from torchmuster.launcher.model.job import WayOfSite
+from torchmuster.launcher.model.scheduler import (
     REMOVED_ENGINES,
     KeyKind,
     SchedulerFacts,
-    WayOfSite,
     refuse_removed_engine,
 )
 from torchmuster.launcher.spec.scalars import (
@@ -550,8 +550,12 @@ def load_sites(
             sources += [source] if source is not None else []
     merged = _merge(sources)
     sites = _make_sites(merged, schedulers)
-    tables = {name: _read_plain(name, merged) for name in TABLES}
-    default_on = getattr(tables["defaults"], "on", None)
+    tables = {
+        name: read_table(model, merged.raw[name], (name,), merged.findings)
+        for name, model in TABLES.items()
+        if name in merged.raw
+    }
+    default_on = getattr(tables.get("defaults"), "on", None)
     known = list(dict.fromkeys([*sites, *merged.names()]))
     if default_on is not None and default_on not in known:
         fix = did_you_mean(default_on, known, f"engines: {', '.join(known)}")
@@ -729,8 +733,10 @@ def _make_site(
         (key, text_of_own(value)) for key in own if (value := getattr(keys, key)) is not None
     )
     hostfile = keys.hostfile
-    if hostfile is not None:
-        hostfile = _hostfile_path(merged, (*path, "hostfile"), hostfile)
+    if hostfile is not None:  # relative to the file that names it
+        here = (*path, "hostfile")
+        source = next(s for s in reversed(merged.sources) if s.where(here) is not None)
+        hostfile = os.path.join(os.path.dirname(source.path), os.path.expanduser(hostfile))
     values = {key: getattr(keys, key) for key in SiteKeys.model_fields}
     origin = (merged.where(path) or "").rpartition(" ")[0]
     values |= {"hostfile": hostfile, "own_keys": own_keys}
@@ -773,15 +779,3 @@ def _check_kind(
         what = f"the engine `{name}` has no hosts"
         merged.findings.add(path, what, 'hosts = ["node1 slots=4", "node2 slots=4"]', at_key=True)
     return True
-
-
-def _hostfile_path(merged: _Merged, path: KeyPath, hostfile: str) -> str:
-    """Resolve the path of a hostfile, relative to the file that names it."""
-    source = next(s for s in reversed(merged.sources) if s.where(path) is not None)
-    return os.path.join(os.path.dirname(source.path), os.path.expanduser(hostfile))
-
-
-def _read_plain(name: str, merged: _Merged) -> Any:
-    if name not in merged.raw:
-        return None
-    return read_table(TABLES[name], merged.raw[name], (name,), merged.findings)

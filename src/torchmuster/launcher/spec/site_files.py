@@ -10,7 +10,6 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.plainfile import open_plain
 from torchmuster.errors import ManyErrors, UsageError
 
@@ -150,6 +149,8 @@ def parse_host(line: str) -> Host:
         if key in _WITHOUT_EFFECT and equals:
             continue
         if key not in _SLOTS or not equals:
+            from torchmuster.core.model.text import did_you_mean  # late: each run finds its site
+
             fix = did_you_mean(key, _SLOTS, "node1 slots=4")
             raise UsageError(f"`{word[:80]}` is not a setting of a host", fix=fix)
         if slots is not None:

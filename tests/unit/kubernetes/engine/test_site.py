@@ -8,7 +8,7 @@ import pytest
 
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.engines.schedulers import SCHEDULERS
-from torchmuster.launcher.model.job import SchedulerFacts
+from torchmuster.launcher.model.scheduler import SchedulerFacts
 from torchmuster.launcher.spec.site import (
     BUILT_IN,
     SiteKeys,

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from kit.command import ran
-from torchmuster.launcher.files import code_copy
+from torchmuster.core import proc
 
-START = os.path.join(code_copy.package_folder(), "kubernetes", "node", "start.py")
+START = os.path.join(proc.PACKAGE_FOLDER, "kubernetes", "node", "start.py")
 FINAL = 113
 
 
