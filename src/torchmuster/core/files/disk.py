@@ -97,12 +97,10 @@ class DiskWriter:
     _busy: bool = False
     _room: str = ""
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._work, name="disk writer", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._work, name="disk writer", daemon=True).start()
 
     @property
     def is_congested(self) -> bool:

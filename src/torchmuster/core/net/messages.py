@@ -23,8 +23,7 @@ class Message(TypedMessage):
     def find_word(cls, name: str) -> type[Any] | None:
         """Return the message with this name; those of other rooms are imported when the first of them arrives."""
         if name not in cls.words:
-            for _ in plugs.every("messages"):
-                pass
+            list(plugs.every("messages"))
         return cls.words.get(name)
 
 

@@ -335,9 +335,7 @@ def _plain_words(problem: str, line: str, above: str, column: int) -> tuple[str,
     start = re.search(r"(?:^|[:\-\[,]\s+)([@%&*`!])", line)
     if start:
         return f"a value can't begin with `{start[1]}` unless it is in quotes", _QUOTE
-    if re.match(r"\s*(-\s+)?[\w-]+:[^\s/:]", above) and "mapping values" not in problem:
-        return "a space is missing after `:`", f"in `{above.strip()[:60]}`: write `key: value`"
-    for text in (line, above):
+    for text in (line, above) if "mapping values" in problem else (above, line):
         if re.match(r"\s*(-\s+)?[\w-]+:[^\s/:]", text):
             return "a space is missing after `:`", f"in `{text.strip()[:60]}`: write `key: value`"
     if "mapping values are not allowed" in problem:
