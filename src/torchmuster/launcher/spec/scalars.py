@@ -379,7 +379,7 @@ Nodes = Annotated[
     str, _like_option("--nodes", lambda word, found: parse_nodes(word, "--nodes", found))
 ]
 Workers = Annotated[str, _like_option("--nproc-per-node", _parse_workers)]
-# The tags get into the path of an error; `spec.explain` removes them.
+# The tags get into the path of an error; `_real_path` removes them.
 Credential = Annotated[
     Annotated[str, BeforeValidator(_folder_of_credential), Tag("(text)")]
     | Annotated[dict[Variable, Text], Tag("(map)")],
