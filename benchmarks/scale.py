@@ -25,9 +25,9 @@ from running.stage import Stage, stage
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.head.attempt import EndReports
 from torchmuster.core.model import events
+from torchmuster.core.model.codec import event_line
 from torchmuster.core.model.events import RecordEvent, fields_of
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.core.model.message import event_line
 from torchmuster.core.model.states import RunState
 
 from kit.records import make_run, result  # type: ignore[import-not-found]  # isort: skip

@@ -7,7 +7,7 @@ import pytest
 
 from kit.command import ran
 from torchmuster.launcher.engines.base import PYTHON, body
-from torchmuster.launcher.files.travel import place_package
+from torchmuster.launcher.files.code_copy import place_package
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 
 

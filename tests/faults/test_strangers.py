@@ -9,8 +9,7 @@ import pytest
 
 from kit.command import MUSTER
 from kit.ports import reserve_port
-from torchmuster.core.net.channel import ChannelClosedError, connect
-from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.channel import ChannelClosedError, HandshakeError, Role, connect
 from torchmuster.launcher.net.part_messages import ExecStart
 
 LIMIT_S = 180.0

@@ -301,9 +301,10 @@ def test_the_readme_says_what_the_newest_file_says():
 def test_the_kit_is_small_and_stays_on_its_machine():
     num = sum(len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py"))
     assert num <= 2000
-    from torchmuster.launcher.files.travel import package_files, package_folder
+    from torchmuster.core import proc
+    from torchmuster.launcher.files.code_copy import package_files
 
-    names = [name for name, _ in package_files(package_folder()) if "gpucheck" in name]
+    names = [name for name, _ in package_files(proc.PACKAGE_FOLDER) if "gpucheck" in name]
     assert {name.rpartition("/")[2] for name in names} <= {"__init__.py"}
 
 

@@ -1,7 +1,15 @@
 """Where a training stands by events of its record, as the views say it."""
 
-from torchmuster.launcher.model.training import fold_training
+from torchmuster.launcher.model.run import TrainingState
 from torchmuster.launcher.views.training import seen_in
+
+
+def fold_training(events):
+    """Return the state after these events."""
+    state = TrainingState()
+    for event in events:
+        state.take(event)
+    return state
 
 
 def view_training(events):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from start.ways import FORKED, FRESH, Workers, hear_report, make_place
+from torchmuster.core.model.failure import ErrorParts
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.net.ipc import WorkerEndedWell
 
@@ -212,15 +213,15 @@ def test_an_exception_is_reported_by_the_worker_and_not_by_what_it_has_forked(pl
         place.write("prog.py", ENDINGS["an exception"])
         outputs = workers.start()
         agent.setblocking(True)
-        report = hear_report(agent)
+        error = hear_report(agent).error
         assert workers.finish(outputs).code == 1
         place.write("prog.py", OWN_ERROR)
         outputs = workers.start()
-        own = hear_report(agent).own
+        own = hear_report(agent).error.own
         assert workers.finish(outputs).code == 1
-    assert (report.type_name, report.message) == ("ValueError", "x")
-    assert report.where == f"{place.cwd}/prog.py:2"
-    assert own == {"at": "World.loader", "because": "rank 0: 1\nrank 1: 2", "hint": "mend it"}
+    assert (error.type_name, error.message) == ("ValueError", "x")
+    assert error.where == f"{place.cwd}/prog.py:2"
+    assert own == ErrorParts(at="World.loader", because=("rank 0: 1", "rank 1: 2"), hint="mend it")
 
 
 def test_the_hook_of_torch_distributed_shows_no_frame_of_ours(folder):

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from kit.command import SOURCE
 from torchmuster.core import proc
-from torchmuster.core.model.message import decode, encode
+from torchmuster.core.model.codec import decode, encode
 from torchmuster.core.model.plan import Program, ScriptKind, StartMethod
 from torchmuster.core.net.ipc import CallTaken, WorkerReport, pack, receive
 from torchmuster.core.node.spawner import messages

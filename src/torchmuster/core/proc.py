@@ -177,10 +177,13 @@ def start(
             process_group=0 if keeps_session() and not takes_terminal else None,
         )
     except OSError as error:
-        raise MusterError(
-            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
-        ) from error
+        raise _not_started(argv, error) from error
     return Child(popen)
+
+
+def _not_started(argv: Sequence[str], error: OSError) -> MusterError:
+    where = " ".join(argv)[:200]
+    return MusterError(f"`{argv[0]}` can't be started", where=where, why=str(error))
 
 
 def keeps_session() -> bool:
@@ -229,8 +232,7 @@ def leave_sessions(sessions: Iterable[int]) -> None:
 
 def own_package_environment() -> dict[str, str]:
     """Return our environment, extended so that another Python imports this very torchmuster."""
-    source = os.path.dirname(PACKAGE_FOLDER)
-    path = os.environ.get("PYTHONPATH")
+    source, path = os.path.dirname(PACKAGE_FOLDER), os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source}
 
 
@@ -257,18 +259,12 @@ def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> CommandOutput:
     except subprocess.TimeoutExpired as error:
         return CommandOutput(status=None, stdout=b"", stderr=error.stderr or b"")
     except OSError as error:
-        raise MusterError(
-            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
-        ) from error
+        raise _not_started(argv, error) from error
     return CommandOutput(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def ask_spared(
-    argv: Sequence[str], timeout_s: float, request: bytes | None = None
-) -> CommandOutput:
+def ask_spared(argv: Sequence[str], timeout_s: float) -> CommandOutput:
     """Run a command that `end_children` spares, from any thread; kill it after `timeout_s`.
-
-    Without a request its standard input is /dev/null.
 
     Raises:
         MusterError: The command can't be executed.
@@ -277,20 +273,18 @@ def ask_spared(
     try:
         popen = subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL if request is None else subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=not keeps_session(),
             process_group=0 if keeps_session() else None,
         )
     except OSError as error:
-        raise MusterError(
-            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
-        ) from error
+        raise _not_started(argv, error) from error
     _spared.add(popen.pid)
     with popen:
         try:
-            out, err = popen.communicate(request, timeout=timeout_s)
+            out, err = popen.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             popen.kill()
             return CommandOutput(status=None, stdout=b"", stderr=b"")
@@ -431,18 +425,18 @@ def catches_signal(pid: int, signum: int) -> bool:
 
 def boot_id() -> str:
     """Return an id of this boot of the kernel and of this process namespace."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as boot:
-            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
+    return _namespace_id("pid")
 
 
 def network_id() -> str:
     """Return an id of this boot of the kernel and of this network namespace."""
+    return _namespace_id("net")
+
+
+def _namespace_id(kind: str) -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
-            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/net')}"
+            return f"{boot.read().strip()}/{os.readlink(f'/proc/self/ns/{kind}')}"
     except OSError:
         return ""
 

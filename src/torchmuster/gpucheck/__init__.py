@@ -10,5 +10,5 @@ Read in this order:
     scripts       what the checks run in workers; all of them share `scripts/gpu.py`
 
 It stays on the machine that it is started on: nothing here is copied to nodes
-(`launcher/files/travel.py`).
+(`launcher/files/code_copy.py`).
 """

@@ -13,7 +13,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.model.plan import look_for_torch
 from torchmuster.errors import UsageError
 from torchmuster.gpucheck.device import GpuMachine
-from torchmuster.launcher.files.travel import content_hash, package_files, package_folder
+from torchmuster.launcher.files.code_copy import content_hash, package_files
 
 PASSED, FAILED, IMPOSSIBLE = "passed", "failed", "not possible here"
 
@@ -50,14 +50,14 @@ def describe(machine: GpuMachine) -> dict[str, Any]:
 
 def _commit() -> str:
     """Return the commit of the source, or the checksum of an installed package."""
-    folder = os.path.dirname(package_folder())
+    folder = os.path.dirname(proc.PACKAGE_FOLDER)
     try:
         said = proc.ask_spared(["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"], 10.0)  # fmt: skip
         if said.status == 0:
             return said.stdout.decode().strip()
     except Exception:  # noqa: BLE001 - a machine without git, or no checkout
         pass
-    return f"package {content_hash(package_files(package_folder()))[:12]}"
+    return f"package {content_hash(package_files(proc.PACKAGE_FOLDER))[:12]}"
 
 
 def read(path: str) -> dict[str, Any]:

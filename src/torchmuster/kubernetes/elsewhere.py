@@ -113,8 +113,7 @@ class RecordsInPods(ClusterRecords):
 async def _call_in_pod(view: "RunView", order: "PodOrder", job_id: str) -> "Channel":
     """Connect to the head through a port forward to the first pod; it closes with this process."""
     from torchmuster.core.net.address import read_secret
-    from torchmuster.core.net.channel import connect
-    from torchmuster.core.net.handshake import HandshakeError, Role
+    from torchmuster.core.net.channel import HandshakeError, Role, connect
     from torchmuster.kubernetes.pods.reach import find_pod, forward
 
     port = order.head_port

@@ -7,7 +7,7 @@ import os
 import time
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.owner.record import DAMAGED, unreadable
 from torchmuster.launcher.model.live import LiveRow, left_s
 from torchmuster.launcher.model.progress import RankSample

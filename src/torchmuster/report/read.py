@@ -13,9 +13,9 @@ import torchmuster
 from torchmuster.core import plugs
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.events import AttemptNode
 from torchmuster.core.model.failure import RanCode, WorkerEnd
-from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import HIDDEN, hide_in_arguments, hide_secrets, is_secret_name
@@ -25,7 +25,9 @@ from torchmuster.launcher.model.run import (
     WHOLE_FIRST,
     WHOLE_LAST,
     AttemptRecord,
+    LibraryStart,
     RunRecord,
+    TrainingState,
     frequent_causes,
     lines,
     listed,
@@ -35,7 +37,6 @@ from torchmuster.launcher.model.run import (
     text,
     whole,
 )
-from torchmuster.launcher.model.training import LibraryStart, TrainingState
 from torchmuster.launcher.owner.origin import CodeVersion, Origin
 from torchmuster.launcher.views.account import account_of, how_to_go_on
 from torchmuster.launcher.views.run_view import RunView

@@ -7,12 +7,14 @@ from torchmuster.core.model.text import place_of
 from torchmuster.launcher.model.run import (
     MOST_POINTS,
     MOST_REDONE,
+    MOST_SAVES,
+    LibraryStart,
     Series,
+    TrainingState,
     number,
     text,
     thinned,
 )
-from torchmuster.launcher.model.training import MOST_SAVES, LibraryStart, TrainingState
 from torchmuster.report.story import EpochStory, SaveStory, SeriesStory, TrainingStory
 
 MAX_SERIES = 40

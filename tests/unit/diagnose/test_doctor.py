@@ -9,8 +9,8 @@ from kit.values import run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.events import RecordEvent, Stamped
-from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.verdict import Report
 from torchmuster.diagnose.cli.doctor import render

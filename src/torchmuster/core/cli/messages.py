@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torchmuster.core import plugs
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.repeats import ShownOutput, shortened
+from torchmuster.core.model.narration import ShownOutput, shortened
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import printable, render_report, report_of_error, span
 from torchmuster.core.model.verdict import Report, Result

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
@@ -74,61 +75,21 @@ class _Target:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """Append `data` to `path`, or replace the file, or close it."""
-
-    path: str
-    data: bytes = b""
-    replace: bool = False
-    is_room: bool = False
-    close: bool = False
-    mode: int = 0o644
-    lost_lines: int = 0
-    why: str = ""
-
-
-@dataclass(slots=True)
-class _Root:
-    """The root folder of all files: created once, accessible to its user only."""
-
-    path: str
-    _identity: tuple[int, int] | None = None
-
-    def check(self) -> None:
-        """Create it on first use; check that it is still the same folder.
-
-        Raises:
-            OSError: It has been removed, or can't be made.
-        """
-        if self._identity is None:
-            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.path, 0o700)
-        try:
-            found = os.stat(self.path)
-        except FileNotFoundError:
-            found = None
-        identity = (found.st_dev, found.st_ino) if found is not None else None
-        self._identity = self._identity or identity
-        if identity is None or identity != self._identity:
-            raise OSError(errno.ENOENT, f"{self.path} has been removed")
-
-
 @dataclass(slots=True)
 class DiskWriter:
     """Appends to files in its own thread; the queue is bounded in bytes.
 
     Attributes:
         on_loss: Called with (lines, why) when output is lost, often from the writer's thread.
-        root: The run directory; None: create folders as needed.
+        root: The run directory, created once and accessible to its user only; None while it is not
+            known: create folders as needed.
     """
 
     on_loss: Callable[[int, str], None] | None = None
     root: str | None = None
-    _root: _Root | None = None
+    _root_identity: tuple[int, int] | None = None
     _looked_at: float = 0.0
-    _queue: deque[_Work] = field(default_factory=deque)
+    _queue: deque[tuple[Callable[[], None], int]] = field(default_factory=deque)  # and its bytes
     _targets: dict[str, _Target] = field(default_factory=dict)
     _overflow: dict[str, int] = field(default_factory=dict)
     _waiting_bytes: int = 0
@@ -136,24 +97,10 @@ class DiskWriter:
     _busy: bool = False
     _room: str = ""
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
-        if self.root is not None:
-            self.set_root(self.root)
-        self._thread = threading.Thread(target=self._work, name="disk writer", daemon=True)
-        self._thread.start()
-
-    def set_root(self, root: str) -> None:
-        """Set the run directory if it was not known at the start."""
-        if self._root is None:
-            self._root = _Root(os.path.normpath(root))
-
-    @property
-    def folder(self) -> str | None:
-        """Return the run directory, if known."""
-        return self._root.path if self._root is not None else None
+        threading.Thread(target=self._work, name="disk writer", daemon=True).start()
 
     @property
     def is_congested(self) -> bool:
@@ -173,18 +120,18 @@ class DiskWriter:
                     self.on_loss(lines, _TOO_SLOW)
                 return
             self._put_overflow(path)
-            self._put(_Work(path=path, data=data))
+            self._put(partial(self._append, path, data), len(data))
 
     def replace(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Queue the complete new content of a small file; never wait."""
         with self._changed:
-            self._put(_Work(path=path, data=data, replace=True, mode=mode))
+            self._put(partial(self._replace, path, data, mode), len(data))
 
     def reserve_space(self, path: str) -> None:
         """Reserve disk space in a file; it is freed when a full disk would lose a run's result."""
         with self._changed:
             self._room = path
-            self._put(_Work(path=path, data=bytes(_ROOM_BYTES), is_room=True))
+            self._put(partial(_fill_room, path), _ROOM_BYTES)
 
     def _give_room(self) -> bool:
         path, self._room = self._room, ""
@@ -198,7 +145,7 @@ class DiskWriter:
         """Queue the closing of a file."""
         with self._changed:
             self._put_overflow(path)
-            self._put(_Work(path=path, close=True))
+            self._put(partial(self._finish, path))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued has been tried; return whether this was in time."""
@@ -206,27 +153,26 @@ class DiskWriter:
             return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
 
     def _put_overflow(self, path: str) -> None:
-        lines = self._overflow.pop(path, 0)
-        if lines:
-            self._put(_Work(path=path, lost_lines=lines, why=_TOO_SLOW))
+        if lines := self._overflow.pop(path, 0):
+            self._put(partial(self._append, path, b"", lines))
 
-    def _put(self, work: _Work) -> None:
-        self._queue.append(work)
-        self._waiting_bytes += len(work.data)
+    def _put(self, work: Callable[[], None], num_bytes: int = 0) -> None:
+        self._queue.append((work, num_bytes))
+        self._waiting_bytes += num_bytes
         self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 has_work = self._changed.wait_for(lambda: bool(self._queue), _LOOK_EVERY_S)
-                work = self._queue.popleft() if has_work else None
+                work, num_bytes = self._queue.popleft() if has_work else (None, 0)
                 self._busy = work is not None
             self._look()
             if work is None:
                 continue
-            self._do(work)
+            work()
             with self._changed:
-                self._waiting_bytes -= len(work.data)
+                self._waiting_bytes -= num_bytes
                 self._busy = False
                 self._progress_at = time.monotonic()
                 self._changed.notify_all()
@@ -241,43 +187,37 @@ class DiskWriter:
             try:
                 if target.fd is not None and os.fstat(target.fd).st_nlink == 0:
                     self._close(target)  # it is recreated if its folder exists
-                    if self._root is not None:
-                        self._root.check()
+                    if self.root is not None:
+                        self._check_root(self.root)
             except OSError as error:
                 self._lose(target, 0, error.strerror or str(error))
 
-    def _do(self, work: _Work) -> None:
-        if work.is_room:
-            with contextlib.suppress(OSError), open(work.path, "wb") as file:
-                file.write(work.data)
-            return
-        if work.replace:
-            self._replace(work)
-            return
-        target = self._targets.setdefault(work.path, _Target(work.path))
-        if work.lost_lines:
-            target.lost_lines += work.lost_lines
-            target.why = work.why
+    def _append(self, path: str, data: bytes, lost_lines: int = 0) -> None:
+        target = self._targets.setdefault(path, _Target(path))
+        if lost_lines:
+            target.lost_lines, target.why = target.lost_lines + lost_lines, _TOO_SLOW
         try:
-            if work.data or target.lost_lines or not work.close:
-                self._write(target, work.data)
+            self._write(target, data)
         except OSError as error:
-            self._lose(target, _num_lines(work.data), error.strerror or str(error))
-        if work.close:
-            self._close(target)
-            self._targets.pop(work.path, None)
+            self._lose(target, _num_lines(data), error.strerror or str(error))
 
-    def _replace(self, work: _Work) -> None:
+    def _finish(self, path: str) -> None:
+        if path in self._targets:
+            if self._targets[path].lost_lines:
+                self._append(path, b"")  # marks them
+            self._close(self._targets.pop(path))
+
+    def _replace(self, path: str, data: bytes, mode: int) -> None:
         try:
             try:
-                atomic.replace_file(work.path, work.data, mode=work.mode)
+                atomic.replace_file(path, data, mode=mode)
             except OSError as error:
                 if error.errno not in _FULL or not self._give_room():
                     raise
-                atomic.replace_file(work.path, work.data, mode=work.mode)
+                atomic.replace_file(path, data, mode=mode)
         except OSError as error:
             if self.on_loss is not None:
-                self.on_loss(0, f"{os.path.basename(work.path)}: {error.strerror}")
+                self.on_loss(0, f"{os.path.basename(path)}: {error.strerror}")
 
     def _write(self, target: _Target, data: bytes) -> None:
         if target.fd is None:
@@ -291,10 +231,27 @@ class DiskWriter:
         write_all(target.fd, data)
 
     def _make_folder(self, folder: str) -> None:
-        root = self._root
-        if root is not None and folder.startswith(root.path):
-            root.check()
+        if self.root is not None and folder.startswith(self.root):
+            self._check_root(self.root)
         os.makedirs(folder, exist_ok=True)
+
+    def _check_root(self, root: str) -> None:
+        """Create the run directory on first use; check that it is still the same folder.
+
+        Raises:
+            OSError: It has been removed, or can't be made.
+        """
+        if self._root_identity is None:
+            os.makedirs(os.path.dirname(root), mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(root, 0o700)
+        identity = None
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(root)
+            identity = found.st_dev, found.st_ino
+        self._root_identity = self._root_identity or identity
+        if identity is None or identity != self._root_identity:
+            raise OSError(errno.ENOENT, f"{root} has been removed")
 
     def _lose(self, target: _Target, lines: int, why: str) -> None:
         target.lost_lines += lines
@@ -307,6 +264,11 @@ class DiskWriter:
         if target.fd is not None:
             os.close(target.fd)
             target.fd = None
+
+
+def _fill_room(path: str) -> None:
+    with contextlib.suppress(OSError), open(path, "wb") as file:
+        file.write(bytes(_ROOM_BYTES))
 
 
 def _num_lines(data: bytes) -> int:

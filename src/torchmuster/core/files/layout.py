@@ -85,9 +85,8 @@ class RunDir:
     events = PathBelow("events.jsonl")
     # Head (client if the head was lost, and in a workflow): the verdict.
     result = PathBelow("result.json")
-    losses = PathBelow(
-        "losses.json"
-    )  # client of a run in pods: why the cluster removed pods, by attempt
+    # Client of a run in pods: why the cluster removed pods, by attempt.
+    losses = PathBelow("losses.json")
     samples = PathBelow("samples.jsonl")  # head: periodic samples of all ranks
     logs = PathBelow(os.path.join("logs", GROUP, TASK))  # agents: a folder for each attempt
     unread = PathBelow("unread")  # process that shows output: backlog of a slow reader
@@ -98,9 +97,8 @@ class RunDir:
     notifiers = PathBelow("notifiers")  # a file for each process that delivers: what it reaches
     # The script, by default; in a restarted run a link to those of the first.
     snapshots = PathBelow("snapshots")
-    training = PathBelow(
-        "training.jsonl"
-    )  # rank 0, by torchmuster.train: metrics, saves, the ledger
+    # Rank 0, by torchmuster.train: metrics, saves, the ledger.
+    training = PathBelow("training.jsonl")
     training_fold = PathBelow("training.fold.json")  # any viewer: digest of a long training.jsonl
 
     # For a scheduler's job.

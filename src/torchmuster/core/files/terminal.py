@@ -15,8 +15,7 @@ from functools import partial
 from torchmuster.core.files.disk import Backlog, DiskWriter, PatientWriter
 from torchmuster.core.model import events
 from torchmuster.core.model.lines import HALF_LINE_S, LineJoiner, StatusBelow
-from torchmuster.core.model.narration import narrate
-from torchmuster.core.model.repeats import ShownOutput
+from torchmuster.core.model.narration import ShownOutput, narrate
 from torchmuster.core.model.text import as_bytes, printable, transfer_in
 from torchmuster.core.plainfile import write_all
 
@@ -194,12 +193,13 @@ class TerminalVoice:
         self._changed.notify_all()
 
     def _work(self) -> None:
+        status = self._status
         gone: set[int] = set()
         while True:
             with self._changed:
                 stream, data = self._next()
                 self._busy = True
-                around = self._status.cover() if data else self._draw_status()
+                around = status.cover() if data else status.draw(may_draw=_is_in_foreground())
             for fd, piece in ((2, around.encode(errors="replace")), (stream, data)):
                 try:
                     if piece and fd not in gone:
@@ -228,9 +228,6 @@ class TerminalVoice:
             if self._status.is_due(may_draw=_is_in_foreground()):
                 return 2, b""
             self._changed.wait(wait_s)
-
-    def _draw_status(self) -> str:
-        return self._status.draw(may_draw=_is_in_foreground())
 
 
 class BriefVoice(TerminalVoice):

@@ -17,12 +17,11 @@ from typing import Generic, Protocol, TypeVar
 
 from torchmuster.core import proc
 from torchmuster.core.files.disk import Backlog, DiskWriter
+from torchmuster.core.model.codec import event_line, utc_now
 from torchmuster.core.model.events import RecordEvent, fields_of
 from torchmuster.core.model.lease import SILENT_S, OwnClock
-from torchmuster.core.model.message import event_line, utc_now
 from torchmuster.core.net import messages
-from torchmuster.core.net.channel import Channel, ChannelClosedError
-from torchmuster.core.net.handshake import Role
+from torchmuster.core.net.channel import Channel, ChannelClosedError, Role
 
 SAY_EVERY_S = 5.0
 _OWNER_STOPPED_S = 30.0

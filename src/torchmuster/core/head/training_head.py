@@ -34,8 +34,7 @@ from torchmuster.core.head.training_policy import TrainingPolicy
 from torchmuster.core.model import codec, events
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.net import messages
-from torchmuster.core.net.channel import Channel
-from torchmuster.core.net.handshake import HandshakeError, Reason
+from torchmuster.core.net.channel import Channel, HandshakeError, Reason
 
 _GOODBYE_S = 2.0
 _WHY_REFUSED = {

@@ -3,6 +3,11 @@
 One codec serves `plan.json`, `events.jsonl` and the channel. It accepts exactly the declared fields
 with exactly the declared types: a peer or a file can't add anything else. Records and messages
 never use pickle (`docs/design.md`, rule 7).
+
+A message between processes is one JSON object whose `type` is the class name. If it has a field
+`data` of bytes, they follow the JSON unencoded after a zero byte, which JSON never contains. A
+vocabulary is a subclass of `TypedMessage`; its messages are subclasses of that. `decode` accepts
+only messages of the expected vocabulary.
 """
 
 import base64
@@ -11,11 +16,13 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Union
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, TypeVar, Union, dataclass_transform
 
 from torchmuster.errors import UsageError
 
@@ -49,7 +56,7 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(cls: type[T], value: Any, where: str = "") -> T:
+def from_plain(cls: type[T], value: Any) -> T:
     """Return an instance of the dataclass `cls` made from plain values.
 
     Raises:
@@ -59,8 +66,8 @@ def from_plain(cls: type[T], value: Any, where: str = "") -> T:
         read: T = _read_fields(cls, value)
         return read
     except _UnfitError as unfit:
-        place = f"{where}{unfit.place if where else unfit.place.removeprefix('.')}"
-        raise CodecError(f"{place or cls.__name__}: {unfit.why}") from None
+        place = unfit.place.removeprefix(".") or cls.__name__
+        raise CodecError(f"{place}: {unfit.why}") from None
 
 
 def known_of(cls: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,12 +196,7 @@ def _items_reader(annotation: Any, *, is_tuple: bool) -> _Reader:
             raise _UnfitError("expected a list")
         if kept.issuperset(map(type, value)):
             return tuple(value) if is_tuple else list(value)
-        items: list[Any] = []
-        try:
-            for item in value:
-                items.append(reader(item))  # noqa: PERF401 - its length is the bad item's index
-        except _UnfitError as unfit:
-            raise unfit.within(f"[{len(items)}]") from None
+        items = _read_each(itertools.repeat(reader), value)
         return tuple(items) if is_tuple else items
 
     return read
@@ -208,15 +210,19 @@ def _record_reader(annotations: tuple[Any, ...]) -> _Reader:
             raise _UnfitError("expected a list")
         if len(value) != len(readers):
             raise _UnfitError(f"expected {len(readers)} items, got {len(value)}")
-        items: list[Any] = []
-        try:
-            for reader, item in zip(readers, value, strict=True):
-                items.append(reader(item))
-        except _UnfitError as unfit:
-            raise unfit.within(f"[{len(items)}]") from None
-        return tuple(items)
+        return tuple(_read_each(readers, value))
 
     return read
+
+
+def _read_each(readers: Iterable[_Reader], values: Sequence[Any]) -> list[Any]:
+    items: list[Any] = []
+    try:
+        for reader, value in zip(readers, values, strict=False):
+            items.append(reader(value))
+    except _UnfitError as unfit:
+        raise unfit.within(f"[{len(items)}]") from None
+    return items
 
 
 def _dict_reader(annotation: Any) -> _Reader:
@@ -347,3 +353,88 @@ def _not_understood(words: Sequence[str], error: ValueError) -> UsageError:
         why=str(error),
         fix="what starts it is of another version of muster: start the run or submit the job again",
     )
+
+
+def utc_now() -> str:
+    """Return the current time in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment_of(time: object) -> float | None:
+    """Return an ISO 8601 time in seconds since 1970; None if invalid."""
+    if not isinstance(time, str):
+        return None
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except (ValueError, OverflowError, OSError):  # the last two: years out of range
+        return None
+
+
+def event_line(time: str, name: str, fields: Mapping[str, Any]) -> str:
+    """Return a line of `events.jsonl`: UTC time, name and fields, with a newline."""
+    line = {"time": time, "event": name, **fields}
+    return json.dumps(line, separators=(",", ":")) + "\n"
+
+
+M = TypeVar("M", bound="TypedMessage")
+
+
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
+)
+class TypedMessage:
+    """A message; immutable, which mypy checks."""
+
+    words: ClassVar[dict[str, type[Any]]] = {}
+
+    def __init_subclass__(cls, *, is_word: bool = True) -> None:
+        if TypedMessage in cls.__bases__:
+            cls.words = {}
+        elif is_word:
+            cls.words[cls.__name__] = cls
+        dataclasses.dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    @classmethod
+    def find_word(cls, name: str) -> type[Any] | None:
+        """Return the message with this name; None if the vocabulary has none."""
+        return cls.words.get(name)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({given})"
+
+    __hash__ = None  # type: ignore[assignment]  # as of every value that may hold a dictionary
+
+
+def encode(message: TypedMessage) -> bytes:
+    """Return a message as one line of JSON, followed by its bytes if it has `data`."""
+    data = getattr(message, "data", None)
+    given = vars(message).items()
+    plain = {name: to_plain(value) for name, value in given if not isinstance(value, bytes)}
+    plain["type"] = type(message).__name__
+    text = json.dumps(plain, separators=(",", ":")).encode()
+    return b"%b\0%b" % (text, data) if isinstance(data, bytes) else text
+
+
+def decode(payload: bytes, vocabulary: type[M]) -> M:
+    """Return the message in a payload.
+
+    Raises:
+        CodecError: It is not a message of the vocabulary, or has other fields.
+    """
+    try:
+        text, is_followed, data = payload.partition(b"\0")
+        plain = json.loads(text)
+        if is_followed:
+            plain["data"] = data
+        name = plain.pop("type")
+        cls = vocabulary.find_word(name) if isinstance(name, str) else None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise CodecError(f"not a message of muster: {error!r}") from None
+    if cls is None:
+        raise CodecError(f"not a message of muster: {str(name)[:100]!r}")
+    found: M = from_plain(cls, plain)
+    return found

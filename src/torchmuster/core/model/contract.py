@@ -69,30 +69,9 @@ CREDENTIALS_VARIABLE = "MUSTER_CREDENTIALS"  # a path, where it is not $MUSTER_H
 # them in a forked worker. TORCH_NCCL_* is read when the process group is made and needs no fresh
 # start.
 READ_AT_IMPORT_PREFIXES = (
-    "ATEN_",
-    "BLIS_",
-    "COMPILE_STROBELIGHT_",
-    "DNNL_",
-    "FX_",
-    "GFORTRAN_",
-    "GOMP_",
-    "GOTO_",
-    "KINETO_",
-    "KMP_",
-    "LD_",
-    "MALLOC_",
-    "MKLDNN_",
-    "MKL_",
-    "NPY_",
-    "NUMEXPR_",
-    "NUMPY_",
-    "OMP_",
-    "ONEDNN_",
-    "OPENBLAS_",
-    "OPENSSL_",
-    "PYTORCH_",
-    "TORCH",
-    "TQDM_",
+    *("ATEN_", "BLIS_", "COMPILE_STROBELIGHT_", "DNNL_", "FX_", "GFORTRAN_", "GOMP_", "GOTO_"),
+    *("KINETO_", "KMP_", "LD_", "MALLOC_", "MKLDNN_", "MKL_", "NPY_", "NUMEXPR_", "NUMPY_", "OMP_"),
+    *("ONEDNN_", "OPENBLAS_", "OPENSSL_", "PYTORCH_", "TORCH", "TQDM_"),
 )
 READ_LATER_PREFIXES = ("TORCH_NCCL_", "TORCHELASTIC_", "TORCHMUSTER_")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import TypedMessage, event_line, moment_of, utc_now
 from torchmuster.core.model.failure import LeftProcess, RanCode, ValueNote, WorkerEnd, describe
-from torchmuster.core.model.message import TypedMessage, event_line, moment_of, utc_now
 from torchmuster.core.model.network import PairRow, Unused
 from torchmuster.core.model.verdict import GroupOutcome, Result
 

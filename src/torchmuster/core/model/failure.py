@@ -6,9 +6,8 @@ the functions here choose the first one that was no echo of another.
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torchmuster.core.model import contract
 
@@ -28,11 +27,8 @@ ECHOES = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-OVERUSED = (
-    "its pod used more of its node's disk or memory than it asks for"  # the detail of a lost node
-)
-_MOST_WORDS = 8192
-_PARTS = ("at", "because", "hint")
+# The detail of a lost node.
+OVERUSED = "its pod used more of its node's disk or memory than it asks for"
 
 
 class EndKind(enum.Enum):
@@ -212,27 +208,6 @@ def first_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 def last_step(ends: Sequence[WorkerEnd]) -> int | None:
     """Return the last step that any of these workers did; None if no script reports steps."""
     return max((end.step for end in ends if end.step is not None), default=None)
-
-
-def error_of_report(report: Mapping[str, Any]) -> PythonError:
-    """Return the exception that a worker reported; its texts are untrusted."""
-    where, handled, own = report.get("where"), report.get("handled"), report.get("own")
-    return PythonError(
-        type_name=str(report.get("type_name", "")),
-        message=str(report.get("message", ""))[:_MOST_WORDS],
-        where=str(where) if where else None,
-        traceback=str(report.get("traceback", "")),
-        is_final=report.get("is_final") is True,
-        bases=tuple(map(str, report.get("bases", ()))),
-        handled=str(handled)[:_MOST_WORDS] if handled else None,
-        own=_own_words(own) if isinstance(own, Mapping) else None,
-        blames_node=report.get("blames_node") is True,
-    )
-
-
-def _own_words(values: Mapping[str, Any]) -> ErrorParts:
-    at, because, hint = (str(values.get(key) or "")[:_MOST_WORDS] for key in _PARTS)
-    return ErrorParts(at=at or None, because=tuple(because.splitlines()), hint=hint or None)
 
 
 def describe(end: WorkerEnd) -> str:

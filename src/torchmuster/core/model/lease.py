@@ -24,24 +24,23 @@ _STANDING = _STOPPED | frozenset("DZX")
 
 
 class OwnClock:
-    """A clock that counts only time in which this process ran; read it at least once a second."""
+    """A clock that counts only time in which this process ran; read it at least once a second.
+
+    Attributes:
+        paused_s: The total time for which this process was paused.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = clock()
-        self._paused_s = 0.0
+        self.paused_s = 0.0
 
     def __call__(self) -> float:
         """Return the time; an interval since the last call counts as `MAX_TURN_S` at most."""
         now = self._clock()
-        self._paused_s += max(now - self._last - MAX_TURN_S, 0.0)
+        self.paused_s += max(now - self._last - MAX_TURN_S, 0.0)
         self._last = now
-        return now - self._paused_s
-
-    @property
-    def paused_s(self) -> float:
-        """Return the total time for which this process was paused."""
-        return self._paused_s
+        return now - self.paused_s
 
 
 class Lease:

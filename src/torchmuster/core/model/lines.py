@@ -269,9 +269,8 @@ class StatusBelow:
             room = _DOWN_OR_SCROLL * len(rows) + _up(len(rows))
             text = room + _SAVE + "".join(f"{_DOWN}\r{row}{_CLEAR_ROW}" for row in rows) + _RESTORE
         else:  # the cursor is in an empty row, the first of them
-            text = (
-                "\r" + "\r\n".join(f"{row}{_CLEAR_ROW}" for row in rows) + _up(len(rows) - 1) + "\r"
-            )
+            below = "\r\n".join(f"{row}{_CLEAR_ROW}" for row in rows)
+            text = f"\r{below}{_up(len(rows) - 1)}\r"
         return f"{covering}{_NO_WRAP}{text}{_WRAP}"
 
     def cover(self) -> str:

@@ -418,10 +418,9 @@ class RunPlan:
     def longer_wait(self) -> str:
         """Return the option for a longer wait for nodes, in the spelling of the command used."""
         doubled = round(2 * self.limits.join_timeout_s)
-        torchrun = self.engine == "torchrun"
-        return (
-            f"`--rdzv-conf join_timeout={doubled}`" if torchrun else f"`--join-timeout {doubled}s`"
-        )
+        if self.engine == "torchrun":
+            return f"`--rdzv-conf join_timeout={doubled}`"
+        return f"`--join-timeout {doubled}s`"
 
     @property
     def is_elastic(self) -> bool:

@@ -113,10 +113,3 @@ def _durations(page: bytes, steps_here: int) -> tuple[float, ...]:
 def heartbeat_path(folder: str, attempt: int | str, rank: int | str) -> str:
     """Return the path of a rank's heartbeat file in its agent's folder."""
     return os.path.join(folder, f"heartbeat-{attempt}-{rank}")
-
-
-# How all ranks of an attempt stood at one moment: a line of the record from which a run is shown, live and afterwards.
-#
-# Columns rather than a row for each rank: a line of 512 ranks stays small, and a view draws a column at once. The head
-# makes one from what agents report every two seconds; it sends it to those who look, and writes it to `samples.jsonl`,
-# less often the longer a run lasts.

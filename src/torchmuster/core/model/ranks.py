@@ -17,6 +17,7 @@ MAX_NODES = 65536
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_WORD = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")  # commas in brackets are a part of it
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
@@ -27,8 +28,12 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
     Source: https://slurm.schedmd.com/scontrol.html, "show hostnames".
     """
+    text = text.strip()
+    words = _WORD.findall(text)
+    if not words or ",".join(words) != text:
+        raise ValueError(f"`{text}` is not a valid host list")
     names: list[str] = []
-    for word in _split_outside_brackets(text.strip()):
+    for word in words:
         names += _expand_word(word, MAX_NODES - len(names))
     return tuple(names)
 
@@ -55,22 +60,6 @@ def compress_counts(counts: Iterable[int]) -> str:
     """Return `2(x2),1` for 2, 2, 1."""
     runs = [(count, len(list(same))) for count, same in groupby(counts)]
     return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in runs)
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    words = [""]
-    depth = 0
-    for char in text:
-        depth += {"[": 1, "]": -1}.get(char, 0)
-        if depth not in (0, 1):
-            break
-        if char == "," and depth == 0:
-            words.append("")
-        else:
-            words[-1] += char
-    if depth != 0 or "" in words:
-        raise ValueError(f"`{text}` is not a valid host list")
-    return words
 
 
 def _expand_word(word: str, room: int) -> list[str]:
@@ -162,11 +151,8 @@ def name_ranks(ranks: Iterable[int]) -> str:
 def compress_ranks(ranks: Iterable[int]) -> str:
     """Return `0-2,5` for 0, 1, 2, 5, the form in messages."""
     parts: list[str] = []
-    ordered = sorted(set(ranks))
-    start = 0
-    for i, rank in enumerate(ordered):
-        if i + 1 == len(ordered) or ordered[i + 1] != rank + 1:
-            first = ordered[start]
-            parts.append(str(first) if first == rank else f"{first}-{rank}")
-            start = i + 1
+    # In a run of numbers without a gap, number and index grow alike.
+    for _, run in groupby(enumerate(sorted(set(ranks))), key=lambda pair: pair[1] - pair[0]):
+        first, *rest = (rank for _, rank in run)
+        parts.append(f"{first}-{rest[-1]}" if rest else str(first))
     return ",".join(parts)

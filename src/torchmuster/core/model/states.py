@@ -40,7 +40,7 @@ _RUN_NOT_FINAL = frozenset(
 
 
 class State(enum.Enum):
-    """The state of a task or a group."""
+    """The state of a task or a group; those before COMPLETED follow each other, the others are final."""
 
     SUBMITTING = "SUBMITTING"
     WAITING = "WAITING"
@@ -92,14 +92,8 @@ class State(enum.Enum):
         return _ORDER.index(later) > _ORDER.index(self)
 
 
-_ORDER = [
-    State.SUBMITTING,
-    State.WAITING,
-    State.PROCESSING,
-    State.SCHEDULING,
-    State.INITIALIZING,
-    State.RUNNING,
-]
+# The states that are not final, in the order in which they follow each other.
+_ORDER = list(State)[: list(State).index(State.COMPLETED)]
 
 # The failure that names a group or a workflow with several, strongest first.
 _STRONGEST = [

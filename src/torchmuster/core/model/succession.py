@@ -94,22 +94,18 @@ def is_voted_out(claim: Term, votes: frozenset[int]) -> bool:
 class Heir:
     """An agent that may become the head.
 
-    Args:
+    Attributes:
         place: Its place.
+        has_voted: It has voted that the newest term's head is lost.
     """
 
     def __init__(self, place: int) -> None:
         self.place = place
         self._newest: Term | None = None
         self._seen_at = 0.0
-        self._voted = False
+        self.has_voted = False
         self._ask_at = 0.0
         self._free_since: float | None = None
-
-    @property
-    def has_voted(self) -> bool:
-        """Say whether it has voted that the newest term's head is lost."""
-        return self._voted
 
     def look(self, now: float, sight: HeirView) -> Move:
         """Return the next move; call it about twice a second.
@@ -124,19 +120,19 @@ class Heir:
         if self._newest is None or newest.number > self._newest.number:
             # Its claimant gets the time of one lease to be found.
             self._newest, self._seen_at = newest, now
-            self._voted, self._free_since = False, None
+            self.has_voted, self._free_since = False, None
         elif newest.number < self._newest.number:
             return Move.NOTHING  # a stale view of the disk
         if not sight.is_silent:
             self._free_since = None
-            if self._voted:
-                self._voted = False
+            if self.has_voted:
+                self.has_voted = False
                 return Move.WITHDRAW
             return Move.NOTHING
         if now - self._seen_at <= LEASE_S or not sight.is_idle:
             return Move.NOTHING
-        if not self._voted:
-            self._voted, self._ask_at = True, now + FIRST_ASK_S
+        if not self.has_voted:
+            self.has_voted, self._ask_at = True, now + FIRST_ASK_S
             return Move.VOTE
         if self.place not in sight.votes:
             return Move.VOTE  # the disk has lost the vote

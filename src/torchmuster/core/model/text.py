@@ -88,11 +88,9 @@ def as_output(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return _OUTPUT.sub(lambda found: found[1] or _visible_in_output(found[0]), text)
-
-
-def _visible_in_output(found: str) -> str:
-    return "" if len(found) > 1 else _visible(found)
+    return _OUTPUT.sub(
+        lambda found: found[1] or (_visible(found[0]) if len(found[0]) == 1 else ""), text
+    )
 
 
 def as_bytes(text: str) -> bytes:

@@ -47,11 +47,8 @@ _PERMANENT_ERRORS = frozenset({"SyntaxError", "ImportError", "NameError"})
 # OS errors caused by a missing or wrong path: they last until the path is fixed.
 _OF_A_PATH = frozenset(
     {
-        "FileNotFoundError",
-        "NotADirectoryError",
-        "IsADirectoryError",
-        "PermissionError",
-        "FileExistsError",
+        *("FileNotFoundError", "NotADirectoryError", "IsADirectoryError"),
+        *("PermissionError", "FileExistsError"),
     }
 )
 # A worker has no terminal, and a missing build feature stays missing.
@@ -219,25 +216,23 @@ def notes_on_success(
 
 def _never_verified(step: int | None, every: int) -> list[str]:
     if step is None:
-        return [
-            f"no step was verified: `--verify-every {every}` is for scripts that call resume() of torchmuster.train"
-        ]
-    if step < every:
-        return [
-            f"no step was verified: the last one was {step}, and `--verify-every {every}` begins with step {every}"
-        ]
-    return []
+        why = f"`--verify-every {every}` is for scripts that call resume() of torchmuster.train"
+    elif step < every:
+        why = f"the last one was {step}, and `--verify-every {every}` begins with step {every}"
+    else:
+        return []
+    return [f"no step was verified: {why}"]
 
 
 def _died_leaving(ends: Sequence[WorkerEnd]) -> str:
     signals = "/".join(dict.fromkeys(contract.signal_name(end.signum or 0) for end in ends))
     if len(ends) == 1:
-        who = f"rank {ends[0].rank} on {ends[0].node} died of {signals} while its interpreter was"
-        return f"{who} exiting; its script had ended well, so this is no failure"
-    who = (
-        f"{name_ranks([end.rank for end in ends])} died of {signals} while their interpreters were"
-    )
-    return f"{who} exiting; their scripts had ended well, so this is no failure"
+        who = f"rank {ends[0].rank} on {ends[0].node}"
+        what = "its interpreter was exiting; its script"
+    else:
+        who = name_ranks([end.rank for end in ends])
+        what = "their interpreters were exiting; their scripts"
+    return f"{who} died of {signals} while {what} had ended well, so this is no failure"
 
 
 def _never_met(largest: int, world_size: int) -> str:
@@ -493,11 +488,8 @@ def explain_task_failure(facts: FailureFacts) -> Report:
     if facts.others and any(word in line for line in facts.tail for word in _TAKEN):
         shared = ", ".join(facts.others[:4])
         because.append(f"the tasks of this machine share its network: {facts.task}, {shared}")
-        hint = (
-            "give each task a port of its own, {{port:"
-            + facts.task
-            + "}}, or --task-network private"
-        )
+        port = "{{port:" + facts.task + "}}"
+        hint = f"give each task a port of its own, {port}, or --task-network private"
     if facts.code == 127 and hint is None:
         hint = "127 is a command that was not found"
     return Report(
@@ -519,7 +511,7 @@ TERM_AGAIN_AFTER_S = 5.0
 
 
 class StopCause(enum.Enum):
-    """The origin of a stop; the values complete the sentence `... asked to stop`."""
+    """The origin of a stop, the best known first; values complete the sentence `... asked to stop`."""
 
     USER = "you"
     TIME = "the end of the job's time"
@@ -528,13 +520,6 @@ class StopCause(enum.Enum):
     OUTSIDE = "the system"  # unknown: a scheduler, an administrator, `kill`
 
 
-_BEST_KNOWN_FIRST = (
-    StopCause.USER,
-    StopCause.TIME,
-    StopCause.NODE_LOST,
-    StopCause.TERMINAL,
-    StopCause.OUTSIDE,
-)
 _WHY_CANCELLED = {
     StopCause.USER: "you cancelled it",
     StopCause.TERMINAL: "the terminal was closed",
@@ -565,7 +550,7 @@ def cause_of_stop(
 
 def better_cause(known: StopCause, new: StopCause) -> StopCause:
     """Return the better known of two origins of a stop: the owner knows more than agents."""
-    return min(known, new, key=_BEST_KNOWN_FIRST.index)
+    return min(known, new, key=list(StopCause).index)
 
 
 def end_by_stop(

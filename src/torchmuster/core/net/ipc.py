@@ -17,9 +17,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torchmuster.core import proc
-from torchmuster.core.model.codec import CodecError
-from torchmuster.core.model.failure import RanCode
-from torchmuster.core.model.message import TypedMessage, decode, encode
+from torchmuster.core.model.codec import CodecError, TypedMessage, decode, encode
+from torchmuster.core.model.failure import PythonError, RanCode
 from torchmuster.errors import MusterError, UsageError
 
 if TYPE_CHECKING:
@@ -34,18 +33,10 @@ class WorkerReport(TypedMessage):
 
 
 class WorkerFailed(WorkerReport):
-    """An exception ends this worker; `model.failure.PythonError` documents the fields."""
+    """An exception ends this worker."""
 
-    type_name: str
-    message: str
-    where: str | None
-    traceback: str
-    is_final: bool
-    bases: tuple[str, ...]
-    handled: str | None
-    own: dict[str, str] | None
+    error: PythonError
     code: RanCode | None = None
-    blames_node: bool = False
 
 
 class WorkerEndedWell(WorkerReport):

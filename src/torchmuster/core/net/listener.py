@@ -21,9 +21,15 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from torchmuster.core.net import handshake
-from torchmuster.core.net.channel import HANDSHAKE_TIMEOUT_S, Channel
-from torchmuster.core.net.handshake import HandshakeError
+from torchmuster.core.net.channel import (
+    HANDSHAKE_TIMEOUT_S,
+    MAGIC,
+    Channel,
+    HandshakeError,
+    Reason,
+    read_bytes,
+    shake_as_called,
+)
 
 # Forward torch's store clients from the head's port to the store of the running attempt.
 #
@@ -71,21 +77,18 @@ class StoreRelay:
         if address is None:
             return
         if self._num_open >= self._most:
-            self._say_full()
+            if not self._is_full_said:
+                self._is_full_said = True
+                self._on_full(
+                    f"more than {self._most} connections call torch's store at the head's port:"
+                    " use MASTER_ADDR and MASTER_PORT of the environment (init_method='env://')"
+                )
             return
         self._num_open += 1
         try:
             await self._relay(address, reader, writer)
         finally:
             self._num_open -= 1
-
-    def _say_full(self) -> None:
-        if not self._is_full_said:
-            self._is_full_said = True
-            self._on_full(
-                f"more than {self._most} connections call torch's store at the head's port:"
-                " use MASTER_ADDR and MASTER_PORT of the environment (init_method='env://')"
-            )
 
     async def _relay(
         self,
@@ -100,11 +103,8 @@ class StoreRelay:
             return
         try:
             to_store.write(STORE_CALL)
-            loop = asyncio.get_running_loop()
-            ways = {
-                loop.create_task(_copy(reader, to_store)),
-                loop.create_task(_copy(from_store, writer)),
-            }
+            both = _copy(reader, to_store), _copy(from_store, writer)
+            ways = [asyncio.ensure_future(way) for way in both]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -271,7 +271,7 @@ class Listener:
     def _take(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(False)
         # Fewer bytes don't wake us; the end of the connection does all the same.
-        least = len(handshake.MAGIC if self._relay is None else STORE_CALL)
+        least = len(MAGIC if self._relay is None else STORE_CALL)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
         if not self._judge(connection, address):
             self._seat(connection, address)
@@ -279,19 +279,19 @@ class Listener:
     def _judge(self, connection: socket.socket, address: str) -> bool:
         """Check a caller's first bytes and reject other protocols; return False if too few came."""
         try:
-            word = connection.recv(len(handshake.MAGIC), socket.MSG_PEEK)
+            word = connection.recv(len(MAGIC), socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
             word = b""
         is_store_call = self._relay is not None and word.startswith(STORE_CALL)
-        if word == handshake.MAGIC or is_store_call:
+        if word == MAGIC or is_store_call:
             self._waiting.take(connection, address, asyncio.get_running_loop().time())
             self._admit()
             return True
-        if word and handshake.MAGIC.startswith(word):
+        if word and MAGIC.startswith(word):
             return False
-        reason = handshake.Reason.NOT_MUSTER if word else handshake.Reason.CLOSED
+        reason = Reason.NOT_MUSTER if word else Reason.CLOSED
         self._refusal(address, HandshakeError(reason))
         connection.close()
         return True
@@ -309,8 +309,8 @@ class Listener:
         if address is None or self._judge(connection, address):
             return
         option = (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
-        if connection.getsockopt(*option) < len(handshake.MAGIC):
-            connection.setsockopt(*option, len(handshake.MAGIC))
+        if connection.getsockopt(*option) < len(MAGIC):
+            connection.setsockopt(*option, len(MAGIC))
             self._seat(connection, address)
         else:
             connection.close()  # it ended in the middle of its first bytes
@@ -403,10 +403,10 @@ class Listener:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 first = b""
                 if self._relay is not None:
-                    first = await handshake.read_first(reader, len(STORE_CALL))
+                    first = await read_bytes(reader, len(STORE_CALL))
                     if first == STORE_CALL:
                         return self._relay
-                session = await handshake.answer(reader, writer, self._secrets, first)
+                session = await shake_as_called(reader, writer, self._secrets, first)
         except HandshakeError as error:
             self._refusal(str(peer[0]) if peer else "unknown", error)
             return None

@@ -1,17 +1,17 @@
 """Messages of a training run: of its agents, its owner and its clients with its head.
 
 The agents of a run call its head, and so do its owner and clients. Each frame is one JSON object: `type` names a class,
-the other fields are that class's fields (`model.message`). Other rooms add messages by the table `messages`. Both ends of a channel
-have the same version: the handshake's for frames (`net.handshake`), torchmuster's for messages (`Hello.version`).
+the other fields are that class's fields (`model.codec`). Other rooms add messages by the table `messages`. Both ends of a channel
+have the same version: the handshake's for frames (`net.channel`), torchmuster's for messages (`Hello.version`).
 """
 
 from dataclasses import field
 from typing import Any
 
 from torchmuster.core import plugs
-from torchmuster.core.model import message as _message
+from torchmuster.core.model import codec
+from torchmuster.core.model.codec import TypedMessage
 from torchmuster.core.model.failure import LeftProcess, WorkerEnd
-from torchmuster.core.model.message import TypedMessage
 from torchmuster.core.model.ranks import NodeRanks
 from torchmuster.core.model.verdict import StopCause
 
@@ -23,8 +23,7 @@ class Message(TypedMessage):
     def find_word(cls, name: str) -> type[Any] | None:
         """Return the message with this name; those of other rooms are imported when the first of them arrives."""
         if name not in cls.words:
-            for _ in plugs.every("messages"):
-                pass
+            list(plugs.every("messages"))
         return cls.words.get(name)
 
 
@@ -338,7 +337,7 @@ class NeedNodes(Message):
     again: bool = False
 
 
-encode = _message.encode
+encode = codec.encode
 
 
 def decode(payload: bytes) -> Message:
@@ -347,4 +346,4 @@ def decode(payload: bytes) -> Message:
     Raises:
         codec.CodecError: It is not a message of muster.
     """
-    return _message.decode(payload, Message)
+    return codec.decode(payload, Message)

@@ -488,7 +488,7 @@ class Agent:
     def _take_welcome(self, welcome: messages.Welcome) -> None:
         first = self.welcome is None
         self.welcome = welcome
-        self.disk.set_root(self.options.run_directory(welcome.run_id).path)
+        self.disk.root = self.options.run_directory(welcome.run_id).path
         stuck = self.link.welcome(welcome)
         if stuck is not None:
             self.send(messages.Notice(text=f"between {welcome.node} and the head {stuck}"))

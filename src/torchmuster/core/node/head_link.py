@@ -28,12 +28,14 @@ from torchmuster.core.net.address import split_endpoint
 from torchmuster.core.net.channel import (
     Channel,
     ChannelClosedError,
+    HandshakeError,
     RaceError,
+    Reason,
+    Role,
     connect,
     race,
     worst_failure,
 )
-from torchmuster.core.net.handshake import HandshakeError, Reason, Role
 from torchmuster.core.node.options import HeadPlace
 from torchmuster.errors import HeadLostError, JoinTimeoutError, MusterError
 

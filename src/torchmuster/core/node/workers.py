@@ -22,7 +22,6 @@ from torchmuster.core.model.failure import (
     RanCode,
     ValueNote,
     WorkerEnd,
-    error_of_report,
     first_cause,
     is_echo,
 )
@@ -395,7 +394,7 @@ class NodeAttempt:
         if worker is None:
             return None
         if isinstance(report, WorkerFailed):
-            worker.error, worker.code = error_of_report(vars(report)), report.code
+            worker.error, worker.code = report.error, report.code
             if is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause
         elif isinstance(report, WorkerEndedWell):

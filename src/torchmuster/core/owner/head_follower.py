@@ -8,8 +8,7 @@ from torchmuster.core.model.lease import OwnClock
 from torchmuster.core.model.owner_policy import GiveUp, OwnerPolicy, Say
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import read_secret
-from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.channel import Channel, ChannelClosedError, HandshakeError, Role, connect
 from torchmuster.core.owner.stops import Stops
 
 _CALL_AGAIN_S = 0.01

@@ -14,6 +14,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, last_bytes
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.events import (
     AttemptStartedEvent,
     RunEndedEvent,
@@ -21,7 +22,6 @@ from torchmuster.core.model.events import (
     TaskStateEvent,
     parse,
 )
-from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import GroupOutcome, Result
 from torchmuster.core.plainfile import open_plain

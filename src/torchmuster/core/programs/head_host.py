@@ -139,7 +139,7 @@ def _result_printer(voice: "TerminalVoice", run_dir: "RunDir") -> Callable[["Rec
     def tell(event: "RecordEvent") -> None:
         result = event.result if isinstance(event, RunEndedEvent) else None
         if result is not None and result.report is not None:
-            from torchmuster.core.model.repeats import shortened
+            from torchmuster.core.model.narration import shortened
             from torchmuster.core.model.text import render_report
 
             explained: Any = plugs.find("ends", "explain")

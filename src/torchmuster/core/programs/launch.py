@@ -11,9 +11,8 @@ from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, size_of, trained_last
 from torchmuster.core.head.options import HeadCredentials, TrainingHeadOptions
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import from_arguments
+from torchmuster.core.model.codec import from_arguments, moment_of
 from torchmuster.core.model.lines import Terminal
-from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.plan import Program, RunPlan
 from torchmuster.core.net.address import read_secret, split_endpoint
 from torchmuster.core.node.options import (

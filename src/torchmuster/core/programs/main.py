@@ -155,7 +155,7 @@ def _make_voice(launch: AgentLaunch, disk: DiskWriter, socket_folder: str) -> "V
     voice.start()
 
     def unread() -> str:
-        folder = disk.folder or socket_folder
+        folder = disk.root or socket_folder
         return os.path.join(folder, f"unread-{launch.agent.host}-{os.getpid()}")
 
     voice.write_every_line(unread, disk)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torchmuster.core import plugs
 from torchmuster.core.model import contract
 from torchmuster.core.model.plan import (
+    ARCHIVE_SUFFIXES,
     MAX_RESTARTS,
     WARN_S,
     FunctionCall,
@@ -22,13 +23,20 @@ from torchmuster.core.model.plan import (
     RestartPolicy,
     RunPlan,
     ScriptKind,
+    Stage,
     StartMethod,
     Tee,
 )
 from torchmuster.core.model.text import nearest
 from torchmuster.core.plainfile import open_plain
-from torchmuster.core.spec.problems import Problems, near_file, parse_set_env
-from torchmuster.core.spec.units import duration_fix, parse_size, parse_timeout
+from torchmuster.core.spec.problems import (
+    Problems,
+    duration_fix,
+    near_file,
+    parse_set_env,
+    parse_size,
+    parse_timeout,
+)
 from torchmuster.errors import UsageError
 
 _MOST_READ_BYTES = 1 << 20
@@ -128,13 +136,9 @@ def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
             fix = duration_fix("--time", request.time_limit, "2h, 90m, 1:30:00 or 1-12:00:00")
             problems.add(f"`{request.time_limit}` is not a valid duration", "--time", fix=fix)
         elif request.time_limit.isdecimal() and limit_s < _LEAST_BARE_S:
-            what, why = (
-                f"`--time {request.time_limit}` is {limit_s:g} s",
-                "a bare number is in seconds",
-            )
-            problems.add(
-                what, "--time", why, f"--time {request.time_limit}m, or {request.time_limit}s"
-            )
+            what = f"`--time {request.time_limit}` is {limit_s:g} s"
+            fix = f"--time {request.time_limit}m, or {request.time_limit}s"
+            problems.add(what, "--time", "a bare number is in seconds", fix)
     if request.warn is not None:
         warn_s = parse_timeout(request.warn)
         if warn_s is None:
@@ -142,9 +146,8 @@ def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
             problems.add(f"`{request.warn}` is not a valid duration", "--warn", fix=fix)
         elif limit_s and warn_s >= limit_s:
             what = "the warning would come before the job begins"
-            problems.add(
-                what, f"--warn {request.warn} --time {request.time_limit}", fix="a shorter --warn"
-            )
+            where = f"--warn {request.warn} --time {request.time_limit}"
+            problems.add(what, where, fix="a shorter --warn")
     if request.mem is not None:
         memory_bytes = parse_size(request.mem)
         if not memory_bytes:
@@ -228,8 +231,6 @@ def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
         environment = (*environment, *given.items())
     if not options.stage and not options.before:
         return NodeSetup(environment=environment)
-    from torchmuster.core.spec.staging import parse_commands, parse_stages
-
     stages = parse_stages(options.stage, options.cwd, problems)
     before = parse_commands(options.before, problems)
     return NodeSetup(environment=environment, stages=stages, before=before)
@@ -256,9 +257,8 @@ def parse_nodes(text: str, option: str, problems: Problems) -> tuple[int, int] |
     """Return (minimum, maximum) from `N` or `MIN:MAX`."""
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()):
-        problems.add(
-            f"`{text}` is not a valid number of nodes", option, fix=f"{option} 2 or {option} 1:3"
-        )
+        fix = f"{option} 2 or {option} 1:3"
+        problems.add(f"`{text}` is not a valid number of nodes", option, fix=fix)
         return None
     minimum, maximum = int(low), int(high) if colon else int(low)
     if minimum < 1:
@@ -330,12 +330,10 @@ def count_workers(
     if workers is None or nodes is None:
         return workers
     if len(workers) > 1 and len(workers) != num_nodes:
-        problems.add(
-            f"there are {len(workers)} numbers of workers for {num_nodes}"
-            f" node{'s' if num_nodes > 1 else ''}",
-            f"--nproc-per-node {text}",
-            fix=f"--nodes {len(workers)}, or one number for all",
-        )
+        nodes_word = "nodes" if num_nodes > 1 else "node"
+        what = f"there are {len(workers)} numbers of workers for {num_nodes} {nodes_word}"
+        fix = f"--nodes {len(workers)}, or one number for all"
+        problems.add(what, f"--nproc-per-node {text}", fix=fix)
         return None
     total = sum(workers) if len(workers) > 1 else workers[0] * num_nodes
     total += spares * workers[-1]
@@ -439,13 +437,9 @@ def find_python(text: str | None, problems: Problems) -> tuple[str, ...] | None:
     if path is None:
         inside = os.path.join(words[0] if words else "", "bin", "python")
         is_folder = bool(words) and os.access(inside, os.X_OK)
-        problems.add(
-            "the interpreter is a folder"
-            if is_folder
-            else "the interpreter does not exist or can't be executed",
-            f"--python {text}",
-            fix=f"--python {inside if is_folder else sys.executable}",
-        )
+        what = "is a folder" if is_folder else "does not exist or can't be executed"
+        fix = f"--python {inside if is_folder else sys.executable}"
+        problems.add(f"the interpreter {what}", f"--python {text}", fix=fix)
         return None
     return (os.path.abspath(path), *words[1:])
 
@@ -469,10 +463,9 @@ def check_script(
     """
     path = os.path.join(cwd, target)
     if target == "-":
+        what = "a script can't come from standard input"
         why = "every worker on every node reads the script itself"
-        problems.add(
-            "a script can't come from standard input", "-", why, "write it to a file first"
-        )
+        problems.add(what, "-", why, "write it to a file first")
     elif os.path.isdir(path):
         inside = os.path.join(target, "__main__.py")
         fix = f"name the file: {inside}" if os.path.exists(os.path.join(cwd, inside)) else None
@@ -482,21 +475,12 @@ def check_script(
         rest = shlex.join(itertools.dropwhile(_ONLY_PYTHONS.__contains__, args))
         problems.add("Python stands before the script", target, why, f"{command} {rest}")
     elif not os.path.exists(path) and os.path.isfile(os.path.join(cwd, target.partition(" ")[0])):
-        what, why = (
-            "the script does not exist",
-            "its name and its arguments stand in one pair of quotes",
-        )
-        problems.add(what, target, why, f"{command} {target}")
+        why = "its name and its arguments stand in one pair of quotes"
+        problems.add("the script does not exist", target, why, f"{command} {target}")
     elif not os.path.exists(path) and target in ("torchrun", "accelerate") and args:
-        why = "muster starts the workers itself"
-        problems.add(
-            "another launcher stands before the script",
-            target,
-            why,
-            f"muster torchrun {shlex.join(args)}"
-            if target == "torchrun"
-            else f"{command} train.py",
-        )
+        what, why = "another launcher stands before the script", "muster starts the workers itself"
+        instead = f"muster torchrun {shlex.join(args)}"
+        problems.add(what, target, why, instead if target == "torchrun" else f"{command} train.py")
     elif not os.path.exists(path):
         why = f"there is no file {os.path.normpath(path)}"
         problems.add("the script does not exist", target, why, near_file(target, cwd, (".py",)))
@@ -542,9 +526,8 @@ def _limits(options: RunRequest, problems: Problems) -> Limits | None:
         seconds = parse_timeout(text)
         option = "--" + name.replace("_", "-")
         if seconds is None:
-            problems.add(
-                f"`{text}` is not a valid duration", option, fix=f"{option} 30s, 10m or 1h"
-            )
+            fix = f"{option} 30s, 10m or 1h"
+            problems.add(f"`{text}` is not a valid duration", option, fix=fix)
         else:
             durations[f"{name}_s"] = seconds
     if options.max_restarts < 0:
@@ -571,9 +554,8 @@ def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float]
         problems.add(f"`{text}` is not a time above 0", where, fix=fix)
         return None
     if known[-1] < known[0]:
-        problems.add(
-            f"the maximum, {words[-1]}, is less than the minimum, {words[0]}", where, fix=fix
-        )
+        what = f"the maximum, {words[-1]}, is less than the minimum, {words[0]}"
+        problems.add(what, where, fix=fix)
         return None
     most_s = known[1] if len(known) > 1 else max(known[0], Limits().hang_most_s)
     return {"hang_s": known[0], "hang_blind_s": known[0], "hang_most_s": most_s}
@@ -598,3 +580,103 @@ class LaunchOrder:
     environment: dict[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     members: tuple[tuple[str, ...], ...] = ()
+
+
+_MAX_STAGES = 256
+_OTHER_ARCHIVES = (".7z", ".rar", ".gz", ".bz2", ".xz", ".zst")
+OWN_NAME = ".muster"
+
+
+def parse_stages(texts: Sequence[str], cwd: str, problems: Problems) -> tuple[Stage, ...]:
+    """Return the data to stage into the scratch folder of every node.
+
+    Without DST an archive is unpacked directly into the scratch folder, like `tar xf` there; a file
+    or a folder keeps its name. SRC is relative to `cwd`; it need not exist on this machine.
+    """
+    parsed = [_parse(text, cwd, problems) for text in texts]
+    stages = [stage for stage in parsed if stage is not None]
+    _check_targets(stages, problems)
+    if len(stages) > _MAX_STAGES:
+        problems.add(f"{len(stages)} stages are more than {_MAX_STAGES}", "--stage")
+    return tuple(stages)
+
+
+def parse_commands(texts: Sequence[str], problems: Problems) -> tuple[str, ...]:
+    """Return the commands that run once on every node."""
+    for text in texts:
+        if not text.strip():
+            problems.add("--before has no command", "--before ''", fix="--before 'nvidia-smi'")
+        if "\0" in text:
+            problems.add("a command can't contain a NUL", "--before")
+    return tuple(texts)
+
+
+def _parse(text: str, cwd: str, problems: Problems) -> Stage | None:
+    where = f"--stage {text}"
+    source, colon, target = text.rpartition(":")
+    if not colon or os.path.exists(os.path.join(cwd, text)):  # a name may hold a colon
+        source, colon, target = text, "", ""
+    source = os.path.expanduser(source)
+    if not source or "\0" in text:
+        problems.add("--stage has no source", where, fix="--stage data.tar or --stage data:train")
+        return None
+    if colon and not target:
+        problems.add("--stage has no target after `:`", where, fix=f"--stage {source}")
+        return None
+    path = os.path.normpath(os.path.join(cwd, source))
+    archive = path.endswith(ARCHIVE_SUFFIXES) and not os.path.isdir(path)
+    if not colon:
+        if _is_odd_archive(path, where, problems):
+            return None
+        target = "." if archive else os.path.basename(path)
+    problem = _wrong_target(target, archive)
+    if problem is not None:
+        why = "DST is a path below the scratch folder"
+        problems.add(problem, where, why, _mend(source, target))
+        return None
+    return Stage(source=path, target=os.path.normpath(target))
+
+
+def _wrong_target(target: str, archive: bool) -> str | None:
+    parts = target.split("/")
+    if target.startswith(("/", "~")):
+        return f"the target `{target}` is absolute"
+    if ".." in parts:
+        return f"the target `{target}` is outside the scratch folder"
+    if parts[0] == OWN_NAME:
+        return f"`{OWN_NAME}` is reserved by muster in the scratch folder"
+    if not archive and os.path.normpath(target) == ".":
+        return "a file or folder can't take the place of the scratch folder itself"
+    return None
+
+
+def _mend(source: str, target: str) -> str:
+    parts = [part for part in target.split("/") if part not in ("", ".", "..", "~", OWN_NAME)]
+    return f"--stage {source}:{'/'.join(parts)}" if parts else f"--stage {source}"
+
+
+def _is_odd_archive(path: str, where: str, problems: Problems) -> bool:
+    """Refuse an archive of an unsupported format that would only be copied."""
+    name = os.path.basename(path)
+    if not name.endswith(_OTHER_ARCHIVES) or name.endswith(ARCHIVE_SUFFIXES):
+        return False
+    odd = ".tar." in name or name.endswith((".7z", ".rar"))
+    if odd:
+        near = nearest(os.path.splitext(name)[1], ARCHIVE_SUFFIXES)
+        hint = f"; {near} is one" if near else ""
+        why = f"these are unpacked: {', '.join(ARCHIVE_SUFFIXES)}{hint}"
+        fix = f"{where}:{name} copies it as it is"
+        problems.add(f"`{name}` is not an archive that can be unpacked", where, why, fix)
+    return odd
+
+
+def _check_targets(stages: Sequence[Stage], problems: Problems) -> None:
+    seen: dict[str, str] = {}
+    for stage in stages:
+        archive = stage.source.endswith(ARCHIVE_SUFFIXES)
+        if stage.target in seen and not archive:
+            what = f"two sources go to `{stage.target}`"
+            why = f"{seen[stage.target]} and {stage.source}"
+            problems.add(what, "--stage", why, f"--stage {stage.source}:OTHER_NAME")
+        if not archive:
+            seen[stage.target] = stage.source

@@ -16,7 +16,7 @@ import click
 from torchmuster.core.cli import options
 from torchmuster.core.cli.options import complete_files
 from torchmuster.core.model.text import nearest
-from torchmuster.core.spec.units import parse_timeout
+from torchmuster.core.spec.problems import parse_timeout
 from torchmuster.diagnose.plan.scaling import (
     BETWEEN,
     INSIDE,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.ranks import compress_ranks
 from torchmuster.core.model.states import JobState
 from torchmuster.kubernetes.node.order import FINAL_CODE

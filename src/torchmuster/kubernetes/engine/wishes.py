@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torchmuster.core.model.text import did_you_mean
-from torchmuster.core.spec.units import duration_fix, parse_size, parse_timeout
+from torchmuster.core.spec.problems import duration_fix, parse_size, parse_timeout
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.answers import CONTEXT_ANNOTATION, RUN_ID_ANNOTATION
 from torchmuster.kubernetes.engine.manifest import (

@@ -30,6 +30,7 @@ from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import AttemptFailedEvent, AttemptStartedEvent, line_of
 from torchmuster.core.model.failure import EndKind, WorkerEnd, describe
+from torchmuster.core.model.narration import shortened
 from torchmuster.core.model.owner_policy import (
     AfterLoss,
     JobTime,
@@ -38,7 +39,6 @@ from torchmuster.core.model.owner_policy import (
     StopRequests,
 )
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.repeats import shortened
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Circumstances, Result, explain_failure, final_exit_code

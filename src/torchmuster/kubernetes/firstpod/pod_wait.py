@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from torchmuster.core.model.text import few_of
-from torchmuster.core.net.handshake import HandshakeError
+from torchmuster.core.net.channel import HandshakeError
 from torchmuster.errors import JoinTimeoutError
 from torchmuster.kubernetes.node.call import connect_with_retry, words_of
 from torchmuster.kubernetes.node.order import PodOrder

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.net.address import read_secret
-from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.channel import Channel, ChannelClosedError, HandshakeError, Role, connect
 from torchmuster.core.plainfile import write_all
 from torchmuster.core.proc import CommandOutput
 from torchmuster.kubernetes.node.session import ask_session, call_session

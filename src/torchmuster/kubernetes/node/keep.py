@@ -14,7 +14,7 @@ from torchmuster.core.files.layout import RunDir, muster_home
 from torchmuster.core.model import codec
 from torchmuster.kubernetes.node.order import CODE_FILE, PodOrder, read_order
 from torchmuster.launcher.net import remote_messages as messages
-from torchmuster.launcher.net.frames import FrameReader, FrameWriter
+from torchmuster.launcher.net.remote_messages import FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import Copy, CopyScope
 from torchmuster.launcher.node.remote.files import MARK_FILE, mark_of, read_line, write_private
 

@@ -16,7 +16,7 @@ from torchmuster.kubernetes.node.keep import PodSession, kept_folder, kept_scope
 from torchmuster.kubernetes.node.order import PodOrder, read_order
 from torchmuster.kubernetes.node.place import TaskOutputs, send_outputs_of_others
 from torchmuster.launcher.net import remote_messages as messages
-from torchmuster.launcher.net.frames import FrameReader, FrameWriter
+from torchmuster.launcher.net.remote_messages import FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import CopyScope, CopyState, Feed
 from torchmuster.launcher.node.remote.files import RUN_RECORD, CodeOutputs, mark_of, scope_of_group
 

@@ -24,8 +24,7 @@ from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
 from torchmuster.core.model.failure import OVERUSED
 from torchmuster.core.net.address import bind, read_secret
-from torchmuster.core.net.channel import Channel
-from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.channel import Channel, HandshakeError, Role
 from torchmuster.core.net.listener import Listener
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.node.order import (

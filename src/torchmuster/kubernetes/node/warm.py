@@ -20,7 +20,6 @@ from torchmuster.core.model import codec, contract
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind, StartMethod
 from torchmuster.core.node.options import share_threads
 from torchmuster.kubernetes.node.order import read_own
-from torchmuster.launcher.files.travel import package_folder
 from torchmuster.multirun.server.messages import SessionSetup
 from torchmuster.multirun.server.remote import WARM_PLACE
 
@@ -60,7 +59,7 @@ def main(arguments: list[str]) -> int:
         folder="",
         variables=tuple(os.environ),
     )
-    root = os.path.dirname(package_folder())
+    root = os.path.dirname(proc.PACKAGE_FOLDER)
     environment = variables_of_workers(plan, {**os.environ, **order.environment}, root)
     environment[contract.SESSION_VARIABLE] = json.dumps(codec.to_plain(setup))
     return _become(program, folder, environment)
@@ -105,6 +104,6 @@ def _become(program: Program, folder: str, environment: Mapping[str, str]) -> in
     null = os.open(os.devnull, os.O_RDONLY)
     for target, fd in enumerate((null, log, log)):
         os.dup2(fd, target)
-    entry = os.path.join(package_folder(), "multirun", "server", "main.py")
+    entry = os.path.join(proc.PACKAGE_FOLDER, "multirun", "server", "main.py")
     os.chdir(folder)
     os.execvpe(program.python[0], [*program.python, entry, folder], dict(environment))

@@ -32,7 +32,7 @@ from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.reach import refused
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.files import code_copy, travel
+from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.model.job import JobRequest
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def pack_order(
         orders.KEY_FILE: run_dir.secret,
         orders.ORDER_FILE: path,
         orders.PACKAGE_FILE: _package(os.path.join(muster_home(), "cache")),
-        orders.START_FILE: os.path.join(travel.package_folder(), "kubernetes", "node", "start.py"),
+        orders.START_FILE: os.path.join(proc.PACKAGE_FOLDER, "kubernetes", "node", "start.py"),
         **more,
     }
     if os.path.exists(run_dir.call):
@@ -409,8 +409,8 @@ def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
 
 def _package(cache: str) -> str:
     """Return the path of the torchmuster archive for pods, made once for each content."""
-    files = travel.package_files(travel.package_folder())
-    path = os.path.join(cache, f"pods-{travel.content_hash(files)}.txz")
+    files = code_copy.package_files(proc.PACKAGE_FOLDER)
+    path = os.path.join(cache, f"pods-{code_copy.content_hash(files)}.txz")
     if not os.path.exists(path):
         os.makedirs(cache, mode=0o700, exist_ok=True)
         atomic.replace_file(path, _packed(files))

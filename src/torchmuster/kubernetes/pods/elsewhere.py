@@ -19,7 +19,7 @@ from typing import Any
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir, short_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.owner.record import read_outcome
 from torchmuster.errors import ManyErrors, MusterError, NotFoundError
 from torchmuster.kubernetes.engine.answers import (

@@ -14,7 +14,7 @@ from torchmuster.errors import MusterError
 from torchmuster.kubernetes.node.order import ORDER_VARIABLE, PROGRAMS_VARIABLE
 from torchmuster.launcher.engines.ssh_bundle import Starts, start_between_pipes
 from torchmuster.launcher.net import remote_messages as messages
-from torchmuster.launcher.net.frames import FrameReader, FrameWriter
+from torchmuster.launcher.net.remote_messages import FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed
 
 # Includes what a damaged file or a hostile name raises, which must not end a retry loop.

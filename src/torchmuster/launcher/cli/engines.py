@@ -54,7 +54,7 @@ def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
     The job goes the way of `muster run --on NAME`, asks for 5 minutes and takes seconds. It tells
     node, processor, Python and torch there, and whether the folders are seen.
     """
-    from torchmuster.core.spec.units import parse_timeout
+    from torchmuster.core.spec.problems import parse_timeout
     from torchmuster.launcher.cli.sites import my_sites
 
     timeout_s = parse_timeout(timeout)

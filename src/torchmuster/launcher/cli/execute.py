@@ -150,7 +150,7 @@ def _split(
 def _order(
     argv: tuple[str, ...], group: str | None, tty: bool | None, timeout: str | None
 ) -> "ExecOrder":
-    from torchmuster.core.spec.units import parse_timeout
+    from torchmuster.core.spec.problems import parse_timeout
     from torchmuster.launcher.views.execute import ExecOrder
 
     if group is not None and tty:

@@ -120,7 +120,7 @@ def prune(**given: Any) -> int:
     muster prune --older 7d --keep-last-snapshot
     muster prune --hosts a,b --older 7d --environments 20Gi
     """  # noqa: D301 - \b is click's mark
-    from torchmuster.core.spec.units import parse_size, parse_timeout
+    from torchmuster.core.spec.problems import parse_size, parse_timeout
     from torchmuster.errors import UsageError
     from torchmuster.launcher.views.prune import plan_prune
 

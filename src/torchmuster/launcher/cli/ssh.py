@@ -49,7 +49,7 @@ def _plain_site() -> dict[str, Any]:
 
 
 def _hosts_of(hosts: str | None, hostfile: str | None) -> Any:
-    from torchmuster.launcher.spec.hostfile import join_hosts, parse_host, read_hostfile
+    from torchmuster.launcher.spec.site_files import join_hosts, parse_host, read_hostfile
 
     if hosts and hostfile:
         raise UsageError("`--hosts` and `--hostfile` are both given: use one of them")

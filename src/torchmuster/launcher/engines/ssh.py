@@ -30,8 +30,7 @@ from torchmuster.launcher.engines.ssh_command import CONNECT_LIMIT_S, HostProble
 from torchmuster.launcher.engines.ssh_files import FetchedFiles, check_free, go_back, with_own_paths
 from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
 from torchmuster.launcher.engines.ssh_places import HostPlaces, SshOptions, bad_hosts
-from torchmuster.launcher.files.environment import PackedEnvironment
-from torchmuster.launcher.files.parcel import ParcelError, ParcelFile
+from torchmuster.launcher.files.environment import PackedEnvironment, ParcelError, ParcelFile
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.relay import Relay, RelayPort
 

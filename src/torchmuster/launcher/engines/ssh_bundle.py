@@ -22,7 +22,7 @@ from torchmuster.launcher.engines.ssh_command import (
     remote_command,
     session_argv,
 )
-from torchmuster.launcher.files import code_copy, travel
+from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.files.code_copy import CodeFolder
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import CODE_FILE
@@ -104,17 +104,16 @@ class Bundle:
     def package(self) -> bytes:
         """Return the archive for hosts without this version of the package."""
         cache = os.path.join(muster_home(), "cache")
-        return travel.cached_archive(cache, list(self.files), self.sha)
+        return code_copy.cached_archive(cache, list(self.files), self.sha)
 
 
 def make_bundle(ssh: Sequence[str], pythons: Sequence[str], *, may_share: bool) -> Bundle:
     """Return the offer of the torchmuster that runs here."""
-    package = travel.package_folder()
-    files = travel.package_files(package)
+    files = code_copy.package_files(proc.PACKAGE_FOLDER)
     return Bundle(
         ssh=tuple(ssh),
-        sha=travel.content_hash(files),
-        root=os.path.dirname(package) if may_share else "",
+        sha=code_copy.content_hash(files),
+        root=os.path.dirname(proc.PACKAGE_FOLDER) if may_share else "",
         files=tuple(files),
         pythons=tuple(pythons),
     )

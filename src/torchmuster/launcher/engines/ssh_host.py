@@ -26,8 +26,8 @@ from torchmuster.launcher.engines.ssh_command import (
     problem_of,
 )
 from torchmuster.launcher.net import remote_messages as messages
-from torchmuster.launcher.net.frames import FrameReader, FrameWriter
 from torchmuster.launcher.net.relay import Relay
+from torchmuster.launcher.net.remote_messages import FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import send_file
 from torchmuster.launcher.node.remote.files import TOKEN_FILE
 

@@ -20,8 +20,8 @@ from torchmuster.core.head.head import HeadClient
 from torchmuster.core.head.membership import Member
 from torchmuster.core.head.training_head import HeadPart, TrainingHead
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import utc_now
 from torchmuster.core.model.failure import WorkerEnd
-from torchmuster.core.model.message import utc_now
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.model.text import name_alone, nearest
 from torchmuster.core.net import messages

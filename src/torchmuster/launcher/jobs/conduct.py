@@ -23,8 +23,8 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id, size_of
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec, contract
+from torchmuster.core.model.narration import shortened
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.repeats import shortened
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result

@@ -31,7 +31,7 @@ from torchmuster.launcher.engines.base import (
 )
 from torchmuster.launcher.engines.registry import dialect_of_record, load_dialect
 from torchmuster.launcher.engines.sites import job_of_site
-from torchmuster.launcher.files import travel
+from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.jobs.answers import JobStatusCache
 from torchmuster.launcher.jobs.succession import ConductOptions
 from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, JobView
@@ -228,7 +228,7 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_
         EngineError: The scheduler's answer can't be understood.
     """
     if job.package_copy is not None:
-        travel.place_package(f"{job.package_copy}.zip")
+        code_copy.place_package(f"{job.package_copy}.zip")
     objects = object_dialect(dialect)
     text = dialect.script(job) if objects is None else objects.with_files(job, read_files(job))
     atomic.replace_file(path, text.encode(), mode=0o700)

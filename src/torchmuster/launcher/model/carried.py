@@ -239,19 +239,15 @@ def _check(value: Any) -> None:
             raise _RefusedError(f"a tensor on {device}")
     if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
         raise _RefusedError("an open file")
-    client = _client(value)
+    client = _client_of(type(value))  # type: ignore[arg-type]  # classes can be hashed
     if client is not None:
         why = "its connections and its login are this process's, and could not be told from new ones there"
         raise _RefusedError(client, why)
 
 
-def _client(value: Any) -> str | None:
-    """Return a description of a client of a service; None for all other values."""
-    return _client_of(type(value))  # type: ignore[arg-type]  # classes can be hashed
-
-
 @functools.cache
 def _client_of(kind: Any) -> str | None:
+    """Return a description of a client of a service by its class; None for all other classes."""
     for base in kind.__mro__:
         root = base.__module__.partition(".")[0]
         names, words = _CLIENTS.get(root, (frozenset(), ""))
@@ -270,7 +266,8 @@ def _is_tensor(value: Any) -> bool:
 
 def _find(path: str, value: Any, error: Exception, depth: int) -> tuple[str, Any, Exception]:
     """Return the innermost part that can't be pickled, its name and the reason."""
-    if depth < _MAX_DEPTH and _client(value) is None:  # its inside is not the user's
+    client = _client_of(type(value))  # type: ignore[arg-type]  # classes can be hashed
+    if depth < _MAX_DEPTH and client is None:  # its inside is not the user's
         for name, part in _parts(path, value):
             try:
                 _pickled(part, sys.maxsize)
@@ -347,22 +344,15 @@ def _words_for(culprit: Any, error: Exception) -> str:
     if isinstance(error, _RefusedError):
         return str(error)
     kind = type(culprit)
-    full = (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    full = f"{module}{kind.__qualname__}"
     known = _WORDS.get(full) or next(
         (words for name, words in _WORDS.items() if f"'{name}' object" in str(error)), None
     )
-    if known is not None and _is_plain(full, known):
+    if known is not None and _WORDS.get(full) == known:
         return known
     holds = f", which holds {known}" if known else ""
     return f"a `{full}`{holds}"
-
-
-def _is_plain(full: str, known: str) -> bool:
-    return _WORDS.get(full) == known
 
 
 def _fix_for(culprit: Any) -> str:

@@ -133,7 +133,8 @@ def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list
     found: dict[tuple[str, ...], Candidate] = {}
     repeated: dict[str, str] = {}
     used = _used_members(nodes)
-    for members in [used, *_shared(nodes, network_of), *_shared(nodes, _name_and_family)]:
+    by_name = _shared(nodes, lambda one: (one.name, ":" in one.address))  # and by family
+    for members in [used, *_shared(nodes, network_of), *by_name]:
         if members is None:
             continue
         addresses = tuple(member.address for member in members)
@@ -194,10 +195,6 @@ def _shared(
     for one in dict.fromkeys(map(key, _usable(nodes[0]))):
         if all(one in table for table in tables):
             yield tuple(table[one] for table in tables)
-
-
-def _name_and_family(interface: Interface) -> tuple[str, bool]:
-    return interface.name, ":" in interface.address
 
 
 def _missing(nodes: Sequence[NetworkNode]) -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""One fold of a training run's `events.jsonl` for every view, bounded whatever the number of ranks.
+"""One fold of a training run's `events.jsonl` for every view, and one of its `training.jsonl`.
 
-Workflows and sweeps use it for their own records, too, for the common parts: start and notices.
+Both are bounded, whatever the number of ranks and steps. Workflows and sweeps use the first for
+their own records, too, for the common parts: start and notices. A line of another version, or a
+value of another type, is ignored; the others count.
 """
 
 import math
@@ -12,6 +14,7 @@ from typing import Any, TypeVar
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import events
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.events import RecordEvent, Stamped, parse
 from torchmuster.core.model.failure import RanCode, ValueNote, WorkerEnd
 from torchmuster.core.model.narration import narrate, wait_in
@@ -51,10 +54,7 @@ def _telling(part: Sequence[Point]) -> list[Point]:
     known = [p for p, (_, value) in enumerate(part) if value is not None and isfinite(value)]
     places = {0}
     if known:
-        places |= {
-            min(known, key=lambda p: part[p][1] or 0.0),
-            max(known, key=lambda p: part[p][1] or 0.0),
-        }
+        places |= {end(known, key=lambda p: part[p][1] or 0.0) for end in (min, max)}
     if len(known) < len(part):
         places.add(next(p for p, (_, v) in enumerate(part) if v is None or not isfinite(v)))
     return [part[place] for place in sorted(places)]
@@ -117,9 +117,9 @@ def mapped(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def several(count: int, one: str, many: str | None = None) -> str:
+def several(count: int, one: str) -> str:
     """Return `1 line`, `3 lines`."""
-    return f"{count} {one if count == 1 else many or f'{one}s'}"
+    return f"{count} {one if count == 1 else f'{one}s'}"
 
 
 def ends_of(values: Iterable[float | None]) -> tuple[float, float] | None:
@@ -235,9 +235,8 @@ class Metrics:
             series = self.by_name.get(key)
             if series is None and len(self.by_name) >= _MOST_SERIES:
                 continue
-            if (
-                series is None or not series.points
-            ):  # what counts is in the order of its first value
+            # What counts is in the order of its first value.
+            if series is None or not series.points:
                 self.by_name.pop(key, None)
                 self.by_name[key] = series = series or Series()
             series.add(step, value)
@@ -264,10 +263,8 @@ class Metrics:
 
 
 MOST_MOMENTS = 200  # the first half and the last
-WHOLE_FIRST, WHOLE_LAST = (
-    50,
-    150,
-)  # attempts of which all is kept; of those between, when they were and how they ended
+# Attempts of which all is kept; of those between, when they were and how they ended.
+WHOLE_FIRST, WHOLE_LAST = 50, 150
 _MOST_ENDS = 64
 _MOST_WORKERS = 10**7  # above this the record is damaged
 _MOST_TEXT = 2000
@@ -569,10 +566,8 @@ class RunRecord:
             elif following is None:
                 found.append("")
             else:  # a node that left is not a failure
-                stop = attempt.state or "its head was lost"
-                found.append(
-                    following.start.why.replace(f"after attempt {attempt.number}", stop, 1)
-                )
+                stop, why = attempt.state or "its head was lost", following.start.why
+                found.append(why.replace(f"after attempt {attempt.number}", stop, 1))
         return found
 
 
@@ -615,3 +610,205 @@ class RunReader:
 def record_of(run_dir: RunDir) -> RunRecord:
     """Return the current record of a run."""
     return RunReader(run_dir).read()
+
+
+MOST_EPOCHS = MOST_SAVES = 500  # the last ones; their total is counted
+_MOST_STARTS, _FIRST_STARTS = 1000, 100
+_MOST_REACHED = 500  # per start; beyond it, every second one is dropped
+
+
+@dataclass(slots=True)
+class LibraryStart:
+    """A start of the training library in an attempt, at a step.
+
+    Attributes:
+        at: The time, in seconds since 1970.
+        reached: Steps of its metrics, and when they were reached.
+    """
+
+    at: float
+    step: int
+    last_step: int
+    reached: list[tuple[int, float]] = field(default_factory=list)
+
+    def reach(self, step: int, at: float) -> None:
+        """Record that its metrics have reached a step."""
+        if len(self.reached) >= _MOST_REACHED:
+            self.reached = [*self.reached[:-1:2], self.reached[-1]]
+        self.reached.append((step, at))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochView:
+    """An epoch that has ended, with the evidence of which samples it saw.
+
+    Attributes:
+        samples: How many were seen, each exactly once; None if the script did not use our loader.
+        lost, twice: How many samples were not seen, and how many were seen again.
+        is_whole: Whether these counts cover all samples of the epoch.
+    """
+
+    epoch: int
+    step: int
+    elapsed_s: float | None
+    values: dict[str, float]
+    samples: int | None
+    lost: int
+    twice: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """A snapshot: how long the loop waited, and when it was complete; None if never recorded."""
+
+    step: int
+    at: float | None
+    blocked_s: float
+    done_at: float | None = None
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """The state after the lines so far.
+
+    Attributes:
+        step: The newest step that a line names.
+        total_steps: Steps of the whole run, over all attempts; None if the library can't know.
+        times: Seconds per step.
+        starts: Starts of the library, one per attempt; if very many, the first and the last ones.
+        steps_before: Steps made in the starts that are left out.
+        ended: The last epoch to end in this start; None before.
+        saved: The newest complete snapshot: its step, and when it was complete.
+        saving: The snapshot that is being written: its step, and since when.
+        folder: Folder of the snapshots.
+        order: Settings that decide the order of the samples, by name.
+        num_bad: Number of lines that are not objects.
+    """
+
+    num_events: int = 0
+    step: int = 0
+    total_steps: int | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    times: Series = field(default_factory=Series)
+    starts: list[LibraryStart] = field(default_factory=list)
+    steps_before: int = 0
+    epochs: list[EpochView] = field(default_factory=list)
+    num_epochs: int = 0
+    ended: int | None = None
+    saves: list[Save] = field(default_factory=list)
+    num_saves: int = 0
+    blocked_s: float = 0.0
+    saved: tuple[int, float | None] | None = None
+    saving: tuple[int, float | None] | None = None
+    folder: str = ""
+    order: dict[str, str] = field(default_factory=dict)
+    is_finished: bool = False
+    num_dropped: int = 0
+    num_bad: int = 0
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Apply a line."""
+        self.num_events += 1
+        name, step, at = event.get("event"), whole(event.get("step")), moment_of(event.get("time"))
+        self.num_dropped += whole(event.get("dropped_before")) or 0
+        if isinstance(event.get("folder"), str):
+            self.folder = event["folder"]
+        self.step = self.step if step is None else step
+        if name == "resumed":
+            self._begin(at, mapped(event.get("order")))
+        elif not self.starts and step is not None and at is not None:
+            self.starts.append(LibraryStart(at, 0, 0))  # the record's beginning is lost
+        if self.starts:
+            self.starts[-1].last_step = max(self.starts[-1].last_step, self.step)
+        if name == "metrics":
+            self._take_metrics(at, mapped(event.get("values")))
+        elif name == "planned":
+            self.total_steps = whole(event.get("total_steps")) or self.total_steps
+        elif name == "save":
+            self._take_save(at, number(event.get("blocked_s")) or 0.0)
+        elif name == "saved" and (saved := whole(event.get("saved"))) is not None:
+            self._take_saved(saved, at)
+        elif name == "epoch" and (ended := _epoch(event)) is not None:
+            self.ended = ended.epoch
+            self._keep_epoch(ended)
+        elif name == "finished":
+            self.is_finished = True
+
+    def _begin(self, at: float | None, order: Mapping[str, Any]) -> None:
+        if at is not None:
+            self.starts.append(LibraryStart(at, self.step, self.step))
+        if len(self.starts) > _MOST_STARTS:
+            left_out = self.starts.pop(_FIRST_STARTS)
+            self.steps_before += left_out.last_step - left_out.step
+        self.order = {str(name): str(value) for name, value in order.items()} or self.order
+        self.ended, self.is_finished = None, False
+        self.metrics.go_back(self.step)
+        self.times.go_back(self.step)
+        self.saving = None  # the unfinished snapshot of the last attempt is lost
+        if self.step:  # it began with a snapshot of that step
+            self.saved = (self.step, at)
+
+    def _take_metrics(self, at: float | None, values: Mapping[str, Any]) -> None:
+        self.metrics.take(self.step, values)
+        if at is not None and self.starts:
+            start = self.starts[-1]
+            before = start.reached[-1] if start.reached else (start.step, start.at)
+            if self.step > before[0] and at >= before[1]:
+                self.times.add(self.step, (at - before[1]) / (self.step - before[0]))
+            start.reach(self.step, at)
+        last = self.epochs[-1] if self.epochs else None
+        if last is not None and (last.epoch, last.step) == (self.ended, self.step):
+            # The epoch's own metrics, though logged after its loop.
+            self.epochs[-1] = replace(last, values=with_later(last.values, numbers_in(values)))
+
+    def _keep_epoch(self, ended: EpochView) -> None:
+        """Add an epoch; if it was repeated, keep only the last time."""
+        others = [one for one in self.epochs if one.epoch != ended.epoch]
+        self.num_epochs += len(others) == len(self.epochs)
+        self.epochs = [*others[1 - MOST_EPOCHS :], ended]
+
+    def _take_save(self, at: float | None, blocked_s: float) -> None:
+        # Else the loop waited for the save, which was already complete.
+        if self.saved is None or self.saved[0] != self.step:
+            self.saving = (self.step, at)
+        self.num_saves += 1
+        self.blocked_s += blocked_s
+        if self.saves and self.saves[-1].step >= self.step:  # repeated
+            self.saves = [one for one in self.saves if one.step != self.step]
+        self.saves.append(Save(step=self.step, at=at, blocked_s=blocked_s))
+        if len(self.saves) > 2 * MOST_SAVES:
+            del self.saves[:MOST_SAVES]
+
+    def _take_saved(self, step: int, at: float | None) -> None:
+        self.saved, self.saving = (step, at), None
+        for place in range(len(self.saves) - 1, -1, -1):
+            if self.saves[place].step == step:
+                self.saves[place] = replace(self.saves[place], done_at=at)
+                return
+
+    @property
+    def ended_last(self) -> int | None:
+        """Number of the last epoch that has ended; None before the first."""
+        return self.epochs[-1].epoch if self.epochs else None
+
+    @property
+    def steps_done(self) -> int:
+        """Number of all steps; repeated ones count again."""
+        return self.steps_before + sum(start.last_step - start.step for start in self.starts)
+
+
+def _epoch(event: Mapping[str, Any]) -> EpochView | None:
+    epoch, step, ledger = whole(event.get("epoch")), whole(event.get("step")), event.get("ledger")
+    if epoch is None or step is None or not isinstance(ledger or {}, dict):
+        return None
+    return EpochView(
+        epoch=epoch,
+        step=step,
+        elapsed_s=number(event.get("elapsed_s")),
+        values=numbers_in(mapped(event.get("values"))),
+        samples=whole(mapped(ledger).get("samples")),
+        lost=whole(mapped(ledger).get("lost")) or 0,
+        twice=whole(mapped(ledger).get("twice")) or 0,
+        is_whole=mapped(ledger).get("whole") is not False,
+    )

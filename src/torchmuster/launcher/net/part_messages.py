@@ -71,10 +71,8 @@ class BoardSample(Message):
     is_last: bool = True
 
 
-# The network survey, and facts about the nodes: the head asks, agents collect facts and connect to each other.
-
-
-# Which network the workers use: asked and probed once, before the first attempt.
+# The network survey, and facts about the nodes: the head asks, agents collect facts and connect to
+# each other, once, before the first attempt.
 
 
 class AskNetwork(Message):
@@ -181,17 +179,9 @@ class ProbeBulk(Message):
     size_bytes: int
 
 
-# `muster exec`: a command in a running task or next to a rank.
-
-
-# `muster exec`: a client to the head of a group, on to the agent of the task, and back.
-
-
-#
-
-
-# Each side may send at most a window that the other end has not taken yet, so nobody in between has to hold more.
-
+# `muster exec`: a command in a running task or next to a rank: a client to the head, on to the agent,
+# and back. Each side may send at most a window that the other end has not taken yet, so nobody in
+# between has to hold more.
 
 EXEC_WINDOW_BYTES = 256 << 10
 MAX_WINDOW_BYTES = 4 << 20

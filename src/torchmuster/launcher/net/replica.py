@@ -37,16 +37,9 @@ _MAX_FILES = 1 << 18
 _MESSAGE_BYTES = 1 << 20
 _NAME_BYTES = 64  # of a file in a message besides its name
 # Errors of one path that a retry does not fix.
-_OF_PATH = frozenset(
-    {
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EINVAL,
-        errno.EISDIR,
-        errno.ENXIO,
-    }
+_OF_PATH = (
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM),
+    *(errno.EINVAL, errno.EISDIR, errno.ENXIO),
 )
 _HEAD_BYTES, _TAIL_BYTES = 512, 4096
 _READS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from torchmuster.core.model.plan import EnvironmentNeeds
-from torchmuster.core.net import handshake
+from torchmuster.core.net import channel
 from torchmuster.core.net.address import is_own_address
-from torchmuster.core.net.handshake import HandshakeError
+from torchmuster.core.net.channel import HandshakeError
 from torchmuster.errors import MusterError
-from torchmuster.launcher.files.parcel import LISTED, Piece, read_list
+from torchmuster.launcher.files.environment import LISTED, Piece, read_list
 from torchmuster.launcher.node.shelf import Shelf, Unpacking
 
 # Pieces that have come and are still wanted: to be unpacked, or by the next host. They lie in files without names, so nothing is left behind.
@@ -118,7 +118,7 @@ def greet(connection: socket.socket, secret: bytes) -> None:
     asyncio.run(_greet(connection, secret))
     connection.settimeout(_CALL_LIMIT_S)
     if _exactly(connection, len(_GO)) != _GO:
-        raise HandshakeError(handshake.Reason.NOT_MUSTER)
+        raise HandshakeError(channel.Reason.NOT_MUSTER)
     # The client knows when a host before is gone: from then on the end is heard of from it.
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -128,7 +128,7 @@ async def _greet(connection: socket.socket, secret: bytes) -> None:
     reader, writer = await asyncio.open_connection(sock=connection.dup())
     try:
         async with asyncio.timeout(_CALL_LIMIT_S):
-            await handshake.answer(reader, writer, (secret, None))
+            await channel.shake_as_called(reader, writer, (secret, None))
     finally:
         writer.transport.abort()  # of the copy
 
@@ -241,7 +241,7 @@ async def _call(address: str, port: int, secret: bytes) -> socket.socket:
     async with asyncio.timeout(_CALL_LIMIT_S):
         reader, writer = await asyncio.open_connection(address, port)
         try:
-            await handshake.call(reader, writer, handshake.Role.AGENT, secret)
+            await channel.shake_as_caller(reader, writer, channel.Role.AGENT, secret)
             connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
         finally:
             writer.transport.abort()  # of the original

@@ -18,8 +18,7 @@ from typing import Any
 
 from torchmuster.core.net import listener, messages
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import Channel, ChannelClosedError
-from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.channel import Channel, ChannelClosedError, HandshakeError, Role
 from torchmuster.core.node.head_link import connect_by_either
 from torchmuster.launcher.model.network import PairResult
 from torchmuster.launcher.net import part_messages

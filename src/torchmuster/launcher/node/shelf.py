@@ -31,8 +31,7 @@ from torchmuster.core.node.setup import (
     take_over,
 )
 from torchmuster.errors import MusterError
-from torchmuster.launcher.files.environment import relocate
-from torchmuster.launcher.files.parcel import ParcelError, ParcelFile, Unpacker
+from torchmuster.launcher.files.environment import ParcelError, ParcelFile, Unpacker, relocate
 
 VARIABLE = "MUSTER_ENVIRONMENT"
 _BEGUN = ".unpacking-"

@@ -25,7 +25,7 @@ from torchmuster.core import proc
 from torchmuster.core.model.contract import describe_exit
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.plainfile import open_plain
-from torchmuster.core.spec.units import parse_timeout
+from torchmuster.core.spec.problems import parse_timeout
 from torchmuster.errors import UsageError
 from torchmuster.launcher.spec.site_files import project_file, user_file, why_not_used
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from torchmuster.core.net import handshake
+from torchmuster.core.net import channel
 from torchmuster.core.net.address import bind
 from torchmuster.errors import JoinTimeoutError, UsageError
 from torchmuster.launcher.net.port_owner import port_owner
@@ -82,9 +82,9 @@ def is_muster(host: str, port: int) -> bool:
         limit_s = _ANSWERS_WITHIN_S
         with socket.create_connection((host, port), timeout=limit_s) as connection:
             connection.settimeout(limit_s)
-            connection.sendall(handshake.greeting())
-            wanted = len(handshake.MAGIC)
-            return connection.recv(wanted, socket.MSG_WAITALL) == handshake.MAGIC
+            connection.sendall(channel.greeting())
+            wanted = len(channel.MAGIC)
+            return connection.recv(wanted, socket.MSG_WAITALL) == channel.MAGIC
     return False
 
 

@@ -1,20 +1,31 @@
-"""Scalar types of a workflow file: names, sizes, times, paths, URLs, each with its check."""
+"""Scalar types of a workflow file, each with its check: names, sizes, times, paths, URLs.
+
+Errors of pydantic are translated into ours; its own never reach a user.
+"""
 
 import datetime as dt
 import json
 import math
 import re
 import shlex
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Tag, ValidationError
 from pydantic_core import PydanticCustomError
 
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.spec.launch import parse_nodes, parse_workers
-from torchmuster.core.spec.problems import Problems
-from torchmuster.core.spec.units import near_duration, parse_size, parse_timeout
+from torchmuster.core.spec.problems import (
+    FileProblems,
+    KeyPath,
+    Problems,
+    near_duration,
+    parse_size,
+    parse_timeout,
+    show_path,
+)
 
 NAME = re.compile(r"[a-zA-Z]([a-zA-Z0-9_-]*[a-zA-Z0-9])?")
 MAX_NAME = 64
@@ -323,24 +334,21 @@ def split_ranges(word: str) -> list[tuple[str, int, int]]:
     return [(part, int(low), int(high or low)) for part, low, high in parts]
 
 
-def _as_option(value: Any, parse: Callable[[str, Problems], Any], option: str) -> Any:
-    """Check a value like the corresponding option of `muster run`."""
-    word, problems = _text(value).strip(), Problems()
-    parse(word, problems)
-    for problem in problems.found:
-        raise wrong(problem.what, (problem.fix or "").replace(f"{option} ", "") or None)
-    return word
+def _like_option(option: str, parse: Callable[[str, Problems], Any]) -> BeforeValidator:
+    """Return the check of the corresponding option of `muster run`."""
+
+    def check(value: Any) -> Any:
+        word, problems = _text(value).strip(), Problems()
+        parse(word, problems)
+        for problem in problems.found:
+            raise wrong(problem.what, (problem.fix or "").replace(f"{option} ", "") or None)
+        return word
+
+    return BeforeValidator(check)
 
 
-def _nodes(value: Any) -> Any:
-    option = "--nodes"
-    return _as_option(value, lambda word, found: parse_nodes(word, option, found), option)
-
-
-def _workers(value: Any) -> Any:
-    anything = ("gpu",)  # the machine that checks the file may have no GPU
-    option = "--nproc-per-node"
-    return _as_option(value, lambda word, found: parse_workers(word, anything, found), option)
+def _parse_workers(word: str, problems: Problems) -> Any:
+    return parse_workers(word, ("gpu",), problems)  # the machine here may have no GPU
 
 
 def _folder_of_credential(value: Any) -> Any:
@@ -367,11 +375,114 @@ PathsInOutput = Annotated[list[PathInOutput], BeforeValidator(_list_of_words)]
 Url = Annotated[str, BeforeValidator(_url)]
 DatasetName = Annotated[str, BeforeValidator(_dataset_name)]
 ExitRanges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_exit_ranges)]
-Nodes = Annotated[str, BeforeValidator(_nodes)]
-Workers = Annotated[str, BeforeValidator(_workers)]
-# The tags get into the path of an error; `spec.explain` removes them.
+Nodes = Annotated[
+    str, _like_option("--nodes", lambda word, found: parse_nodes(word, "--nodes", found))
+]
+Workers = Annotated[str, _like_option("--nproc-per-node", _parse_workers)]
+# The tags get into the path of an error; `_real_path` removes them.
 Credential = Annotated[
     Annotated[str, BeforeValidator(_folder_of_credential), Tag("(text)")]
     | Annotated[dict[Variable, Text], Tag("(map)")],
     Discriminator(lambda value: "(map)" if isinstance(value, dict) else "(text)"),
 ]
+
+
+_Keys = TypeVar("_Keys", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFormat:
+    """How to write hints for one kind of file.
+
+    Attributes:
+        missing: Format of an entry for a missing key: `{}: ...`.
+        unknown: Returns the hint for an unknown key at a path.
+        map: Returns the hint for a value that should be a map.
+    """
+
+    missing: str
+    unknown: Callable[[KeyPath], str | None]
+    map: Callable[[KeyPath, Any], str | None] = lambda _path, _found: None
+
+    def read(
+        self,
+        model: type[_Keys],
+        raw: Any,
+        top: KeyPath,
+        findings: FileProblems,
+        context: Any = None,
+    ) -> _Keys | None:
+        """Return the checked values; None if there are errors, which go to `findings`."""
+        try:
+            return model.model_validate(raw, context=context)
+        except ValidationError as error:
+            for problem in error.errors(include_url=False):
+                self._take(problem, (*top, *_real_path(tuple(problem["loc"]), raw)), findings)
+            return None
+
+    def unknown_key(self, path: KeyPath, findings: FileProblems) -> None:
+        """Report an unknown key, with the probable one."""
+        what = f"unknown key {shown(str(path[-1]))} in {show_path(path[:-1]) or 'this file'}"
+        findings.add(path, what, self.unknown(path), at_key=True)
+
+    def _take(self, problem: Any, path: KeyPath, findings: FileProblems) -> None:
+        kind, found = problem["type"], problem["input"]
+        at_key = problem["loc"][-1:] == ("[key]",)
+        if kind == "muster":
+            what = problem["ctx"]["what"]
+            if at_key and what.startswith("expected a text"):
+                what = f"expected a text as the key, found {kind_of(found)}"
+            findings.add(path, what, problem["ctx"].get("fix"), at_key=at_key)
+        elif kind == "extra_forbidden":
+            self.unknown_key(path, findings)
+        elif kind == "missing":
+            what = f"`{path[-1]}` is missing in {show_path(path[:-1])}"
+            findings.add(path[:-1], what, self.missing.format(path[-1]), at_key=True)
+        elif kind in ("model_type", "dict_type"):
+            findings.add(path, f"expected a map, found {kind_of(found)}", self.map(path, found))
+        elif kind == "list_type":
+            fix = "begin each entry with `- `" if isinstance(found, dict) else None
+            fix = f"[{found}]" if isinstance(found, str) and len(found) < 60 else fix
+            findings.add(path, f"expected a list, found {kind_of(found)}", fix)
+        elif kind == "literal_error":
+            allowed = problem["ctx"]["expected"].replace("'", "`")
+            names = re.findall(r"`(\w+)`", allowed)
+            fix = did_you_mean(found, names) if isinstance(found, str) else None
+            findings.add(path, f"{kind_of(found)} is not one of {allowed}", fix)
+        elif kind == "invalid_key":
+            what = f"expected a text as the key, found {kind_of(path[-1])}"
+            findings.add(path, what, at_key=True)
+        else:
+            findings.add(path, f"this value does not fit, found {kind_of(found)}")
+
+
+def hint_for_key(
+    key: str, known: Any, other_words: Mapping[str, str], otherwise: str | None
+) -> str | None:
+    """Return a hint with the key that was probably meant: a synonym or a near miss."""
+    other = other_words.get(key.lower())
+    return f"did you mean `{other}`?" if other in known else did_you_mean(key, known, otherwise)
+
+
+def _real_path(location: tuple[Any, ...], raw: Any) -> tuple[Any, ...]:
+    """Remove pydantic's additions to a path: the members of a union, `[key]`."""
+    path: list[Any] = []
+    here = raw
+    for part in location:
+        if (isinstance(here, Mapping) and part in here) or (
+            isinstance(here, list) and isinstance(part, int) and part < len(here)
+        ):
+            here = here[part]
+        elif isinstance(here, Mapping) and (key := _key_of(here, part)) is not None:
+            part = key  # noqa: PLW2901 - pydantic names a key by its text
+            here = here[key]
+        elif part in ("[key]", "(text)", "(map)") or not isinstance(here, Mapping):
+            continue
+        else:
+            here = None
+        path.append(part)
+    return tuple(path)
+
+
+def _key_of(found: Mapping[Any, Any], part: Any) -> Any:
+    return next((key for key in found if not isinstance(key, str) and str(key) == part), None)

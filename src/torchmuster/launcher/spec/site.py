@@ -8,7 +8,7 @@ import bisect
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,10 +27,24 @@ from torchmuster.launcher.model.scheduler import (
     SchedulerFacts,
     refuse_removed_engine,
 )
-from torchmuster.launcher.spec.explain import FileFormat, hint_for_key
-from torchmuster.launcher.spec.hostfile import Host, join_hosts, parse_host, read_hostfile
-from torchmuster.launcher.spec.scalars import Seconds, in_quotes, kind_of, shown, wrong
-from torchmuster.launcher.spec.site_files import project_file, user_file, why_not_used
+from torchmuster.launcher.spec.scalars import (
+    FileFormat,
+    Seconds,
+    hint_for_key,
+    in_quotes,
+    kind_of,
+    shown,
+    wrong,
+)
+from torchmuster.launcher.spec.site_files import (
+    Host,
+    join_hosts,
+    parse_host,
+    project_file,
+    read_hostfile,
+    user_file,
+    why_not_used,
+)
 
 # Positions: `tomllib` parses the values; this scanner finds line and column of every key.
 #
@@ -189,7 +203,6 @@ def text_of_own(value: Any) -> str:
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY)$", re.IGNORECASE
 )
@@ -229,49 +242,37 @@ def _list(value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _pairs(value: Any) -> dict[str, Any]:
+def _named_texts(value: Any, form: str, what: str, fix: str) -> Iterator[tuple[str, str]]:
+    """Yield the entries of a table, numbers as text; refuse a name that is not of this form."""
     if not isinstance(value, dict):
         raise wrong(f"expected a table, found {kind_of(value)}", '{ KEY = "VALUE" }')
-    return value
+    for name, entry in value.items():
+        text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
+        if not re.fullmatch(form, name):
+            raise wrong(f"{shown(name)} {what}", fix)
+        if not isinstance(text, str):
+            raise wrong(f"`{name}`: expected a text, found {kind_of(entry)}", in_quotes(entry))
+        yield name, text
 
 
 def _chunk(value: Any) -> tuple[tuple[str, str], ...]:
     """Check extra keys: of a PBS chunk, or options of sbatch."""
-    found: list[tuple[str, str]] = []
-    for key, entry in _pairs(value).items():
-        text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
-        bare = key.removeprefix("--")
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", bare):
-            raise wrong(f"{shown(key)} can't be a key of a chunk", "letters, digits, `_` and `-`")
-        if not isinstance(text, str):
-            raise wrong(f"`{key}`: expected a text, found {kind_of(entry)}", in_quotes(entry))
-        found.append((bare, _word(text) if text else text))
-    return tuple(found)
+    what = "can't be a key of a chunk", "letters, digits, `_` and `-`"
+    pairs = _named_texts(value, r"(--)?[A-Za-z][A-Za-z0-9_-]*", *what)
+    return tuple((key.removeprefix("--"), text and _word(text)) for key, text in pairs)
 
 
 def _labels(value: Any) -> tuple[tuple[str, str], ...]:
     """Check names and texts of labels and resources: `gpu.vendor/product` and a word."""
-    found: list[tuple[str, str]] = []
-    for name, entry in _pairs(value).items():
-        text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?", name):
-            raise wrong(
-                f"{shown(name)} can't be a name here", "letters, digits, `.`, `-`, `_`, `/`"
-            )
-        if not isinstance(text, str):
-            raise wrong(f"`{name}`: expected a text, found {kind_of(entry)}", in_quotes(entry))
-        found.append((name, _word(text) if text else text))
-    return tuple(found)
+    what = "can't be a name here", "letters, digits, `.`, `-`, `_`, `/`"
+    pairs = _named_texts(value, r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?", *what)
+    return tuple((name, text and _word(text)) for name, text in pairs)
 
 
 def _environment(value: Any) -> tuple[tuple[str, str], ...]:
+    what = "can't be a variable", "letters, digits and `_`"
     found: list[tuple[str, str]] = []
-    for name, entry in _pairs(value).items():
-        text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
-        if not _VARIABLE.fullmatch(name):
-            raise wrong(f"{shown(name)} can't be a variable", "letters, digits and `_`")
-        if not isinstance(text, str):
-            raise wrong(f"`{name}`: expected a text, found {kind_of(entry)}", in_quotes(entry))
+    for name, text in _named_texts(value, r"[A-Za-z_][A-Za-z0-9_]*", *what):
         if _CONTROL.search(text):
             raise wrong(f"`{name}` contains a newline or a control character")
         if _SECRET.search(name):
@@ -364,11 +365,7 @@ class SiteKeys(_Model):
     warn: Seconds | None = None
     resubmit: Annotated[int, _number(0, 1000)] | None = None
     resubmit_with: Literal["requeue", "submit", "chain"] | None = None
-    start_with: Annotated[
-        tuple[WayOfSite, ...],
-        BeforeValidator(_list),
-        _Lenient,
-    ] = ()
+    start_with: Annotated[tuple[WayOfSite, ...], BeforeValidator(_list), _Lenient] = ()
     hosts: Annotated[
         tuple[Annotated[Host, BeforeValidator(_host)], ...], BeforeValidator(_list), _Lenient
     ] = ()
@@ -518,10 +515,11 @@ class Sites:
             return self.sites[name]
         refuse_removed_engine(name, f"--on {name}")
         fix = did_you_mean(name, self.sites, f"engines: {', '.join(self.sites)}")
-        none = (
-            "the settings that were found are not used" if self.notes else "there is no muster.toml"
-        )
-        why = f"read: {', '.join(self.files)}" if self.files else none
+        why = "there is no muster.toml"
+        if self.files:
+            why = f"read: {', '.join(self.files)}"
+        elif self.notes:
+            why = "the settings that were found are not used"
         raise UsageError(f"there is no engine `{name}`", where="--on", why=why, fix=fix)
 
     @property
@@ -552,8 +550,12 @@ def load_sites(
             sources += [source] if source is not None else []
     merged = _merge(sources)
     sites = _make_sites(merged, schedulers)
-    tables = {name: _read_plain(name, merged) for name in TABLES}
-    default_on = getattr(tables["defaults"], "on", None)
+    tables = {
+        name: read_table(model, merged.raw[name], (name,), merged.findings)
+        for name, model in TABLES.items()
+        if name in merged.raw
+    }
+    default_on = getattr(tables.get("defaults"), "on", None)
     known = list(dict.fromkeys([*sites, *merged.names()]))
     if default_on is not None and default_on not in known:
         fix = did_you_mean(default_on, known, f"engines: {', '.join(known)}")
@@ -612,9 +614,9 @@ class _Merged:
     def rank(self, path: KeyPath) -> tuple[int, Place]:
         """Return a sort key that orders findings as in the files."""
         source, found = self._find(path)
-        return (
-            (-1, (0, 0)) if source is None else (self.sources.index(source), source.places[found])
-        )
+        if source is None:
+            return -1, (0, 0)
+        return self.sources.index(source), source.places[found]
 
     def _find(self, path: KeyPath) -> tuple[_Source | None, KeyPath]:
         while path:
@@ -731,8 +733,10 @@ def _make_site(
         (key, text_of_own(value)) for key in own if (value := getattr(keys, key)) is not None
     )
     hostfile = keys.hostfile
-    if hostfile is not None:
-        hostfile = _hostfile_path(merged, (*path, "hostfile"), hostfile)
+    if hostfile is not None:  # relative to the file that names it
+        here = (*path, "hostfile")
+        source = next(s for s in reversed(merged.sources) if s.where(here) is not None)
+        hostfile = os.path.join(os.path.dirname(source.path), os.path.expanduser(hostfile))
     values = {key: getattr(keys, key) for key in SiteKeys.model_fields}
     origin = (merged.where(path) or "").rpartition(" ")[0]
     values |= {"hostfile": hostfile, "own_keys": own_keys}
@@ -775,15 +779,3 @@ def _check_kind(
         what = f"the engine `{name}` has no hosts"
         merged.findings.add(path, what, 'hosts = ["node1 slots=4", "node2 slots=4"]', at_key=True)
     return True
-
-
-def _hostfile_path(merged: _Merged, path: KeyPath, hostfile: str) -> str:
-    """Resolve the path of a hostfile, relative to the file that names it."""
-    source = next(s for s in reversed(merged.sources) if s.where(path) is not None)
-    return os.path.join(os.path.dirname(source.path), os.path.expanduser(hostfile))
-
-
-def _read_plain(name: str, merged: _Merged) -> Any:
-    if name not in merged.raw:
-        return None
-    return read_table(TABLES[name], merged.raw[name], (name,), merged.findings)

@@ -25,20 +25,20 @@ from torchmuster.core.spec.launch import (
     parse_nodes,
     parse_workers,
 )
-from torchmuster.core.spec.problems import Problems
-from torchmuster.core.spec.units import parse_seconds
+from torchmuster.core.spec.problems import Problems, parse_seconds
 from torchmuster.errors import UsageError
-from torchmuster.launcher.spec.pod_world import PARTS as WORLD_PARTS
-from torchmuster.launcher.spec.pod_world import find_pod_world, settle_world
 from torchmuster.launcher.spec.rendezvous import (
     DEFAULT_C10D_PORT,
     NO_ID,
     Rendezvous,
+    find_pod_world,
     find_rendezvous,
     notes_on,
     parse_conf,
     parse_waits,
+    settle_world,
 )
+from torchmuster.launcher.spec.rendezvous import PARTS as WORLD_PARTS
 
 _COUNTED = ("gpu", "cpu", "auto")
 _ALL_STREAMS = frozenset({1, 2})
@@ -117,12 +117,8 @@ _FORMS = {
 }
 # Passed on unchanged.
 _AS_WRITTEN = (
-    "local_addr",
-    "role",
-    "signals_to_handle",
-    "virtual_local_rank",
-    "log_dir",
-    "no_spread",
+    *("local_addr", "role", "signals_to_handle", "virtual_local_rank", "log_dir"),
+    *("no_spread", "redirects", "tee"),
 )
 # Name, default, help and short spelling of each option; options with the default False are flags.
 _OPTIONS: tuple[tuple[Any, ...], ...] = (
@@ -160,23 +156,11 @@ _OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "signals that stop the job"),
     ("shutdown-timeout", None, "seconds from a stop to SIGKILL; default 30"),
     ("virtual-local-rank", False, "LOCAL_RANK 0 for all, each with one visible GPU"),
-    (
-        "restart-policy",
-        "count",
-        "not torchrun's: count always retries, evidence only if it may help",
-    ),
-    (
-        "hang-timeout",
-        None,
-        "not torchrun's: how long a rank may hang while others wait, MIN[:MAX] or off",
-    ),
-    (
-        "start",
-        "auto",
-        "not torchrun's: fork workers from a process with torch, or start fresh interpreters",
-    ),
+    ("restart-policy", "count", "count always retries, evidence only if it may help"),
+    ("hang-timeout", None, "how long a rank may hang while others wait, MIN[:MAX] or off"),
+    ("start", "auto", "fork workers from a process with torch, or start fresh interpreters"),
     ("use-env", False, "torch.distributed.launch's: accepted, LOCAL_RANK is always set"),
-    ("no-spread", False, "not torchrun's: never start the other hosts of the job from here"),
+    ("no-spread", False, "never start the other hosts of the job from here"),
 )
 
 
@@ -211,6 +195,8 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
     for name, default, text, *short in _OPTIONS:
         dest = name.replace("-", "_")
+        if dest in OURS and dest != "use_env":
+            text = f"not torchrun's: {text}"  # noqa: PLW2901 - said once
         spellings = dict.fromkeys([*short, f"--{name}", f"--{dest}"])
         value = environment.get(f"PET_{dest.upper()}", default)
         kind: dict[str, Any] = {"default": value, "metavar": dest.upper()}
@@ -289,8 +275,6 @@ def parse_torchrun(
         local_ranks_filter=ranks,
         notes=(*of_world, *_notes(given, conf)),
         restart_policy=RestartPolicy(given.restart_policy),
-        redirects=given.redirects,
-        tee=given.tee,
         **{name: getattr(given, name) for name in _AS_WRITTEN},
     )
 

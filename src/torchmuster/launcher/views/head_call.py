@@ -6,8 +6,15 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.states import JobState
 from torchmuster.core.net.address import read_secret
-from torchmuster.core.net.channel import Channel, RaceError, connect, race, worst_failure
-from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.channel import (
+    Channel,
+    HandshakeError,
+    RaceError,
+    Role,
+    connect,
+    race,
+    worst_failure,
+)
 from torchmuster.errors import ChannelError
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.find import view_job

@@ -15,8 +15,8 @@ from typing import Any
 
 from torchmuster.core.files.layout import RunDir, last_bytes
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.events import NoticeEvent
-from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.owner.record import DAMAGED, unreadable
@@ -30,8 +30,14 @@ from torchmuster.launcher.model.live import (
     read_bar,
 )
 from torchmuster.launcher.model.progress import RankSample
-from torchmuster.launcher.model.run import AttemptRecord, RunReader, RunRecord, Series, thinned
-from torchmuster.launcher.model.training import TrainingState
+from torchmuster.launcher.model.run import (
+    AttemptRecord,
+    RunReader,
+    RunRecord,
+    Series,
+    TrainingState,
+    thinned,
+)
 from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import view_job, view_run
 from torchmuster.launcher.views.run_view import RunView, problems_of

@@ -10,8 +10,7 @@ from torchmuster.core.files.layout import RunDir, last_bytes
 from torchmuster.core.model import codec
 from torchmuster.core.owner.record import RecordTail
 from torchmuster.core.plainfile import open_plain
-from torchmuster.launcher.model.run import bad_loss
-from torchmuster.launcher.model.training import EpochView, TrainingState
+from torchmuster.launcher.model.run import EpochView, TrainingState, bad_loss
 
 _END_BYTES = 1 << 16
 _KNOWN_BY_BYTES = 1 << 12

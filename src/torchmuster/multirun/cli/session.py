@@ -217,7 +217,7 @@ def find_session_place(given: dict[str, Any], problems: "Problems") -> "SessionC
 
 
 def _duration(text: str, option: str, problems: "Problems") -> float | None:
-    from torchmuster.core.spec.units import duration_fix, parse_timeout
+    from torchmuster.core.spec.problems import duration_fix, parse_timeout
 
     seconds = parse_timeout(text)
     if not seconds:

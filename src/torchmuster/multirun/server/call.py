@@ -15,7 +15,7 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
-from torchmuster.core.model.message import decode
+from torchmuster.core.model.codec import decode
 from torchmuster.errors import ChannelError, MusterError, SessionBusyError
 from torchmuster.multirun.server import messages
 

@@ -22,8 +22,7 @@ from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
-from torchmuster.core.model.codec import from_arguments, to_arguments
-from torchmuster.core.model.message import encode
+from torchmuster.core.model.codec import encode, from_arguments, to_arguments
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import in_minutes
 from torchmuster.core.node.options import AgentOptions, AgentOrder

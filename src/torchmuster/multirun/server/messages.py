@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import to_arguments
-from torchmuster.core.model.message import TypedMessage, decode, encode
+from torchmuster.core.model.codec import TypedMessage, decode, encode, to_arguments
 from torchmuster.core.model.plan import RunPlan, ScriptKind, StartMethod
 from torchmuster.core.node.options import AgentOrder, share_threads
 

@@ -139,7 +139,7 @@ def pod_fork_server() -> PodForkServer | None:
 
 def serve_forked_remote(session: RunDir, place: int, node: NodeEnvironment) -> None:
     """Serve the owner of a run in a session, in a fork of the server, which also forks the agents."""
-    from torchmuster.launcher.net.frames import FrameWriter
+    from torchmuster.launcher.net.remote_messages import FrameWriter
     from torchmuster.launcher.node.remote.loader import num_gpus
     from torchmuster.launcher.node.remote.main import RemoteEnd, serve, take_streams
 

@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.message import event_line, utc_now
+from torchmuster.core.model.codec import event_line, utc_now
 from torchmuster.core.model.states import RunState
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import ArrayDialect

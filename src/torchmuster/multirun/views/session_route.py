@@ -20,7 +20,7 @@ from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.errors import ChannelError, MusterError
 from torchmuster.launcher.net import part_messages, remote_messages
 from torchmuster.launcher.net.command import Command, CommandProcess
-from torchmuster.launcher.net.frames import FrameReader
+from torchmuster.launcher.net.remote_messages import FrameReader
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.multirun.server.messages import SessionServerState

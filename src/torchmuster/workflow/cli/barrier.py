@@ -43,8 +43,7 @@ def barrier(**given: Any) -> int:
 
 def _read(given: dict[str, Any]) -> dict[str, Any]:
     """Parse the numbers among the options; report all problems at once."""
-    from torchmuster.core.spec.problems import Problems
-    from torchmuster.core.spec.units import parse_timeout
+    from torchmuster.core.spec.problems import Problems, parse_timeout
 
     problems = Problems()
     numbers: dict[str, Any] = {

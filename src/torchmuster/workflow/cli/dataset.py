@@ -254,7 +254,7 @@ def verify(ctx: click.Context, name: str) -> int:
 def gc(ctx: click.Context, *, older_than: str, yes: bool) -> int:
     """Remove contents that no version needs."""
     from torchmuster.core.model.text import show_size
-    from torchmuster.core.spec.units import parse_timeout
+    from torchmuster.core.spec.problems import parse_timeout
 
     age_s = parse_timeout(older_than)
     if age_s is None:

@@ -325,7 +325,7 @@ def _plan(
     from torchmuster.core.cli.messages import print_notes
     from torchmuster.core.node.kernel import visible_gpus
     from torchmuster.core.owner.create import check_run_id, new_run_id
-    from torchmuster.core.spec.units import parse_timeout
+    from torchmuster.core.spec.problems import parse_timeout
     from torchmuster.errors import ManyErrors
     from torchmuster.workflow.owner.capacity import describe_shortfalls, this_machine
     from torchmuster.workflow.plan import TaskNetwork

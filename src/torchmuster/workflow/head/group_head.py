@@ -41,8 +41,7 @@ from torchmuster.core.model.verdict import (
     explain_task_failure,
 )
 from torchmuster.core.net import messages
-from torchmuster.core.net.channel import Channel
-from torchmuster.core.net.handshake import HandshakeError
+from torchmuster.core.net.channel import Channel, HandshakeError
 from torchmuster.launcher.head.parts import ExecRelay
 from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.launcher.net import part_messages

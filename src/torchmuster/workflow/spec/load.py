@@ -34,14 +34,18 @@ from torchmuster.core.spec.problems import (
 )
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.launcher.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
-from torchmuster.launcher.spec.explain import FileFormat, hint_for_key
-from torchmuster.launcher.spec.source import MAX_BYTES, Document, Position, Source, parse_yaml
-from torchmuster.launcher.spec.values import (
+from torchmuster.launcher.spec.scalars import FileFormat, hint_for_key
+from torchmuster.launcher.spec.source import (
+    MAX_BYTES,
     Default,
+    Document,
+    Position,
+    Source,
     check_name,
     default_values,
     parse_set_strings,
     parse_sets,
+    parse_yaml,
 )
 from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
 from torchmuster.workflow.spec import schema

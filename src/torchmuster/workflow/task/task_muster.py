@@ -6,7 +6,7 @@ task-muster barrier [--name NAME] [--count N] [--rank R] [--timeout TIME]
 import argparse
 import time
 
-from torchmuster.core.spec.units import parse_timeout
+from torchmuster.core.spec.problems import parse_timeout
 from torchmuster.errors import UsageError
 from torchmuster.workflow.task_call import wait_at_barrier
 

@@ -5,9 +5,7 @@ import pytest
 from kit.tables import rows
 from torchmuster.core.model.failure import (
     EndKind,
-    ErrorParts,
     describe,
-    error_of_report,
     first_cause,
     last_step,
 )
@@ -154,13 +152,3 @@ def test_the_source_path_that_gloo_puts_in_front_is_left_out():
 
 def test_a_long_message_is_cut_to_fit_a_sentence():
     assert describe(raised(0, "ValueError", "x" * 500)) == f"ValueError: {'x' * 97}..."
-
-
-def test_a_report_of_a_worker_may_hold_anything():
-    told = {"type_name": 3, "where": "", "own": {"because": "rank 0: 1\nrank 1: 2", "hint": ["x"]}}
-
-    error = error_of_report(told)
-
-    assert (error.type_name, error.message, error.where) == ("3", "", None)
-    assert error.own == ErrorParts(at=None, because=("rank 0: 1", "rank 1: 2"), hint="['x']")
-    assert error_of_report({"own": "no parts"}).own is None

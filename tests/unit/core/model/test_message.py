@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from torchmuster.core.model.codec import CodecError
-from torchmuster.core.model.message import TypedMessage, decode, encode
+from torchmuster.core.model.codec import CodecError, TypedMessage, decode, encode
 
 
 class Said(TypedMessage):

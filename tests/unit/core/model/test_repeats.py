@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from kit.values import run_result, worker_end
 from torchmuster.core.model.failure import EndKind, PythonError
-from torchmuster.core.model.repeats import ShownOutput, shortened
+from torchmuster.core.model.narration import ShownOutput, shortened
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
 

@@ -5,9 +5,8 @@ import contextlib
 import os
 import socket
 
-from torchmuster.core.net import handshake
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import Channel
+from torchmuster.core.net.channel import Channel, Role, SessionKeys
 from torchmuster.core.net.listener import Listener
 
 SECRET = b"s" * 32
@@ -79,9 +78,7 @@ async def channel_and_wire():
     keys = os.urandom(32), os.urandom(32)
     here, wire = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=here)
-    session = handshake.SessionKeys(
-        role=handshake.Role.AGENT, send_key=keys[0], receive_key=keys[1]
-    )
+    session = SessionKeys(role=Role.AGENT, send_key=keys[0], receive_key=keys[1])
     channel = Channel(reader, writer, session)
     try:
         yield channel, wire, lambda *sent: frames_of(keys[1], sent)
@@ -110,7 +107,7 @@ class _Tape:
 def frames_of(key, sent):
     """Return the frames of messages under a key, one for each."""
     tape = _Tape()
-    session = handshake.SessionKeys(role=handshake.Role.AGENT, send_key=key, receive_key=b"")
+    session = SessionKeys(role=Role.AGENT, send_key=key, receive_key=b"")
     channel = Channel(None, tape, session)
     for message in sent:
         channel.send_nowait(message)

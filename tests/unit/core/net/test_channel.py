@@ -10,9 +10,9 @@ from torchmuster.core.net.channel import (
     MAX_FRAME_BYTES,
     MAX_UNSENT_BYTES,
     ChannelClosedError,
+    Role,
     connect,
 )
-from torchmuster.core.net.handshake import Role
 from unit.core.net.loopback import SECRET, channel_and_wire, frames_of, listening
 
 PINGS = [messages.Ping(number=number) for number in range(4)]

@@ -6,16 +6,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from torchmuster.core.net import handshake, messages
-from torchmuster.core.net.channel import connect
-from torchmuster.core.net.handshake import HandshakeError, Reason, Role
+from torchmuster.core.net import channel, messages
+from torchmuster.core.net.channel import HandshakeError, Reason, Role, connect
 from unit.core.net.loopback import PUBLIC, SECRET, answering, listening, raw_connection
 
 HELLO_BYTES = 44
 PING = messages.Ping(number=7)
 
 
-def hello(*, version=handshake.VERSION, role=Role.AGENT, key=0):
+def hello(*, version=channel.VERSION, role=Role.AGENT, key=0):
     return b"MUSTERCH" + version.to_bytes(2, "big") + bytes([role, key]) + os.urandom(32)
 
 
@@ -63,7 +62,7 @@ async def test_a_caller_who_can_t_prove_the_secret_is_turned_away_with_the_reaso
 
 @pytest.mark.parametrize(
     ("version", "reason"),
-    [(handshake.VERSION, Reason.WRONG_SECRET), (9, Reason.OTHER_VERSION)],
+    [(channel.VERSION, Reason.WRONG_SECRET), (9, Reason.OTHER_VERSION)],
     ids=["that can't prove the secret", "of another version"],
 )
 async def test_a_server_is_not_believed(version, reason):
@@ -81,7 +80,7 @@ async def test_a_server_is_not_believed(version, reason):
 
 async def test_a_caller_of_another_version_is_told_so():
     async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
-        w.write(hello(version=handshake.VERSION + 1))
+        w.write(hello(version=channel.VERSION + 1))
         answer = await r.readexactly(HELLO_BYTES + 32)
 
         assert answer[10] == Reason.OTHER_VERSION
@@ -127,7 +126,7 @@ async def test_a_recorded_conversation_can_t_be_played_again():
     async with listening() as (listener, doorman):
         async with raw_connection(listener.port) as (reader, writer):
             tape = _Recorder(writer)
-            await handshake.call(reader, tape, Role.AGENT, SECRET)
+            await channel.shake_as_caller(reader, tape, Role.AGENT, SECRET)
             await doorman.channels.get()
         async with raw_connection(listener.port) as (reader, writer):
             writer.write(tape.said)
@@ -153,7 +152,7 @@ async def test_two_conversations_have_different_keys():
         sessions = []
         for _ in range(2):
             async with raw_connection(listener.port) as (reader, writer):
-                sessions.append(await handshake.call(reader, writer, Role.AGENT, SECRET))
+                sessions.append(await channel.shake_as_caller(reader, writer, Role.AGENT, SECRET))
 
     keys = {key for s in sessions for key in (s.send_key, s.receive_key)}
     assert len(keys) == 4
@@ -183,11 +182,11 @@ async def test_the_public_key_does_not_pass_for_the_secret():
             await connect("127.0.0.1", listener.port, Role.AGENT, PUBLIC)
 
 
-@pytest.mark.parametrize("role", [0, max(handshake.Role) + 1, 255])
+@pytest.mark.parametrize("role", [0, max(channel.Role) + 1, 255])
 async def test_an_unknown_role_is_refused_even_with_the_secret(role):
     async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
         with pytest.raises(HandshakeError):
-            await handshake.call(r, w, role, SECRET)
+            await channel.shake_as_caller(r, w, role, SECRET)
 
         assert doorman.channels.empty()
 
@@ -211,7 +210,7 @@ def test_no_bytes_make_the_called_side_fail_in_another_way(data):
         reader.feed_data(data)
         reader.feed_eof()
         with pytest.raises(HandshakeError):
-            await handshake.answer(reader, _Mouth(), (SECRET, PUBLIC))
+            await channel.shake_as_called(reader, _Mouth(), (SECRET, PUBLIC))
 
     asyncio.run(check())
 
@@ -224,7 +223,7 @@ def test_no_bytes_make_the_calling_side_fail_in_another_way(data):
         reader.feed_data(data)
         reader.feed_eof()
         with pytest.raises(HandshakeError):
-            await handshake.call(reader, _Mouth(), Role.AGENT, SECRET)
+            await channel.shake_as_caller(reader, _Mouth(), Role.AGENT, SECRET)
 
     asyncio.run(check())
 
@@ -233,6 +232,6 @@ async def test_a_connection_that_the_network_loses_has_closed():
     reader = asyncio.StreamReader()
     reader.set_exception(OSError(113, "No route to host"))
     with pytest.raises(HandshakeError) as caught:
-        await handshake.answer(reader, _Mouth(), (SECRET, None))
+        await channel.shake_as_called(reader, _Mouth(), (SECRET, None))
 
     assert caught.value.reason is Reason.CLOSED

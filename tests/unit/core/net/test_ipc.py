@@ -14,7 +14,7 @@ import pytest
 
 from kit.command import ran
 from kit.waiting import wait_until_async
-from torchmuster.core.model.message import TypedMessage, encode
+from torchmuster.core.model.codec import TypedMessage, encode
 from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import MAX_CALLS, MAX_FRAME_BYTES, CallFailed, IpcServer
 from torchmuster.core.node.setup import make_socket_folder

@@ -12,8 +12,7 @@ from kit.waiting import wait_until_async
 from torchmuster.core.net import channel
 from torchmuster.core.net import listener as listening_side
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import connect
-from torchmuster.core.net.handshake import Reason, Role
+from torchmuster.core.net.channel import Reason, Role, connect
 from torchmuster.core.net.listener import MAX_SILENT, MAX_STRANGERS
 from unit.core.net.loopback import SECRET, listening
 

@@ -4,8 +4,14 @@ import asyncio
 
 import pytest
 
-from torchmuster.core.net.channel import Channel, RaceError, race, worst_failure
-from torchmuster.core.net.handshake import HandshakeError, Reason
+from torchmuster.core.net.channel import (
+    Channel,
+    HandshakeError,
+    RaceError,
+    Reason,
+    race,
+    worst_failure,
+)
 
 GOOD, BAD, SILENT = ("good", 1), ("bad", 1), ("silent", 1)
 SOON_S = 0.01

@@ -2,8 +2,7 @@ import asyncio
 import contextlib
 
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import connect
-from torchmuster.core.net.handshake import Role
+from torchmuster.core.net.channel import Role, connect
 from torchmuster.core.net.listener import STORE_CALL, Listener, StoreRelay
 from unit.core.net.loopback import SECRET, Doorman, raw_connection
 

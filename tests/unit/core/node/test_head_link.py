@@ -13,7 +13,7 @@ from torchmuster.core import proc
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.handshake import Role
+from torchmuster.core.net.channel import Role
 from torchmuster.core.net.listener import Listener
 from torchmuster.core.node import head_link
 from torchmuster.core.node.head_link import AgentRefusedError, HeadLink

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.text import show_size
-from torchmuster.core.spec.units import near_duration, parse_seconds, parse_size, parse_timeout
+from torchmuster.core.spec.problems import near_duration, parse_seconds, parse_size, parse_timeout
 
 
 @pytest.mark.parametrize(

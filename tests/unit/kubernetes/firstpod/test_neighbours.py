@@ -17,7 +17,7 @@ from torchmuster.core.model import codec
 from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
 from torchmuster.kubernetes.pods.pull import BROKEN, Push, program
 from torchmuster.launcher.net import remote_messages as messages
-from torchmuster.launcher.net.frames import FrameReader
+from torchmuster.launcher.net.remote_messages import FrameReader
 from torchmuster.launcher.net.replica import CopyScope
 from torchmuster.launcher.node.remote.files import MARK_FILE, make_mark
 from unit.kubernetes.pods.conftest import order_of

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from kit.command import ran
-from torchmuster.launcher.files import travel
+from torchmuster.core import proc
 
-START = os.path.join(travel.package_folder(), "kubernetes", "node", "start.py")
+START = os.path.join(proc.PACKAGE_FOLDER, "kubernetes", "node", "start.py")
 FINAL = 113
 
 

@@ -10,8 +10,8 @@ from kit.values import run_result, worker_end
 from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.failure import EndKind
-from torchmuster.core.model.message import moment_of
 from torchmuster.core.model.states import RunState, State
 from torchmuster.core.model.verdict import (
     Circumstances,

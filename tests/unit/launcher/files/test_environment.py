@@ -11,8 +11,7 @@ import pytest
 from kit.command import ran
 from torchmuster.errors import UsageError
 from torchmuster.launcher.files import environment
-from torchmuster.launcher.files.environment import relocate
-from torchmuster.launcher.files.parcel import ParcelFile, Unpacker
+from torchmuster.launcher.files.environment import ParcelFile, Unpacker, relocate
 
 
 @pytest.fixture

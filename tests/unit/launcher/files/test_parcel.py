@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from torchmuster.launcher.files import parcel
-from torchmuster.launcher.files.parcel import (
+from torchmuster.launcher.files import environment
+from torchmuster.launcher.files.environment import (
     FILE,
     LINK,
     NOTES,
@@ -182,7 +182,9 @@ def test_a_stream_without_its_end_and_one_that_goes_on_behind_it_are_refused(roo
 
 def listed(*pieces):
     whole = b"".join(
-        parcel.LISTED.pack(hashlib.sha256(data).digest(), len(data) | (1 << 31 if packed else 0))
+        environment.LISTED.pack(
+            hashlib.sha256(data).digest(), len(data) | (1 << 31 if packed else 0)
+        )
         for data, packed in pieces
     )
     return whole, hashlib.sha256(whole).hexdigest()
@@ -190,11 +192,11 @@ def listed(*pieces):
 
 def test_a_piece_that_grows_beyond_its_size_is_refused():
     bomb = zlib.compress(bytes(PIECE_BYTES * 100), 9)
-    (piece,) = parcel.read_list(*listed((bomb, True)))
+    (piece,) = environment.read_list(*listed((bomb, True)))
     assert piece.check(bomb)
     with pytest.raises(ParcelError, match="larger than pieces are"):
         piece.content(bomb)
-    (piece,) = parcel.read_list(*listed((b"no zlib", True)))
+    (piece,) = environment.read_list(*listed((b"no zlib", True)))
     with pytest.raises(ParcelError, match="can't be decompressed"):
         piece.content(b"no zlib")
 
@@ -202,10 +204,10 @@ def test_a_piece_that_grows_beyond_its_size_is_refused():
 def test_a_list_that_is_not_the_one_of_the_name_is_refused():
     whole, sha = listed((b"a", False))
     with pytest.raises(ParcelError, match="damaged"):
-        parcel.read_list(whole[:-1] + b"\xff", sha)
+        environment.read_list(whole[:-1] + b"\xff", sha)
     whole, sha = listed((bytes(PIECE_BYTES + 1), False))
     with pytest.raises(ParcelError, match="larger than pieces are"):
-        parcel.read_list(whole, sha)
+        environment.read_list(whole, sha)
 
 
 def test_a_flipped_bit_of_a_kept_parcel_is_noticed(tmp_path):

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from kit.values import run_plan
 from torchmuster.launcher.net import remote_messages
-from torchmuster.launcher.net.frames import FrameReader, FrameWriter
 from torchmuster.launcher.net.remote_messages import (
     LENGTH,
     MAX_FRAME_BYTES,
     EnvironmentPiece,
     FilePiece,
     FrameError,
+    FrameReader,
+    FrameWriter,
     RelayData,
     RemotePing,
     RemotePong,

@@ -4,7 +4,7 @@ import contextlib
 import os
 
 from torchmuster.core.model.plan import EnvironmentNeeds
-from torchmuster.launcher.files.parcel import FILE, PIECE_BYTES, ParcelFile, ParcelWriter
+from torchmuster.launcher.files.environment import FILE, PIECE_BYTES, ParcelFile, ParcelWriter
 
 NOTES = {"links": {}, "texts": [], "binaries": {}, "moves": {"/old": "env"}}
 

@@ -6,8 +6,7 @@ import contextlib
 import pytest
 
 from torchmuster.core.net import messages
-from torchmuster.core.net.channel import ChannelClosedError, connect
-from torchmuster.core.net.handshake import HandshakeError, Reason, Role
+from torchmuster.core.net.channel import ChannelClosedError, HandshakeError, Reason, Role, connect
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.probe import MAX_BULK_BYTES, NetworkProbe
 from unit.core.net.loopback import SECRET

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from torchmuster.core.net.handshake import MAGIC
+from torchmuster.core.net.channel import MAGIC
 from torchmuster.errors import JoinTimeoutError, UsageError
 from torchmuster.launcher.owner import head_port
 from torchmuster.launcher.owner.head_port import claim, claim_or_find_head, is_muster

@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.launcher.spec.hostfile import parse_host, parse_hostfile, read_hostfile
+from torchmuster.launcher.spec.site_files import parse_host, parse_hostfile, read_hostfile
 
 
 @pytest.mark.parametrize(

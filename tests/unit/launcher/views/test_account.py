@@ -9,7 +9,7 @@ from torchmuster.core.cli.ending import last_line, say_end
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.repeats import ShownOutput
+from torchmuster.core.model.narration import ShownOutput
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.create import choose_run_id

@@ -9,7 +9,7 @@ from torchmuster.core import proc
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.message import moment_of
+from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.create import write_owner
 from torchmuster.errors import NotFoundError

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kit.training import view_training
-from torchmuster.launcher.model.training import fold_training
+from kit.training import fold_training, view_training
 
 LEDGER = {"samples": 101, "lost": 0, "twice": 0, "whole": True}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import torchmuster
-from kit.training import view_training
+from kit.training import fold_training, view_training
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.owner.record import read_lines
-from torchmuster.launcher.model.training import MOST_EPOCHS, TrainingState, fold_training
+from torchmuster.launcher.model.run import MOST_EPOCHS, TrainingState
 from torchmuster.launcher.views.live import TrainingTail
 from torchmuster.launcher.views.training import TrainingReader, bad_loss_of
 from torchmuster.report.training import training_story

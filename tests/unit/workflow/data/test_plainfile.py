@@ -8,8 +8,8 @@ import pytest
 from torchmuster.core.files.atomic import read_json
 from torchmuster.core.plainfile import open_plain
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.launcher.spec.hostfile import read_hostfile
 from torchmuster.launcher.spec.site import _read
+from torchmuster.launcher.spec.site_files import read_hostfile
 from torchmuster.workflow.data.faults import DataError
 from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.spec.load import read_source

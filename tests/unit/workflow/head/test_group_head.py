@@ -15,8 +15,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import State
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import ChannelClosedError, connect
-from torchmuster.core.net.handshake import HandshakeError, Role
+from torchmuster.core.net.channel import ChannelClosedError, HandshakeError, Role, connect
 from torchmuster.core.net.listener import Listener
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.head.group_head import (

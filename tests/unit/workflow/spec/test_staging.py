@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.plan import Stage
+from torchmuster.core.spec.launch import parse_commands, parse_stages
 from torchmuster.core.spec.problems import Problems
-from torchmuster.core.spec.staging import parse_commands, parse_stages
 
 
 def parse(*texts, cwd="/home/me"):

@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from torchmuster.core.model import contract
-from torchmuster.core.model.failure import RanCode, RanFile
+from torchmuster.core.model.failure import ErrorParts, PythonError, RanCode, RanFile
 from torchmuster.core.net import ipc
 from torchmuster.errors import UsageError
 
@@ -225,33 +225,32 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     explain, own = getattr(error, "explain_to_user", None), None
     if callable(explain):  # our library's errors explain more than their traceback
         full_name, text, own = name, str(explain()), _own_words(error)
-    worker_failed = ipc.WorkerFailed(
+    python_error = PythonError(
         type_name=full_name,
         message=message[:8192],
         where=user_line(named, trace),
         traceback=text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
         is_final=is_final,
         bases=tuple(base.__name__ for base in type(error).__mro__)[:32],
-        handled=_last_line(named) if named is not error else None,
+        handled=_last_line(named)[:8192] if named is not error else None,
         own=own,
-        code=note.read(),
         blames_node=getattr(error, "muster_blames_node", False) is True,
     )
     try:
-        ipc.tell(socket_path, worker_failed)
+        ipc.tell(socket_path, ipc.WorkerFailed(error=python_error, code=note.read()))
     except UsageError:  # non-ASCII characters may make it too long
-        short = worker_failed.traceback[-12_000:]
-        ipc.tell(socket_path, replace(worker_failed, traceback=short, code=None))
+        short = replace(python_error, traceback=python_error.traceback[-12_000:])
+        ipc.tell(socket_path, ipc.WorkerFailed(error=short))
 
 
-def _own_words(error: BaseException) -> dict[str, str]:
+def _own_words(error: BaseException) -> ErrorParts:
     """Return the parts of an error of our library.
 
     Its class is not imported here: the script's may be of another version.
     """
-    parts = {"at": "where", "because": "why", "hint": "fix"}
-    found = {part: getattr(error, name, None) for part, name in parts.items()}
-    return {part: str(value)[:8192] for part, value in found.items() if value}
+    found = (getattr(error, name, None) for name in ("where", "why", "fix"))
+    at, because, hint = (str(value or "")[:8192] for value in found)
+    return ErrorParts(at=at or None, because=tuple(because.splitlines()), hint=hint or None)
 
 
 def _error_to_name(error: BaseException) -> BaseException:

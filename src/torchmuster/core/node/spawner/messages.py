@@ -5,8 +5,8 @@ The job's interpreter imports this module too, so the import has to be quick.
 
 from typing import Any
 
+from torchmuster.core.model.codec import TypedMessage
 from torchmuster.core.model.failure import LeftProcess
-from torchmuster.core.model.message import TypedMessage
 
 # A packet has to fit into the socket's buffer, which the system may limit to 200 KiB. A longer
 # order is in a memory file, whose descriptor comes before the order's own.

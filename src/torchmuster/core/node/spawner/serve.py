@@ -29,9 +29,9 @@ from typing import Any
 
 from torchmuster.core import plugs, proc
 from torchmuster.core.model import contract
+from torchmuster.core.model.codec import decode, encode
 from torchmuster.core.model.failure import LeftProcess
 from torchmuster.core.model.lease import OwnClock, is_given_up, is_stopped
-from torchmuster.core.model.message import decode, encode
 from torchmuster.core.model.plan import look_for_torch
 from torchmuster.core.node.spawner import last_words, mainmodule, messages
 from torchmuster.core.node.spawner.mainmodule import WorkerTask

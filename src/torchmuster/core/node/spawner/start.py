@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchmuster.core import proc
 from torchmuster.core.files.layout import muster_home
+from torchmuster.core.model.codec import decode, encode
 from torchmuster.core.model.lease import LEASE_S
-from torchmuster.core.model.message import decode, encode
 from torchmuster.core.model.plan import Program
 from torchmuster.core.net.ipc import caller_of
 from torchmuster.core.node.spawner import messages

@@ -13,7 +13,7 @@ from torchmuster.launcher.cli.echo import echo, echo_json
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 
 if TYPE_CHECKING:
-    from torchmuster.launcher.model.training import EpochView
+    from torchmuster.launcher.model.run import EpochView
     from torchmuster.launcher.views.account import Account
     from torchmuster.launcher.views.run_view import RunView
     from torchmuster.launcher.views.training import TrainingView

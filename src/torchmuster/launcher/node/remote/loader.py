@@ -1,7 +1,7 @@
 """The first program on a host reached by ssh: it gets torchmuster there, and becomes the remote end (`launcher/node/remote/main.py`).
 
 It arrives as text on standard input, before anything else is there: so it imports the standard library only, and has its own
-few lines of what `launcher/net/remote_messages.py` and `launcher/files/travel.py` say. It sends `RemoteFacts`; where the package is missing it
+few lines of what `launcher/net/remote_messages.py` and `launcher/files/code_copy.py` say. It sends `RemoteFacts`; where the package is missing it
 reads it from one frame. Nothing is buffered: what follows belongs to the remote end.
 """
 
@@ -28,14 +28,9 @@ TRAVELS = (
     *("launcher/api", "launcher/engines", "launcher/facts", "launcher/files", "launcher/head"),
     *("launcher/jobs", "launcher/model", "launcher/net", "launcher/node", "launcher/notify"),
     *("launcher/owner",),
-    *("launcher/programs", "launcher/spec/explain.py", "launcher/spec/hostfile.py"),
-    *(
-        "launcher/spec/scalars.py",
-        "launcher/spec/site.py",
-        "launcher/spec/site_files.py",
-        "launcher/spec/source.py",
-    ),
-    *("launcher/spec/values.py", "launcher/ui/ranks.py", "launcher/ui/run_lines.py"),
+    *("launcher/programs", "launcher/spec/scalars.py", "launcher/spec/site.py"),
+    *("launcher/spec/site_files.py", "launcher/spec/source.py"),
+    *("launcher/ui/ranks.py", "launcher/ui/run_lines.py"),
     *(
         "launcher/ui/status_line.py",
         "launcher/ui/words.py",

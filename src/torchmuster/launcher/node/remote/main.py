@@ -30,7 +30,6 @@ from torchmuster.errors import MusterError
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.broker import AgentBroker, AgentRequest
-from torchmuster.launcher.net.frames import FrameReader, FrameWriter
 from torchmuster.launcher.net.relay import Relay, RelayPort, SendsMessages
 from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed
 from torchmuster.launcher.node import shelf as shelves
@@ -547,7 +546,9 @@ _SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes 
 class RemoteEnd:
     """One host's side of one session."""
 
-    def __init__(self, session: FrameWriter, fork_server: AgentForker | None = None) -> None:
+    def __init__(
+        self, session: messages.FrameWriter, fork_server: AgentForker | None = None
+    ) -> None:
         self._session = session
         self._relay = Relay(session, first_id=2)
         self.agents = RemoteAgents(session, self._relay, self._send_record, fork_server)
@@ -565,7 +566,7 @@ class RemoteEnd:
     def _say(self, text: str) -> None:
         self._session.send(messages.RemoteNote(text=text))
 
-    def serve(self, reader: FrameReader) -> None:
+    def serve(self, reader: messages.FrameReader) -> None:
         """Do what the client says until it is gone."""
         self._session.send(messages.RemoteReady(protocol=messages.PROTOCOL))
         with contextlib.suppress(TimeoutError, messages.FrameError, OSError):
@@ -772,7 +773,7 @@ def main(arguments: list[str]) -> None:
     servers = (make() for make in plugs.every("fork_servers"))
     fork_server = next((one for one in servers if one is not None), None)
     try:
-        serve(RemoteEnd(FrameWriter(outgoing), fork_server), incoming)
+        serve(RemoteEnd(messages.FrameWriter(outgoing), fork_server), incoming)
     finally:
         if order.temporary:
             shutil.rmtree(order.root, ignore_errors=True)
@@ -784,7 +785,7 @@ def serve(end: RemoteEnd, incoming: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: end.shut_down())
     signal.signal(contract.OVERUSED_SIGNAL, lambda signum, _: end.agents.pass_on(signum))
     try:
-        end.serve(FrameReader(incoming))
+        end.serve(messages.FrameReader(incoming))
     finally:
         end.leave()
 

@@ -5,8 +5,14 @@ import os
 
 import pytest
 
-from torchmuster.core.model.message import encode
-from torchmuster.core.net.ipc import MAX_FRAME_BYTES, CallTaken, IpcServer, WorkerReport
+from torchmuster.core.model.codec import encode
+from torchmuster.core.net.ipc import (
+    MAX_FRAME_BYTES,
+    CallTaken,
+    IpcServer,
+    WorkerFailed,
+    WorkerReport,
+)
 from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.core.node.spawner import last_words
 from torchmuster.core.node.spawner.last_words import CodeNote
@@ -45,7 +51,7 @@ def report_of(error):
         except type(error) as raised:
             last_words.report(path, raised, CodeNote(None))
 
-    return heard_while(call)
+    return heard_while(call).error
 
 
 def test_an_exit_within_an_except_is_reported_with_what_was_handled():
@@ -94,4 +100,4 @@ def test_a_giant_message_is_reported_in_part_and_never_lost(character):
     assert report.type_name == "ValueError"
     assert report.message == character * 8192
     assert character * 1000 in report.traceback
-    assert len(encode(report)) <= MAX_FRAME_BYTES
+    assert len(encode(WorkerFailed(error=report))) <= MAX_FRAME_BYTES

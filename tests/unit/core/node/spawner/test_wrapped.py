@@ -10,7 +10,7 @@ import pytest
 
 from kit.values import program
 from kit.waiting import wait_until_async
-from torchmuster.core.model.message import decode
+from torchmuster.core.model.codec import decode
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.core.node.spawner.messages import InterpreterReady, SpawnerEvent, TorchFound

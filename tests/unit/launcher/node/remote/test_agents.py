@@ -7,9 +7,10 @@ import pytest
 
 from torchmuster.launcher.net import remote_messages
 from torchmuster.launcher.net.broker import request_agent
-from torchmuster.launcher.net.frames import FrameReader, FrameWriter
 from torchmuster.launcher.net.remote_messages import (
     AgentEnded,
+    FrameReader,
+    FrameWriter,
     Placed,
     RemoteFailed,
     SetUpDone,
