@@ -166,7 +166,7 @@ def _leave(errors: Any, words: list[str]) -> NoReturn:
     from torchmuster.core.cli.messages import print_errors
 
     if any(word.partition("=")[0] == "--json" for word in words):
-        from torchmuster.core.cli.answer import answer_unless_given
+        from torchmuster.core.cli.ending import answer_unless_given
 
         command = muster.get_command(click.Context(muster), words[0])
         answer_unless_given(command, words[1:], errors)

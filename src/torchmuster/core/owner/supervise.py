@@ -41,11 +41,18 @@ from torchmuster.core.model.text import name_on, report_of_error
 from torchmuster.core.model.verdict import Report, Result, StopCause, cause_of_stop, end_by_stop
 from torchmuster.core.net import messages
 from torchmuster.core.node.leftovers import start_sweep
-from torchmuster.core.owner.head_follower import HeadFollower
-from torchmuster.core.owner.parts import Engine, RecordWriter, RunDisplay, StandardInput
+from torchmuster.core.owner.parts import (
+    LAST_STOP,
+    Deadline,
+    Engine,
+    HeadFollower,
+    RecordWriter,
+    RunDisplay,
+    StandardInput,
+    Stops,
+)
 from torchmuster.core.owner.record import next_attempt, read_result, recorded_seconds
 from torchmuster.core.owner.session import EarlyStop, own_terminal
-from torchmuster.core.owner.stops import LAST_STOP, Deadline, Stops
 from torchmuster.core.proc import describe_end
 from torchmuster.errors import HeadLostError, MusterError
 

@@ -45,8 +45,13 @@ def prune_hosts(
         ManyErrors: Some hosts can't be used; all others were asked.
     """
     from torchmuster.core.files.layout import RunDir
-    from torchmuster.launcher.cli.sites import my_sites
-    from torchmuster.launcher.cli.ssh import KIND, find_ssh_site, make_bundle_for, make_wishes
+    from torchmuster.launcher.cli.sites import (
+        KIND,
+        find_ssh_site,
+        make_bundle_for,
+        make_wishes,
+        my_sites,
+    )
     from torchmuster.launcher.engines.ssh_command import HostProblem
     from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel
     from torchmuster.launcher.net.remote_messages import EnvironmentsPruned, PruneEnvironments
@@ -121,7 +126,6 @@ def prune(**given: Any) -> int:
     muster prune --hosts a,b --older 7d --environments 20Gi
     """  # noqa: D301 - \b is click's mark
     from torchmuster.core.spec.units import parse_size, parse_timeout
-    from torchmuster.errors import UsageError
     from torchmuster.launcher.views.prune import plan_prune
 
     older_s = parse_timeout(given["older"])

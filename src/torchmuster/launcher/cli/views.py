@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import options
-from torchmuster.core.cli.answer import AnswerCommand, answers
+from torchmuster.core.cli.ending import AnswerCommand, answers
 from torchmuster.core.cli.options import complete_runs
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.text import in_one_line, span
 from torchmuster.errors import MusterError, NotFoundError, UsageError
-from torchmuster.launcher.cli.account import clock
 from torchmuster.launcher.cli.echo import echo, echo_json
+from torchmuster.launcher.cli.record import clock
 
 if TYPE_CHECKING:
     from torchmuster.launcher.views.account import Account
@@ -83,7 +83,7 @@ _COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "EN
 @options.json()
 def ps(*, everything: bool, as_json: bool) -> int:
     """List the runs, the one submitted last at the end."""
-    from torchmuster.launcher.cli.kinds.run import plain_of
+    from torchmuster.launcher.cli.record import plain_of
     from torchmuster.launcher.ui.table import render_table
     from torchmuster.launcher.views.account import account_of
     from torchmuster.launcher.views.find import all_runs, newest_and_open
@@ -130,7 +130,7 @@ def status(run: str, *, watch: bool, as_json: bool) -> int:
 
 def print_status(run: str, *, as_json: bool) -> int:
     """Print the state of a run, a workflow or a sweep; return the exit code."""
-    from torchmuster.launcher.cli.kinds.table import commands_of
+    from torchmuster.launcher.cli.record import commands_of
     from torchmuster.launcher.views.find import look_at
 
     view = look_at(run)
@@ -176,8 +176,7 @@ def logs(
 
     from torchmuster.core.model.lines import LineJoiner
     from torchmuster.core.model.text import as_bytes, as_output
-    from torchmuster.launcher.cli.kinds.run import report_reach
-    from torchmuster.launcher.cli.kinds.table import commands_of
+    from torchmuster.launcher.cli.record import commands_of, report_reach
     from torchmuster.launcher.views.control import LogChoice, follow_logs, log_files
     from torchmuster.launcher.views.elsewhere import copied
     from torchmuster.launcher.views.find import find_run, look_at
@@ -227,7 +226,6 @@ def logs(
 
 
 def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> None:
-    import io
 
     from torchmuster.core.files.layout import offset_of_last_lines
     from torchmuster.core.plainfile import open_plain
@@ -320,7 +318,7 @@ def _check_result(view: "RunView") -> None:
 
 def identity(view: "RunView") -> str:
     """Return a description that identifies a run: `last` may not be the one that the user means."""
-    from torchmuster.launcher.jobs.links import all_jobs
+    from torchmuster.launcher.jobs.jobs import all_jobs
 
     jobs = all_jobs(view.run_dir)
     job = f", job {', '.join(jobs[1])} of {jobs[0].name}" if jobs is not None else ""

@@ -427,11 +427,6 @@ def mebibytes_up(size_bytes: int) -> int:
     return max(1, -(-size_bytes // (1 << 20)))
 
 
-def shell_code(exit_status: int, signum: int = 0) -> int:
-    """Return an exit code as a shell would: 128 + n for signal n."""
-    return 128 + signum if signum else exit_status
-
-
 def ends_at(environment: Mapping[str, str], *names: str) -> float | None:
     """Return the end of the time limit from the first of these variables that holds a number."""
     for name in (*names, ENDS_AT):

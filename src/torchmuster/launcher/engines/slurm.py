@@ -22,7 +22,7 @@ from torchmuster.launcher.engines.base import (
     QueueQuestion,
     clock_seconds,
 )
-from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_scheduler_texts
+from torchmuster.launcher.engines.wait_reasons import read_scheduler_texts
 from torchmuster.launcher.model.job import (
     AllocatedNode,
     Allocation,
@@ -40,37 +40,25 @@ from torchmuster.launcher.model.job import (
 
 # Source: https://slurm.schedmd.com/job_state_codes.html, states and flags.
 STATES = {
-    "PENDING": JobState.PENDING,
-    "CONFIGURING": JobState.PENDING,  # nodes boot; the script has not begun
-    "EXPEDITING": JobState.PENDING,
-    "RUNNING": JobState.RUNNING,
-    "RESIZING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "SUSPENDED": JobState.SUSPENDED,
-    "STOPPED": JobState.SUSPENDED,
-    "REQUEUE_HOLD": JobState.HELD,
-    "RESV_DEL_HOLD": JobState.HELD,
-    "SPECIAL_EXIT": JobState.HELD,
-    "COMPLETING": JobState.ENDING,
-    "STAGE_OUT": JobState.ENDING,
-    "COMPLETED": JobState.SUCCEEDED,
-    "FAILED": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED,
-    "TIMEOUT": JobState.TIMED_OUT,
-    "DEADLINE": JobState.TIMED_OUT,
-    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
-    "NODE_FAIL": JobState.NODE_FAILED,
-    "BOOT_FAIL": JobState.NODE_FAILED,
-    "LAUNCH_FAILED": JobState.NODE_FAILED,
-    "PREEMPTED": JobState.PREEMPTED,
-    "REQUEUED": JobState.REQUEUED,
-    "REQUEUE_FED": JobState.REQUEUED,
+    word: state
+    for state, words in {
+        # CONFIGURING: nodes boot; the script has not begun.
+        JobState.PENDING: "PENDING CONFIGURING EXPEDITING",
+        JobState.RUNNING: "RUNNING RESIZING SIGNALING",
+        JobState.SUSPENDED: "SUSPENDED STOPPED",
+        JobState.HELD: "REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
+        JobState.ENDING: "COMPLETING STAGE_OUT",
+        JobState.SUCCEEDED: "COMPLETED",
+        JobState.FAILED: "FAILED",
+        JobState.CANCELLED: "CANCELLED",
+        JobState.TIMED_OUT: "TIMEOUT DEADLINE",
+        JobState.OUT_OF_MEMORY: "OUT_OF_MEMORY",
+        JobState.NODE_FAILED: "NODE_FAIL BOOT_FAIL LAUNCH_FAILED",
+        JobState.PREEMPTED: "PREEMPTED",
+        JobState.REQUEUED: "REQUEUED REQUEUE_FED",
+    }.items()
+    for word in words.split()
 }
-
-_WORDS = read_scheduler_texts(
-    os.path.join(os.path.dirname(__file__), "slurm.txt"), "(?:{})(?![A-Za-z])"
-)
-REFUSALS = _WORDS.refuses
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:
@@ -140,12 +128,11 @@ def _sizes(text: str, partition: str) -> list[tuple[int, int]]:
     return [(found[cpus], cpus) for cpus in sorted(found, reverse=True)]
 
 
-REASONS = WaitReasons(
-    table=_WORDS.waits,
-    capacity_argv=capacity_argv,
-    shortage=shortage,
-    last_words=_WORDS.ends,
-    gone=_WORDS.gone,
+REASONS, REFUSALS = read_scheduler_texts(
+    os.path.join(os.path.dirname(__file__), "slurm.txt"),
+    "(?:{})(?![A-Za-z])",
+    capacity_argv,
+    shortage,
 )
 
 
@@ -594,7 +581,8 @@ def _exit_code(text: str, state: JobState) -> int | None:
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or (text == "0:0" and state is not JobState.SUCCEEDED):
         return None  # observed: a job that never ran has 0:0
-    return base.shell_code(int(match.group(1)), int(match.group(2)))
+    status, signum = map(int, match.groups())
+    return 128 + signum if signum else status
 
 
 def _joined(first: JobView, other: JobView) -> JobView:

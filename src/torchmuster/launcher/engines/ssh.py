@@ -12,9 +12,9 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchmuster.core.engines.local import HEAD, AgentEnd
@@ -24,16 +24,133 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import few_of, show_size, show_transfer
 from torchmuster.core.model.verdict import Result
-from torchmuster.launcher.engines import ssh_places
-from torchmuster.launcher.engines.ssh_bundle import Bundle, CodeArchive, order_to_set_up
+from torchmuster.errors import ChannelError
 from torchmuster.launcher.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
 from torchmuster.launcher.engines.ssh_files import FetchedFiles, check_free, go_back, with_own_paths
-from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
-from torchmuster.launcher.engines.ssh_places import HostPlaces, SshOptions, bad_hosts
+from torchmuster.launcher.engines.ssh_host import (
+    Bundle,
+    CodeArchive,
+    HostError,
+    RemoteHost,
+    in_parallel,
+    order_to_set_up,
+    share_token,
+)
 from torchmuster.launcher.files.environment import PackedEnvironment
 from torchmuster.launcher.files.parcel import ParcelError, ParcelFile
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.relay import Relay, RelayPort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshOptions:
+    """How to use the hosts.
+
+    Attributes:
+        hosts: All hosts that may be used; those beyond the plan's nodes are spare.
+        where: What named them, for messages.
+        by_slots: Whether the list of hosts gives the workers of each node.
+        may_share: Look for a shared file system; else everything is copied.
+        head_port: Loopback port for calls to the head; 0 for any.
+        code_root: The folder of the code; None for the work tree that contains the program.
+        environment: Waits for the workers' environment, which is packed meanwhile; None if hosts
+            have their own.
+        spares_first: Replace a lost host by a spare one at once, because it may take minutes to
+            come back.
+        passes_on: Whether a client gets the hosts' files next, and reports where they are.
+        output: A folder on each host whose content is fetched into ours instead of the code
+            folder's; empty for none.
+    """
+
+    hosts: tuple[SshHost, ...]
+    where: str
+    by_slots: bool = True
+    may_share: bool = True
+    head_port: int = 0
+    code_root: str | None = None
+    environment: Callable[[], PackedEnvironment] | None = None
+    spares_first: bool = False
+    passes_on: bool = False
+    output: str = ""
+
+
+class HostPlaces:
+    """The hosts of a run: the first ones are its places, the others are spare."""
+
+    def __init__(
+        self, hosts: Sequence[SshHost], max_nodes: int, *, spares_first: bool = False
+    ) -> None:
+        self._spares_first = spares_first
+        self._all = list(hosts)
+        self._max_nodes = max_nodes
+        self._at: list[SshHost] = list(hosts[:max_nodes])
+
+    @property
+    def hosts(self) -> tuple[SshHost, ...]:
+        """The host of each place."""
+        return tuple(self._at)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the places in messages."""
+        return tuple(host.name for host in self._at)
+
+    def settle(self, good: Sequence[SshHost]) -> None:
+        """Make the hosts that answered the first places, followed by the others."""
+        others = [host for host in self._all if host not in good]
+        self._at = [*good, *others][: self._max_nodes]
+
+    def candidates(self, place: int) -> list[SshHost]:
+        """Return the hosts that may hold a place, its own and the spare ones, the best first."""
+        spare = [host for host in self._all if host not in self._at]
+        own = self._at[place : place + 1]
+        return [*spare, *own] if self._spares_first else [*own, *spare]
+
+    def take(self, place: int, host: SshHost) -> bool:
+        """Give a place to a host; return whether the host is new there."""
+        if place >= len(self._at) or self._at[place] == host:
+            return False
+        self._at[place] = host
+        return True
+
+    def exchange(self, one: int, other: int) -> None:
+        """Exchange the hosts of two places."""
+        self._at[one], self._at[other] = self._at[other], self._at[one]
+
+
+def place_to_free(living: Collection[int], trained: Collection[int], plan: RunPlan) -> int | None:
+    """Return the place whose host the head may get when its own is lost; None if there is none.
+
+    Args:
+        living: The places whose hosts answer, without the head's.
+        trained: The places that had ranks in the last attempt.
+        plan: Gives the number of nodes that an attempt needs.
+    """
+    spare = [place for place in living if place not in trained]
+    if len(living) < plan.min_nodes:
+        return None
+    return max(spare or living, default=None)
+
+
+def workers_of(hosts: Sequence[SshHost], gpus: Mapping[str, int], plan: RunPlan) -> tuple[int, ...]:
+    """Return the workers of each place: the list's slots, else its GPUs, else the plan's."""
+    return tuple(
+        host.slots or gpus.get(host.name) or plan.num_workers(place)
+        for place, host in enumerate(hosts)
+    )
+
+
+def bad_hosts(problems: Sequence[HostProblem], needed: int, where: str) -> ChannelError:
+    """Return an error that names all hosts that can't be used."""
+    names = ", ".join(problem.host for problem in problems)
+    number = len(problems)
+    what = f"{number} host{'s' if number != 1 else ''} can't be used: {names}"
+    if needed > 1:
+        what += f"; the run needs {needed}"
+    fixes = list(dict.fromkeys(problem.fix for problem in problems if problem.fix))
+    why = "\n".join(problem.line() for problem in problems) or None
+    return ChannelError(what, where=where, why=why, fix="; ".join(fixes) or None)
+
 
 # An environment travels to a run's hosts once from here, then from host to host while it still
 # arrives.
@@ -320,7 +437,7 @@ class SshEngine:
         workers = self.plan.workers_per_node
         if self._wishes.by_slots:
             gpus = {host.host.name: host.facts.num_gpus for host in self._hosts.values()}
-            workers = ssh_places.workers_of(self._places.hosts, gpus, self.plan)
+            workers = workers_of(self._places.hosts, gpus, self.plan)
         self._write_plan(replace(self.plan, workers_per_node=workers))
 
     def _write_plan(self, plan: RunPlan) -> None:
@@ -373,7 +490,7 @@ class SshEngine:
     def _reopen_elsewhere(self) -> list[HostProblem]:
         """Move the head to the host of a spare node, or of one that attempts can do without."""
         living = {place for place, host in self._hosts.items() if not host.is_lost}
-        place = ssh_places.place_to_free(living, trained_last(self.plan, self.run_dir), self.plan)
+        place = place_to_free(living, trained_last(self.plan, self.run_dir), self.plan)
         if place is None:
             return []
         before = self._places.names[HEAD]
@@ -605,7 +722,7 @@ class SshEngine:
     def _collect(self, host: RemoteHost) -> None:
         placed = host.placed
         if placed is None or not (placed.is_shared or placed.with_head):
-            self._files.collect(host, self._say, self._wishes)
+            self._files.collect(host, self._wishes.output, passes_on=self._wishes.passes_on)
 
     def abandon(self) -> None:
         """End all sessions now; remote ends end everything below them."""

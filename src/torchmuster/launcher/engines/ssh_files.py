@@ -17,7 +17,6 @@ from torchmuster.core.model.text import show_size
 from torchmuster.core.model.verdict import Result
 from torchmuster.errors import SessionBusyError
 from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost
-from torchmuster.launcher.engines.ssh_places import SshOptions
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece
@@ -99,9 +98,15 @@ class FetchedFiles:
             self._reported.add(why)
             self._say(f"the record of {name} can't be written here: {why}; it is tried again")
 
-    def collect(self, host: RemoteHost, say: Callable[[str], None], wishes: SshOptions) -> None:
-        """Fetch a host's outputs, or its folder `wishes.output`; report what stays there."""
-        name, output = host.host.name, wishes.output
+    def collect(self, host: RemoteHost, output: str, *, passes_on: bool) -> None:
+        """Fetch a host's outputs, or its folder `output`; report what stays there.
+
+        Args:
+            host: The host.
+            output: As in `SshOptions`.
+            passes_on: As in `SshOptions`.
+        """
+        name, say = host.host.name, self._say
         folder = os.path.join(self._run_dir.path, "output", name)
         copy = self.copy_of(name)
         try:
@@ -123,7 +128,7 @@ class FetchedFiles:
                 f"the record of {name} is not whole here: {', '.join(lacks[:4])};"
                 f" it stays there in {host.placed.run_dir}"
             )
-        if count and not wishes.passes_on:
+        if count and not passes_on:
             files = f"{count} new or changed file{'s' if count != 1 else ''}"
             say(f"{files} of {name} came back to {folder}")
         if said.num_stay:
@@ -132,7 +137,7 @@ class FetchedFiles:
                 f"{said.num_stay} files stay on {name} in {said.root}, together"
                 f" they are larger than {show_size(code_copy.MAX_OUTPUT_BYTES)}: {names}"
             )
-        if said.snapshots and not wishes.passes_on:
+        if said.snapshots and not passes_on:
             say(f"the snapshots are on {name} in {said.snapshots}")
 
 

@@ -19,8 +19,13 @@ from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import Follow
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect, object_dialect
-from torchmuster.launcher.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
-from torchmuster.launcher.jobs.never import NeverStartsWatch
+from torchmuster.launcher.jobs.jobs import (
+    NeverStartsWatch,
+    cancel_jobs,
+    describe_link,
+    settled_result,
+    view_newest,
+)
 from torchmuster.launcher.model.job import JobView, describe_job
 from torchmuster.launcher.views.run_view import lost_head
 

@@ -23,7 +23,7 @@ from torchmuster.core.model.text import few_of
 from torchmuster.core.net.address import own_addresses
 from torchmuster.core.proc import Starter, describe_end
 from torchmuster.errors import MusterError
-from torchmuster.launcher.engines.own_job import OwnJob
+from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.model.job import NodeLauncher
 from torchmuster.launcher.programs.enter import EnterOrder, enter_argv
 

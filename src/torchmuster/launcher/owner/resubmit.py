@@ -14,8 +14,13 @@ from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.engines.base import Dialect, EngineError, Refusal
 from torchmuster.launcher.engines.schedulers import facts_of
-from torchmuster.launcher.jobs.jobs import cancel_job
-from torchmuster.launcher.jobs.links import is_cancelled, read_chain, read_links, write_links
+from torchmuster.launcher.jobs.jobs import (
+    cancel_job,
+    is_cancelled,
+    read_chain,
+    read_links,
+    write_links,
+)
 from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest
 from torchmuster.launcher.model.run import record_of
 

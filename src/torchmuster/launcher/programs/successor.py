@@ -37,7 +37,7 @@ from torchmuster.core.node.agent import Agent
 from torchmuster.core.node.head_link import HeadLink
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.programs.head_host import HeadHost
-from torchmuster.core.programs.launch import began_at, machines_left_out
+from torchmuster.core.programs.main import began_at, machines_left_out
 from torchmuster.errors import MusterError
 
 _LOOK_EVERY_S = 0.5

@@ -38,10 +38,9 @@ from torchmuster.core.node.output import LogVoice, Voice
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import SpawnerKeeper
 from torchmuster.core.node.workers import NodeAttempt, WorkerSettings
-from torchmuster.core.owner.parts import RecordWriter
+from torchmuster.core.owner.parts import RecordWriter, Stops
 from torchmuster.core.owner.record import read_result
 from torchmuster.core.owner.session import EarlyStop
-from torchmuster.core.owner.stops import Stops
 from torchmuster.errors import MusterError, RunDirectoryError
 from torchmuster.multirun.sweep.members import (
     MemberRecords,

@@ -14,8 +14,7 @@ from torchmuster.core.cli.place import Place, too_few
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.events import RecordEvent, WorkerEndedEvent
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.sites import my_sites
-from torchmuster.launcher.cli.ssh import find_ssh_site, make_bundle_for, make_wishes
+from torchmuster.launcher.cli.sites import find_ssh_site, make_bundle_for, make_wishes, my_sites
 
 if TYPE_CHECKING:
     from torchmuster.core.cli.place import Follow
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from torchmuster.core.model.verdict import Result
     from torchmuster.core.spec.launch import JobLimits, RunRequest
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.launcher.engines.ssh_bundle import Bundle
-    from torchmuster.launcher.engines.ssh_places import SshOptions
+    from torchmuster.launcher.engines.ssh import SshOptions
+    from torchmuster.launcher.engines.ssh_host import Bundle
     from torchmuster.launcher.spec.site import Site
     from torchmuster.launcher.views.run_view import RunView
 
@@ -125,16 +124,16 @@ class HostsPlace(Place):
         return partial(own_on_hosts, plan, run_dir, self.wishes, self._bundle(plan))
 
     def look(self) -> list[dict[str, Any]]:
-        from torchmuster.launcher.cli.engine_rows import host_rows
+        from torchmuster.launcher.cli.engines import host_rows
 
         return host_rows(self.wishes.hosts)
 
     def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
-        from torchmuster.launcher.cli.engine_rows import reach_rows
+        from torchmuster.launcher.cli.engines import reach_hosts
 
         del limit_s  # ssh has its own limit
         note = "each host was contacted, nothing was started there"
-        return reach_rows(self.wishes.hosts), note
+        return reach_hosts(self.wishes.hosts), note
 
 
 def own_on_hosts(

@@ -1,14 +1,14 @@
-"""What `muster status`, `logs`, `restart` and `replay` do with a run, or a session."""
+"""What commands do with a record by its kind: the table, and `status`, `logs` and `replay` of a run or session."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from torchmuster.core import plugs
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.events import fields_of
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import few_of, in_one_line, span
 from torchmuster.errors import NotFoundError
-from torchmuster.launcher.cli.account import print_account
 from torchmuster.launcher.cli.echo import echo, echo_json
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 
@@ -91,7 +91,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     for problem in problems_of(view):
         echo(f"problem  {in_one_line(problem)}")
     if job is not None:
-        from torchmuster.launcher.jobs.links import describe_link, describe_lost_head
+        from torchmuster.launcher.jobs.jobs import describe_link, describe_lost_head
         from torchmuster.launcher.model.job import describe_job
 
         link = describe_link(view.run_dir)
@@ -214,3 +214,63 @@ def check_logs(view: "RunView", task: str | None) -> None:
 def check_replay(view: "RunView") -> None:
     """Accept the run: it has steps."""
     del view
+
+
+class KindCommands(Protocol):
+    """Interface of the module that a kind plugs in as its `commands`."""
+
+    def print_status(self, view: "RunView", *, as_json: bool) -> int:
+        """Print the state; return the exit code."""
+
+    def check_logs(self, view: "RunView", task: str | None) -> None:
+        """Refuse, with a `MusterError`, logs that it doesn't have."""
+
+    def check_replay(self, view: "RunView") -> None:
+        """Refuse, with a `MusterError`, a record without steps."""
+
+
+class Restart(Protocol):
+    """Restarts a record of this kind; returns the exit code."""
+
+    def __call__(self, view: "RunView", *, detach: bool) -> int:
+        """Restart it."""
+
+
+def restart_of(view: "RunView") -> Restart:
+    """Return the function that restarts a record of this kind."""
+    found: Restart = plugs.find("kinds", f"{view.kind.value} restart")
+    return found
+
+
+def commands_of(view: "RunView") -> KindCommands:
+    """Return the commands for a record of this kind."""
+    found: KindCommands = plugs.find("kinds", f"{view.kind.value} commands")
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Format a time, in seconds since 1970, in this machine's time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def print_account(account: "Account", *, has_job_line: bool = False) -> None:
+    """Print where and how long it ran, and how it ended, even if the scheduler has forgotten it."""
+    if account.jobs and not has_job_line:
+        many = "s" if len(account.jobs) > 1 else " "
+        echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
+    elif not account.jobs:
+        echo(f"on       {account.engine}")
+    duration = f", {span(account.elapsed_s)} since it began"
+    if account.exit_code is not None:
+        duration = f", took {span(account.elapsed_s)}"
+    elif account.ended_by is not None:  # the end was not recorded
+        duration = f", last heard of after {span(account.elapsed_s)}"
+    lasted = duration if account.elapsed_s is not None else ""
+    echo(f"time     submitted {clock(account.submitted)}{lasted}")
+    if account.exit_code is not None:
+        why = f": {in_one_line(account.ended_by)}" if account.ended_by else ""
+        echo(f"exit     {account.exit_code}{why}")
+    elif account.ended_by is not None:
+        echo(f"end      {in_one_line(account.ended_by)}")
+    for line in account.notifiers:
+        echo(f"notify   {line}")

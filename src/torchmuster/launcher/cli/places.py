@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchmuster.core.model.plan import RunPlan
     from torchmuster.core.spec.launch import RunRequest
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.launcher.engines.own_job import OwnJob
+    from torchmuster.launcher.engines.allocation import OwnJob
     from torchmuster.launcher.spec.site import Site
     from torchmuster.launcher.views.run_view import RunView
 
@@ -39,17 +39,17 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
     named = where.engine or ("ssh" if names_hosts else None)
     engine = choose_engine(named, here=where.here)
     if engine == "local" and not names_hosts:
-        from torchmuster.launcher.cli.places.in_job import InsideJobPlace
+        from torchmuster.launcher.cli.jobs import InsideJobPlace
 
         inside = None if where.here else find_allocation()
         return None if inside is None else InsideJobPlace(inside)
     if (make := plugs.load_other("places", engine)) is not None:
         other: Place = make(where, problems)
         return other
-    from torchmuster.launcher.cli.ssh import find_ssh_site
+    from torchmuster.launcher.cli.sites import find_ssh_site
 
     if (hosts := find_ssh_site(engine, where.hosts, where.hostfile)) is not None:
-        from torchmuster.launcher.cli.places.hosts import HostsPlace
+        from torchmuster.launcher.cli.hosts import HostsPlace
 
         return HostsPlace(hosts, by_slots=where.by_slots)
     site = check_engine(engine, problems)
@@ -79,7 +79,7 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 def _place_of_jobs(site: "Site") -> Place:
     """Return the place for runs of a site with jobs, from another room if they are objects."""
-    from torchmuster.launcher.cli.places.jobs import JobPlace
+    from torchmuster.launcher.cli.jobs import JobPlace
     from torchmuster.launcher.engines.base import object_dialect
     from torchmuster.launcher.engines.registry import load_dialect
 
@@ -99,13 +99,13 @@ def find_restart_place(plan: "RunPlan", view: "RunView") -> tuple[Place, str | N
     """
     snapshots = view.run_dir.snapshots
     if os.path.isfile(view.run_dir.job):
-        from torchmuster.launcher.cli.places.jobs import job_restart_place
+        from torchmuster.launcher.cli.jobs import job_restart_place
 
         return job_restart_place(view.run_dir)
     if plan.job_id is not None:
         return _job_around(plan, view), snapshots
     if plan.engine != "local":
-        from torchmuster.launcher.cli.places.hosts import hosts_restart_place
+        from torchmuster.launcher.cli.hosts import hosts_restart_place
 
         return hosts_restart_place(plan, view), snapshots
     from torchmuster.core.cli.here import Here
@@ -117,7 +117,7 @@ def find_restart_place(plan: "RunPlan", view: "RunView") -> tuple[Place, str | N
 def _job_around(plan: "RunPlan", view: "RunView") -> Place:
     """Return the job around us: the one that the run was in has ended, or is this one."""
     from torchmuster.core.files.layout import short_id
-    from torchmuster.launcher.cli.places.in_job import InsideJobPlace
+    from torchmuster.launcher.cli.jobs import InsideJobPlace
 
     if (inside := find_allocation()) is not None:
         return InsideJobPlace(inside)
@@ -148,7 +148,7 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
         UsageError: It is not a dry run: a run uses one engine.
     """
     from torchmuster.core.owner.create import new_run_id
-    from torchmuster.errors import ManyErrors, MusterError, UsageError
+    from torchmuster.errors import ManyErrors, MusterError
     from torchmuster.launcher.engines.schedulers import sees_files
     from torchmuster.launcher.spec.site import BUILT_IN
 
@@ -232,7 +232,7 @@ def find_allocation() -> "OwnJob | None":
 
     if not may_be_in_job(os.environ):
         return None  # the usual case costs no import
-    from torchmuster.launcher.engines.own_job import find_own_job
+    from torchmuster.launcher.engines.allocation import find_own_job
 
     return find_own_job()
 
