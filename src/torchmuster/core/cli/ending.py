@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
     from torchmuster.core.model.plan import RunPlan
     from torchmuster.core.model.verdict import Result
 
-CHOICES = (
-    "off",
-    "line",
-    "full",
-)  # rows of status below the output on a terminal
+CHOICES = ("off", "line", "full")  # rows of status below the output on a terminal
 _KEY = "torchmuster.progress"
 
 
@@ -59,6 +56,14 @@ continued: "RunDir | None" = None
 companion: "Companion | None" = None
 # `muster dev` shows only what the ranks print and why they failed, and prints its own last line.
 is_brief = False
+
+
+def is_terminal(fd: int) -> bool:
+    """Say whether a descriptor is open, and a terminal."""
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
 
 
 class Screen(Protocol):
@@ -130,15 +135,10 @@ def follow_run(
             screen.end()
         code = CONTINUES_CODE
         if result is not None:
-            is_read = getattr(plan, "preflight", "") in (
-                "long",
-                "only",
-            )  # `muster doctor` reports the end
-            code = (
-                say_end(voice, result, run_dir, is_read=is_read)
-                if say is None
-                else say(voice, result, run_dir)
-            )
+            # `muster doctor` reports the end.
+            is_read = getattr(plan, "preflight", "") in ("long", "only")
+            say = say or partial(say_end, is_read=is_read)
+            code = say(voice, result, run_dir)
             if not is_read and not is_brief:
                 say_next(voice, run_dir, plan)
     finally:
@@ -216,11 +216,11 @@ def say_end(
     from torchmuster.core.cli.messages import last_report, paint_report, uses_colour
     from torchmuster.core.owner.record import keep_result
 
-    is_wanted = not is_read and not (is_brief and result.state is RunState.CANCELLED)
-    report = last_report(result, run_dir, voice.shown) if is_wanted else None
-    if report is not None:
-        voice.print(paint_report(report, colour=uses_colour()))
     if not is_read:
+        is_wanted = not (is_brief and result.state is RunState.CANCELLED)
+        report = last_report(result, run_dir, voice.shown) if is_wanted else None
+        if report is not None:
+            voice.print(paint_report(report, colour=uses_colour()))
         voice.say(last_line(result, run_dir))
     if (why := keep_result(run_dir, result)) is not None:
         voice.say(
@@ -229,8 +229,7 @@ def say_end(
     left = plugs.find("ends", "left") if result.state is RunState.SUCCEEDED else None
     if not is_read and left is not None and os.path.isdir(run_dir.path):
         voice.say(left(run_dir))
-    failed = (RunState.FAILED, RunState.TIMED_OUT, RunState.LOST)
-    if not is_read and result.state in failed:
+    if not is_read and result.state in (RunState.FAILED, RunState.TIMED_OUT, RunState.LOST):
         say_report(voice, run_dir, result.run_id)
     return int(result.exit_code)
 

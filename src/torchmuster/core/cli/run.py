@@ -9,10 +9,11 @@ import click
 
 from torchmuster.core import plugs
 from torchmuster.core.cli import ending, options
-from torchmuster.core.cli.ending import answers, whole_word
+from torchmuster.core.cli.ending import answers, is_terminal, whole_word
 from torchmuster.core.cli.options import complete, complete_files
 from torchmuster.core.cli.place import JOB_OPTIONS
 from torchmuster.core.model.plan import GRACE_S, MAX_RESTARTS
+from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
     import types
@@ -20,13 +21,10 @@ if TYPE_CHECKING:
     from torchmuster.core.spec.launch import LaunchOrder, RunRequest
     from torchmuster.core.spec.problems import Problems
 
-# Checks before every start of a run: its id, and whether a debugger can be reached.
-
 
 def choose_id(request: "RunRequest", problems: "Problems") -> str:
     """Return the id of the run; note a problem."""
     from torchmuster.core.owner.create import choose_run_id
-    from torchmuster.errors import UsageError
 
     try:
         return choose_run_id(request.script, request.run_id, request.name)
@@ -37,30 +35,19 @@ def choose_id(request: "RunRequest", problems: "Problems") -> str:
 
 def check_debugger(request: "RunRequest", problems: "Problems") -> None:
     """Refuse a debugger that this terminal could not reach."""
-    for option in ("debugpy", "pdb"):
-        value = getattr(request, option)
-        if value is None or value is False:
-            continue
-        if request.detach:
+    for option, is_on in (("--debugpy", request.debugpy is not None), ("--pdb", request.pdb)):
+        if is_on and request.detach:
+            what = f"{option} can't be combined with --detach"
             why = "its connection goes through the command that follows the run"
-            problems.add(
-                f"--{option} can't be combined with --detach", "--detach", why, "leave it out"
-            )
-        for other in ("--debugpy", "--stdin") if option == "pdb" else ():
-            if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
-                what = f"--pdb can't be combined with {other}"
-                problems.add(what, other, fix="leave one of them out")
-    if request.pdb and not request.detach and not (_is_terminal(0) and _is_terminal(1)):
+            problems.add(what, "--detach", why, "leave it out")
+    for other, value in (("--debugpy", request.debugpy), ("--stdin", request.stdin_rank)):
+        if request.pdb and value is not None:
+            what = f"--pdb can't be combined with {other}"
+            problems.add(what, other, fix="leave one of them out")
+    if request.pdb and not request.detach and not (is_terminal(0) and is_terminal(1)):
         why = "standard input or output of this command is no terminal"
         fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
         problems.add("--pdb needs a terminal", "--pdb", why, fix)
-
-
-def _is_terminal(fd: int) -> bool:
-    try:
-        return os.isatty(fd)
-    except OSError:
-        return False
 
 
 _SEPARATED = "torchmuster.separated"  # `--` stands before the script: what follows is its own
@@ -320,7 +307,6 @@ def read_order(path: str) -> "LaunchOrder":
 def launch(request: "RunRequest") -> int:
     """Start a run in its place for runs and follow it to its end; return the exit code."""
     from torchmuster.core.cli.spelling import misplaced_options, option_names, warn_of_misplaced
-    from torchmuster.errors import UsageError
 
     if request.inline:
         return run_inline(request)

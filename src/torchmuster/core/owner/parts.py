@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
@@ -343,10 +343,11 @@ _CALL_AGAIN_S = 0.01
 _LAST_WORDS_S = 2.0
 
 
+@dataclass(slots=True)
 class HeadFollower:
     """Follows one head after another, of a run or of a workflow's group.
 
-    Args:
+    Attributes:
         run_dir: Run directory with the key of the channel.
         policy: Judges the head's silence, and how long a stop may take.
         stops: Stop requests; every connection begins with the current one.
@@ -357,29 +358,18 @@ class HeadFollower:
         clock: Counts only time in which this process runs.
     """
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        *,
-        policy: OwnerPolicy,
-        stops: Stops,
-        state: Callable[[], str | None],
-        kill: Callable[[], None],
-        hear: Callable[[messages.Message], bool],
-        say: Callable[[str], None],
-        clock: OwnClock | None = None,
-    ) -> None:
-        self._run_dir = run_dir
-        self._policy = policy
-        self._clock = clock or OwnClock()
-        self._stops = stops
-        self._state = state
-        self._kill = kill
-        self._hear = hear
-        self._say = say
-        self._channel: Channel | None = None
-        self._repeated: list[messages.Message] = []
-        self._num_sent = 0  # how many of these the current head has received
+    run_dir: RunDir
+    _: KW_ONLY
+    policy: OwnerPolicy
+    stops: Stops
+    state: Callable[[], str | None]
+    kill: Callable[[], None]
+    hear: Callable[[messages.Message], bool]
+    say: Callable[[str], None]
+    clock: OwnClock = field(default_factory=OwnClock)
+    _channel: Channel | None = None
+    _repeated: list[messages.Message] = field(default_factory=list)
+    _num_sent: int = 0  # how many of these the current head has received
 
     @property
     def unsent_bytes(self) -> int:
@@ -398,7 +388,7 @@ class HeadFollower:
 
     def send_stop(self) -> None:
         """Ask the head to stop; later connections begin with this request."""
-        stop = self._stops.message()
+        stop = self.stops.message()
         if stop is not None:
             self.send(stop)
 
@@ -417,9 +407,9 @@ class HeadFollower:
         Raises:
             MusterError: The key can't be read.
         """
-        secret = read_secret(self._run_dir.secret)
+        secret = read_secret(self.run_dir.secret)
         self._num_sent = 0
-        self._policy.begin(self._clock())
+        self.policy.begin(self.clock())
         ending = asyncio.ensure_future(ended())
         talking = asyncio.create_task(self._talk(address, secret, ending))
         looking = asyncio.create_task(self._look())
@@ -457,8 +447,8 @@ class HeadFollower:
         try:
             while True:
                 message = await channel.receive()
-                self._policy.hear(self._clock())
-                if not isinstance(message, messages.Pong) and not self._hear(message):
+                self.policy.hear(self.clock())
+                if not isinstance(message, messages.Pong) and not self.hear(message):
                     return False
         except ChannelClosedError:
             self._num_sent = len(self._repeated)
@@ -472,9 +462,9 @@ class HeadFollower:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             self.send(messages.Ping(number=0))
-            match self._policy.look(self._clock(), self._state()):
+            match self.policy.look(self.clock(), self.state()):
                 case Say(text=text):
-                    self._say(text)
+                    self.say(text)
                 case GiveUp(why=why):
-                    self._kill()
+                    self.kill()
                     return why

@@ -22,7 +22,7 @@ from torchmuster.core.model import codec, contract
 from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.model.lines import Terminal
 from torchmuster.core.model.message import moment_of
-from torchmuster.core.model.plan import Program, RunPlan
+from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.net.address import read_secret, split_endpoint
 from torchmuster.core.node.environment import THREADS, share_threads, take_environment
 from torchmuster.core.node.leftovers import make_socket_folder, start_sweep
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torchmuster.core.node.agent import Agent
     from torchmuster.core.node.output import Voice
     from torchmuster.core.node.setup import NodeWork
-    from torchmuster.core.programs.head_host import HeadHost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +71,13 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
     if order.listen_fd is not None:
         listening = socket.socket(fileno=order.listen_fd)
         listening.setblocking(False)
+        office = None
+        if order.term is not None:  # another node may replace this head
+            claims = Claims(run_dir.succession)
+            place, holder = order.place, order.holder
+            office = HeadCredentials(
+                claims=claims, term=order.term, holder=holder, place=place, node=name
+            )
         head = TrainingHeadOptions(
             plan=plan,
             run_dir=run_dir,
@@ -81,16 +87,20 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             why=f"after attempt {order.first_attempt - 1}" if order.first_attempt else "start",
             samples_bytes=size_of(run_dir.samples),
             has_owner=order.lifeline_fd is not None,
-            office=_office(order, plan, run_dir),
+            office=office,
             left_out=machines_left_out(run_dir) if order.first_attempt else frozenset(),
             expected=trained_last(plan, run_dir)
             if order.first_attempt and plan.spares
             else frozenset(),
             began_at=began_at(run_dir) if order.first_attempt else 0.0,
         )
-    server_program = _session_program(plan.program, run_dir) if plan.is_session else None
+    program = plan.program
+    if plan.is_session:  # its server, with this node's interpreter and run directory
+        first, *flags = program.python
+        words = (*flags, plugs.entry("session_server"), run_dir.path)
+        program = replace(program, target=first, args=words)
     agent = AgentOptions(
-        plan=plan if server_program is None else replace(plan, program=server_program),
+        plan=replace(plan, program=program),
         num_workers=num_workers,
         host=name,
         head=HeadPlace(
@@ -117,30 +127,10 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
     )
 
 
-def _office(order: AgentOrder, plan: RunPlan, run_dir: RunDir) -> HeadCredentials | None:
-    """Return the credentials a head needs for each attempt, if another node may replace it."""
-    if order.term is None:
-        return None
-    return HeadCredentials(
-        claims=Claims(run_dir.succession),
-        term=order.term,
-        holder=order.holder,
-        place=order.place,
-        node=plan.node_name(order.place),
-    )
-
-
 def read_plan_file(path: str) -> RunPlan:
     """Return the plan in a run directory, as seen by this node."""
     with open(RunDir(path).plan) as file:
         return codec.from_plain(RunPlan, json.load(file))
-
-
-def _session_program(program: Program, run_dir: RunDir) -> Program:
-    """Return the command of a session's server, with this node's interpreter and run directory."""
-    entry = plugs.entry("session_server")
-    first, *flags = program.python
-    return replace(program, target=first, args=(*flags, entry, run_dir.path))
 
 
 def machines_left_out(run_dir: RunDir) -> frozenset[str]:
@@ -254,7 +244,10 @@ async def _run(
     options = launch.agent
     host = HeadHost(disk, voice)
     agent = Agent(options, spawner, socket_path, disk, voice, work, host.ports.take)
-    successor = _make_successor(launch, agent, host, disk)
+    successor: Any = None
+    if options.head.heirs is not None and (make := plugs.find("successors", "job")) is not None:
+        # It watches a head that this agent may replace.
+        successor = make(options, agent, host, disk)
     for note in launch.notes:
         voice.say(note)
     shared = share_threads(dict(os.environ), options.num_workers)
@@ -280,14 +273,6 @@ async def _run(
     if launch.error_file is not None and code and agent.error_text is not None:
         disk.replace(launch.error_file, agent.error_text.encode())
     return code
-
-
-def _make_successor(launch: AgentLaunch, agent: "Agent", host: "HeadHost", disk: DiskWriter) -> Any:
-    """Return the watcher of a head that this agent may replace, or None."""
-    if launch.agent.head.heirs is None:
-        return None
-    make = plugs.find("successors", "job")
-    return make(launch.agent, agent, host, disk) if make is not None else None
 
 
 def _make_voice(launch: AgentLaunch, disk: DiskWriter, socket_folder: str) -> "Voice":
@@ -318,13 +303,7 @@ def _watch_lifeline(fd: int, agent: "Agent") -> None:
     asyncio.get_running_loop().add_reader(fd, end)
 
 
-def _plain_report(report: Any) -> str:
-    from torchmuster.core.model.text import render_report
-
-    return render_report(report)
-
-
 def _plain(error: MusterError) -> str:
-    from torchmuster.core.model.text import report_of_error
+    from torchmuster.core.model.text import render_report, report_of_error
 
-    return _plain_report(report_of_error(error))
+    return render_report(report_of_error(error))

@@ -10,13 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.core import plugs
+from torchmuster.core import plugs, proc
 from torchmuster.core.cli.here import show_agents
 from torchmuster.core.cli.place import Place, plan_elsewhere, too_few, warn
-from torchmuster.core.files.layout import RunDir, runs_dir, short_id
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, last_lines, runs_dir, short_id
+from torchmuster.core.model import codec
 from torchmuster.core.model.plan import WARN_S
+from torchmuster.core.model.states import JobState
+from torchmuster.core.node.kernel import visible_gpus
+from torchmuster.core.owner.create import quota_warnings, room_warnings
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.launcher.cli.follow import follow_job
+from torchmuster.launcher.cli.ship import place_archive, with_shipped
+from torchmuster.launcher.cli.sites import nodes_of_site
+from torchmuster.launcher.engines.sites import with_node_setup
+from torchmuster.launcher.jobs.jobs import (
+    RecordedRequest,
+    cancelled_before_start,
+    make_job,
+    num_resubmits,
+    read_request,
+    submit_chain,
+    submit_job,
+)
+from torchmuster.launcher.views.account import how_to_go_on
+from torchmuster.launcher.views.elsewhere import is_elsewhere
 
 if TYPE_CHECKING:
     from torchmuster.core.cli.place import Follow
@@ -27,7 +45,6 @@ if TYPE_CHECKING:
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.allocation import OwnJob
     from torchmuster.launcher.engines.base import Dialect
-    from torchmuster.launcher.jobs.jobs import RecordedRequest
     from torchmuster.launcher.model.job import JobRequest
     from torchmuster.launcher.spec.site import Site
 
@@ -45,7 +62,6 @@ class JobPlace(Place):
         self.name, self.site, self.dialect = site.name, site, dialect
 
     def fill(self, request: "RunRequest") -> "RunRequest":
-        from torchmuster.launcher.cli.sites import nodes_of_site
 
         detach = request.detach or request.launched  # the job owns its run
         return replace(
@@ -65,12 +81,9 @@ class JobPlace(Place):
 
     def _fit(self, plan: "RunPlan") -> "RunPlan":
         """Adapt the plan to the nodes that the site describes."""
-        from torchmuster.launcher.engines.sites import with_node_setup
-
         return with_node_setup(plan, self.site, python_given=self._request.python is not None)
 
     def _job(self, plan: "RunPlan") -> "JobRequest":
-        from torchmuster.launcher.jobs.jobs import make_job
 
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
         return make_job(plan, run_dir, self.site, self._request, self._limits)
@@ -78,8 +91,6 @@ class JobPlace(Place):
     @property
     def _num_more(self) -> int:
         """How many further jobs the run's chain has from its start."""
-        from torchmuster.launcher.jobs.jobs import num_resubmits
-
         return num_resubmits(self.site, self._request) if self.site.resubmit_with == "chain" else 0
 
     def show(self, plan: "RunPlan") -> None:
@@ -92,13 +103,11 @@ class JobPlace(Place):
         click.echo("nothing was submitted (--dry-run)", err=True)
 
     def settle(self, plan: "RunPlan") -> "RunPlan":
-        from torchmuster.launcher.cli.ship import with_shipped
 
         plan, self._packed = with_shipped(plan, self._request.ship_env)
         return plan
 
     def start(self, plan: "RunPlan", run_dir: RunDir, *, detach: bool) -> "Follow | None":
-        from torchmuster.launcher.cli.ship import place_archive
 
         place_archive(plan, self._packed)
         job = self._job(plan)
@@ -106,11 +115,13 @@ class JobPlace(Place):
         return submit(plan, run_dir, job, self.dialect, num_more=self._num_more, detach=detach)
 
     def look(self) -> list[dict[str, Any]]:
+
         from torchmuster.launcher.cli.engines import queue_rows
 
         return queue_rows(self.site)
 
     def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
+
         from torchmuster.launcher.cli.engine_job import try_job
 
         note = "the test job's files stay: muster prune removes them"
@@ -137,9 +148,6 @@ def job_restart_place(old: RunDir) -> tuple[Place, str | None]:
     Raises:
         MusterError: Its request is not in its record, or is on another machine.
     """
-    from torchmuster.launcher.jobs.jobs import read_request
-    from torchmuster.launcher.views.elsewhere import is_elsewhere
-
     if is_elsewhere(old):
         again: Callable[[RunDir], Place] | None = plugs.find("job_places", "again")
         if again is None:
@@ -158,9 +166,6 @@ def submit(
     detach: bool,
 ) -> "Follow | None":
     """Submit the job of a run and its chain; return the follower unless `detach`."""
-    from torchmuster.core.owner.create import quota_warnings, room_warnings
-    from torchmuster.launcher.jobs.jobs import submit_chain, submit_job
-
     job_id = submit_job(job, run_dir, dialect, lambda text: warn([text]))
     # The job is queued already, so a slow `quota` does not delay it.
     warn((*room_warnings(run_dir.path), *quota_warnings(run_dir.path)))
@@ -177,15 +182,38 @@ def submit(
 def _follow(
     plan: "RunPlan", run_dir: RunDir, dialect: "Dialect", job_id: str, voice: "TerminalVoice"
 ) -> "Result | None":
-    from torchmuster.launcher.views.account import how_to_go_on
+    """Follow a job to its end and return the result; None if it continues without us.
+
+    Raises:
+        MusterError: It ended without a result.
+    """
+    import asyncio
+
+    from torchmuster.launcher.jobs.batch import JobFollower
 
     name = short_id(plan.run_id)
     voice.say(f"run {name} is job {job_id} of {dialect.name}; files in {run_dir.path}")
-
-    def fix() -> str:
-        return how_to_go_on(run_dir) or f"muster logs {name}"
-
-    result = follow_job(plan, run_dir, dialect, job_id, voice, fix)
+    follower = JobFollower(plan, run_dir, dialect, job_id, voice)
+    try:
+        result = asyncio.run(follower.follow())
+    finally:
+        follower.close()
+    view = follower.view
+    is_cancelled = view is not None and view.state is JobState.CANCELLED
+    if result is None and is_cancelled and os.path.exists(run_dir.cancelled):
+        result = cancelled_before_start(run_dir)  # it was still queued: there is no head
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+    if result is None and view is not None and view.state.is_final:
+        output = "\n".join(last_lines(run_dir.job_log, 12))
+        silent = f"it has written nothing: its node may not see {run_dir.path}"
+        checks = f"muster engines check {plan.engine}  # says what the nodes see"
+        further = how_to_go_on(run_dir) or f"muster logs {name}"
+        raise MusterError(
+            f"job {job_id} ended without a result: {view.state.value}",
+            where=run_dir.job_log,
+            why=output or "\n".join(word for word in (view.reason, silent) if word),
+            fix=further if output else checks,
+        )
     if result is None:
         voice.say(f"the job continues: muster wait {name}")
     return result
@@ -221,7 +249,6 @@ class InsideJobPlace(Place):
     def plan(
         self, request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
     ) -> "RunPlan | None":
-        from torchmuster.core.node.kernel import visible_gpus
 
         self._warn_s = WARN_S if limits.warn_s is None else limits.warn_s
         self._ship_env = request.ship_env
@@ -254,8 +281,6 @@ class InsideJobPlace(Place):
 
     def instead(self) -> int | None:
         """Outside the job's nodes, run the same command on its first node, with its output here."""
-        from torchmuster.core import proc
-
         if self.from_here is not None:
             return None
         node = self.job.nodes[0]
@@ -272,14 +297,13 @@ class InsideJobPlace(Place):
                 return 128 - status if status < 0 else status
 
     def settle(self, plan: "RunPlan") -> "RunPlan":
-        from torchmuster.launcher.cli.ship import with_shipped
 
         plan, self._used = self._on_nodes(plan, self.from_here or self.job)
         plan, self._packed = with_shipped(plan, self._ship_env)
         return plan
 
     def start(self, plan: "RunPlan", run_dir: "RunDir", *, detach: bool) -> "Follow":
-        from torchmuster.launcher.cli.ship import place_archive
+
         from torchmuster.launcher.engines.allocation import AllocationEngine
         from torchmuster.launcher.jobs.conduct import make_deadline, note_the_end, own_run_inside
 

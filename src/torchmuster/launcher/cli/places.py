@@ -1,5 +1,6 @@
 """Choose the launcher's place for runs that a command means, from sites and the job around it."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -52,7 +53,7 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
         from torchmuster.launcher.cli.hosts import HostsPlace
 
         return HostsPlace(hosts, by_slots=where.by_slots)
-    site = check_engine(engine, problems)
+    site = _find_site(engine, problems)
     return _place_of_jobs(site) if site is not None else UnknownPlace()
 
 
@@ -97,33 +98,27 @@ def find_restart_place(plan: "RunPlan", view: "RunView") -> tuple[Place, str | N
     Raises:
         UsageError: It can't be restarted, because something it needs is missing.
     """
-    snapshots = view.run_dir.snapshots
+    from torchmuster.core.cli.here import Here
+    from torchmuster.core.files.layout import short_id
+
+    snapshots, name = view.run_dir.snapshots, short_id(view.run_id)
     if os.path.isfile(view.run_dir.job):
         from torchmuster.launcher.cli.jobs import job_restart_place
 
         return job_restart_place(view.run_dir)
-    if plan.job_id is not None:
-        return _job_around(plan, view), snapshots
+    if plan.job_id is not None:  # that job has ended, or is the one around us
+        from torchmuster.launcher.cli.jobs import InsideJobPlace
+
+        if (inside := find_allocation()) is not None:
+            return InsideJobPlace(inside), snapshots
+        what = f"the run {name} used the nodes of job {plan.job_id}, and this shell is not in a job"
+        raise UsageError(what, fix=f"in a new job: muster restart {name}")
     if plan.engine != "local":
         from torchmuster.launcher.cli.hosts import hosts_restart_place
 
         return hosts_restart_place(plan, view), snapshots
-    from torchmuster.core.cli.here import Here
-
     _check_snapshots(view)
     return Here(), snapshots
-
-
-def _job_around(plan: "RunPlan", view: "RunView") -> Place:
-    """Return the job around us: the one that the run was in has ended, or is this one."""
-    from torchmuster.core.files.layout import short_id
-    from torchmuster.launcher.cli.jobs import InsideJobPlace
-
-    if (inside := find_allocation()) is not None:
-        return InsideJobPlace(inside)
-    name = short_id(view.run_id)
-    what = f"the run {name} used the nodes of job {plan.job_id}, and this shell is not in a job"
-    raise UsageError(what, fix=f"in a new job: muster restart {name}")
 
 
 def _check_snapshots(view: "RunView") -> None:
@@ -200,30 +195,21 @@ def choose_engine(named: str | None, *, here: bool) -> str:
     return "local"
 
 
-def find_site(name: str) -> "Site":
-    """Return the site that `--on` names, if it takes jobs.
-
-    Raises:
-        UsageError: There is none, or it takes no jobs.
-    """
-    site = my_sites().get(name)
-    if not site.is_batch:
-        what = f"`{name}` takes no jobs: it is of kind {site.kind}"
-        fix = "muster run --here" if site.kind == "local" else "muster run or submit --on " + name
-        from torchmuster.launcher.engines.registry import engine_entries
-
-        kinds = ", ".join(engine_entries())
-        raise UsageError(what, where=site.origin, fix=f"{fix}; kinds that do: {kinds}")
-    return site
-
-
-def check_engine(name: str, problems: "Problems") -> "Site | None":
-    """Return the site of an engine that takes jobs; else None, and add the problem."""
+def _find_site(name: str, problems: "Problems") -> "Site | None":
+    """Return the site that `--on` names if it takes jobs; else None, and add the problem."""
     try:
-        return find_site(name)
+        site = my_sites().get(name)
     except UsageError as error:
         problems.found.append(error)
         return None
+    if site.is_batch:
+        return site
+    from torchmuster.launcher.engines.registry import engine_entries
+
+    fix = "muster run --here" if site.kind == "local" else f"muster run or submit --on {name}"
+    fix += f"; kinds that do: {', '.join(engine_entries())}"
+    problems.add(f"`{name}` takes no jobs: it is of kind {site.kind}", site.origin, fix=fix)
+    return None
 
 
 def find_allocation() -> "OwnJob | None":
@@ -239,20 +225,13 @@ def find_allocation() -> "OwnJob | None":
 
 def engine_names() -> list[str]:
     """Return engine kinds and the names of the user's engines, for completion."""
+    import tomllib
+
     from torchmuster.launcher.engines.registry import engine_entries
 
     names = ["local", "ssh", *engine_entries()]
-    for path in (user_file(os.environ), project_file(os.getcwd())):
-        names += _engines_of(path) if path is not None else []
-    return names
-
-
-def _engines_of(path: str) -> list[str]:
-    import tomllib
-
-    try:
-        with open(path, "rb") as file:
+    for path in filter(None, (user_file(os.environ), project_file(os.getcwd()))):
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
             engines: Any = tomllib.load(file).get("engines")
-    except (OSError, ValueError):
-        return []
-    return list(engines) if isinstance(engines, dict) else []
+            names += engines if isinstance(engines, dict) else []
+    return names

@@ -8,16 +8,28 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.core.cli import ending, options
-from torchmuster.core.cli.ending import AnswerCommand, answers
+from torchmuster.core.cli.ending import AnswerCommand, answers, shown_here
+from torchmuster.core.cli.here import Here
 from torchmuster.core.cli.options import complete_runs
-from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.text import in_one_line
-from torchmuster.errors import UsageError
+from torchmuster.core.cli.place import begin, start_and_follow, warn
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import contract
+from torchmuster.core.model.contract import replay_order
+from torchmuster.core.model.plan import Program, RunPlan, Tee
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import few_of, in_one_line
+from torchmuster.core.owner.create import create_run_dir, name_of, new_run_id
+from torchmuster.core.owner.record import read_result
+from torchmuster.core.spec.problems import Problems
+from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.launcher.cli.places import find_restart_place
+from torchmuster.launcher.cli.record import commands_of, restart_of
+from torchmuster.launcher.engines.schedulers import guard
+from torchmuster.launcher.files.code_copy import moved, root_of
+from torchmuster.launcher.views.find import find_run, owner_lives, view_run
+from torchmuster.launcher.views.replay import StepOfRun, changed_code, commit_that_ran, find_step
 
 if TYPE_CHECKING:
-    from torchmuster.core.files.layout import RunDir
-    from torchmuster.core.model.plan import Program, RunPlan
-    from torchmuster.launcher.views.replay import StepOfRun
     from torchmuster.launcher.views.run_view import RunView
 
 
@@ -35,34 +47,20 @@ def restart(run: str, *, detach: bool) -> int:
     Of a workflow, the groups that have completed are not run again. A sweep goes on in its own
     folder, with the members that have not succeeded.
     """
-    from torchmuster.core.model.states import RunState
-    from torchmuster.launcher.cli.record import restart_of
-    from torchmuster.launcher.views.find import find_run, owner_lives, view_run
-
     view = find_run(run)
     if (whole := view.whole) is not None:
         part, view = short_id(view.run_id), view_run(whole)
         click.echo(f"muster: {part} is a part of {short_id(view.run_id)}, which goes on", err=True)
     is_forgotten = view.state is RunState.UNKNOWN and not owner_lives(view.run_dir)
     if not view.state.is_final and not is_forgotten:
-        raise UsageError(
-            f"the run {view.run_id} has not ended: it is {view.state.value}",
-            fix=f"muster cancel {short_id(view.run_id)}, then restart it",
-        )
+        what = f"the run {view.run_id} has not ended: it is {view.state.value}"
+        raise UsageError(what, fix=f"muster cancel {short_id(view.run_id)}, then restart it")
     ending.continued = view.run_dir
     return restart_of(view)(view, detach=detach)
 
 
 def restart_run(view: "RunView", *, detach: bool) -> int:
     """Restart a run: start a new one on the same snapshots."""
-    from torchmuster.core.cli.place import begin
-    from torchmuster.core.model.contract import replay_order
-    from torchmuster.core.model.plan import Tee
-    from torchmuster.core.owner.create import name_of, new_run_id
-    from torchmuster.core.spec.problems import Problems
-    from torchmuster.errors import NotFoundError
-    from torchmuster.launcher.cli.places import find_restart_place
-
     plan = view.plan
     if plan is None:
         raise NotFoundError("the run has no plan that can be read", where=view.run_dir.plan)
@@ -75,10 +73,9 @@ def restart_run(view: "RunView", *, detach: bool) -> int:
         what = f"{name} is a replay: it made a step of another run again"
         raise UsageError(what, fix=f"muster restart {short_id(order.run_id)}" if order else None)
     if plan.is_of_many_commands:
-        raise UsageError(
-            f"the run {view.run_id} was started by `muster torchrun`, once on each machine",
-            fix="type its command again, with folder=... on a shared file system in the script",
-        )
+        what = f"the run {view.run_id} was started by `muster torchrun`, once on each machine"
+        fix = "type its command again, with folder=... on a shared file system in the script"
+        raise UsageError(what, fix=fix)
     if plan.rdzv_id is not None:  # a single command of `muster torchrun`: restart it here
         plan = replace(plan, rdzv_id=None, engine="local", tee=Tee.ALL, restart_hint=False)
     place, snapshots = find_restart_place(plan, view)
@@ -128,16 +125,6 @@ def replay(
     opens in one of them at the first NaN, or at the exception. The run itself and its snapshots
     stay as they are.
     """
-    from torchmuster.core.cli.ending import shown_here
-    from torchmuster.core.cli.here import Here
-    from torchmuster.core.cli.place import start_and_follow
-    from torchmuster.core.owner.create import create_run_dir
-    from torchmuster.errors import NotFoundError
-    from torchmuster.launcher.cli.record import commands_of
-    from torchmuster.launcher.files.code_copy import moved, root_of
-    from torchmuster.launcher.views.find import find_run
-    from torchmuster.launcher.views.replay import find_step
-
     view = find_run(run)
     name = short_id(view.run_id)
     commands_of(view).check_replay(view)
@@ -165,7 +152,7 @@ def replay(
     place = Here()
     shares = 0 < len(place.gpus) < found.world_size
     plan = _plan(plan, view.run_id, found, debugger=debugger, shares=shares)
-    click.echo(f"muster: {_what(view.run_id, found)}", err=True)
+    warn([_what(view.run_id, found)])
     plan = shown_here(plan)
     run_dir = create_run_dir(plan)
     status = start_and_follow(place, plan, run_dir, detach=False)
@@ -175,8 +162,6 @@ def replay(
 
 def _compare(run_dir: "RunDir", found: "StepOfRun") -> None:
     """Print whether the replay's exception equals that of the run, word for word."""
-    from torchmuster.core.owner.record import read_result
-
     if found.words is None:
         return
     result = read_result(run_dir)
@@ -184,35 +169,26 @@ def _compare(run_dir: "RunDir", found: "StepOfRun") -> None:
     same = error is not None and (error.type_name, error.message) == (found.failed, found.words)
     what = "the exception is that of the run, word for word"
     if not same:
-        what = (
-            f"in the run the step ended otherwise, with {found.failed}: {in_one_line(found.words)}"
-        )
-    click.echo(f"muster: {what}", err=True)
+        said = f"{found.failed}: {in_one_line(found.words)}"
+        what = f"in the run the step ended otherwise, with {said}"
+    warn([what])
 
 
 def _check_machine(name: str) -> None:
     """Refuse to start all ranks of a run on a login node."""
-    from torchmuster.launcher.engines.schedulers import guard
-
-    refusal = guard(os.environ, shutil.which)
-    if refusal is not None:
+    if (refusal := guard(os.environ, shutil.which)) is not None:
         fix = f"muster replay {name} in the shell of a job; --here replays on this machine anyway"
         raise UsageError(refusal.what, where=refusal.where, why=refusal.why, fix=fix)
 
 
 def _check_code(view: "RunView", program: "Program", *, go_on: bool) -> None:
     """Refuse code that differs from what ran, unless the user allows it."""
-    from torchmuster.core.model.text import few_of
-    from torchmuster.launcher.views.replay import changed_code, commit_that_ran
-
     changed = changed_code(view, program.cwd)
     if changed is None:
-        click.echo("muster: the record does not tell which code ran: it may have changed", err=True)
-        return
-    if not changed:
-        return
-    if go_on:
-        click.echo(f"muster: not as they ran: {few_of(changed, 5)}", err=True)
+        warn(["the record does not tell which code ran: it may have changed"])
+    elif changed and go_on:
+        warn([f"not as they ran: {few_of(changed, 5)}"])
+    if not changed or go_on:
         return
     commit = commit_that_ran(view)
     before = f"`git worktree add FOLDER {commit[:12]}` and --code FOLDER; " if commit else ""
@@ -226,9 +202,8 @@ def _check_code(view: "RunView", program: "Program", *, go_on: bool) -> None:
 
 def _what(run_id: str, found: "StepOfRun") -> str:
 
-    since = "its newest snapshot before it"
-    if found.snapshot is not None:
-        since = f"the snapshot of step {found.snapshot}"
+    number = found.snapshot
+    since = "its newest snapshot before it" if number is None else f"the snapshot of step {number}"
     failed = f" ({found.failed})" if found.failed else ""
     return (
         f"step {found.number} of {short_id(run_id)}{failed}: from {since}, {found.world_size}"
@@ -240,10 +215,6 @@ def _plan(
     plan: "RunPlan", run_id: str, found: "StepOfRun", *, debugger: bool, shares: bool
 ) -> "RunPlan":
     """Return the plan of the replay: the same program and layout, on this machine, one attempt."""
-    from torchmuster.core.model import contract
-    from torchmuster.core.model.plan import Tee
-    from torchmuster.core.owner.create import new_run_id
-
     order = contract.ReplayOrder(
         step=found.number,
         rank=found.rank,

@@ -53,7 +53,8 @@ def find_ssh_site(name: str, hosts: str | None, hostfile: str | None) -> "Site |
     sites = my_sites()
     site = sites.sites.get(name)
     if site is None and name == KIND:
-        site = Site.model_construct(**_plain_site())
+        values = {key: field.get_default() for key, field in Site.model_fields.items()}
+        site = Site.model_construct(**{**values, "name": KIND, "kind": KIND})
     if site is None or site.kind != KIND:
         if named_here:
             what = f"`--on {name}` takes no list of hosts"
@@ -65,13 +66,6 @@ def find_ssh_site(name: str, hosts: str | None, hostfile: str | None) -> "Site |
         fix = '--hosts node1,node2:4, --hostfile FILE, or [engines.NAME] with kind = "ssh"'
         raise UsageError("no hosts are given", where=f"--on {name}", fix=fix)
     return site
-
-
-def _plain_site() -> dict[str, Any]:
-    from torchmuster.launcher.spec.site import Site
-
-    values = {key: field.get_default() for key, field in Site.model_fields.items()}
-    return {**values, "name": KIND, "kind": KIND}
 
 
 def _hosts_of(hosts: str | None, hostfile: str | None) -> Any:

@@ -5,12 +5,14 @@ import errno
 import hashlib
 import hmac
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -137,7 +139,7 @@ def _leave_to_first(max_nodes: int) -> None:
             return
         never.wait(_LOOK_S)
     text = f"this is task {task} of the launcher on {os.uname().nodename}, and task 0 has started the same agent: it does the work of both"
-    click.echo(f"muster: {text}; start one task on each node", err=True)
+    _say(f"{text}; start one task on each node")
     # A launcher may end the other tasks some time after the first has ended.
     while proc.is_running(first):
         never.wait(_LOOK_S)
@@ -325,8 +327,6 @@ def _fitted(
     line: "TorchrunLine", party: "SpreadHosts | None", order: "SpreadOrder | None"
 ) -> "TorchrunLine":
     """Adjust the line to the hosts or the order."""
-    from dataclasses import replace
-
     limits = line.limits
     if order is not None:  # the head listens already, so a node that can't reach it gives up early
         limits = replace(limits, join_timeout_s=min(limits.join_timeout_s, 60.0))
@@ -451,7 +451,6 @@ def _saved(line: "TorchrunLine") -> Any:
     """Return a function for the paths of streams below --log-dir, in torchrun's layout."""
     if line.log_dir is None:
         return None
-    import secrets
 
     folder = os.path.join(line.log_dir, f"{line.meeting.rdzv_id}_{secrets.token_hex(4)}")
 
@@ -492,16 +491,15 @@ def find_spread_hosts(line: "TorchrunLine") -> "SpreadHosts | None":
     is_first = job.nodes[0] == found.nodes[0]
     # Only if the run uses all hosts is it certain that it runs on these.
     named = job if len(job.nodes) == line.max_nodes else job.with_nodes(())
+    hint = None
     if is_one_of_many(os.environ):
-        return SpreadHosts(job=named, spreads=False)
-    if not job.can_start_others:
+        hint = ""
+    elif not job.can_start_others:
         hint = "muster starts nothing on the hosts of a Torque job: start torchrun on each of them"
-        return SpreadHosts(job=named, spreads=False, hint=hint)
-    if line.no_spread:
-        own = job.node_names[0]
-        hint = (
-            f"torchrun was started on {own} only? Without --no-spread it starts the others itself"
-        )
+    elif line.no_spread:
+        only = f"torchrun was started on {job.node_names[0]} only?"
+        hint = f"{only} Without --no-spread it starts the others itself"
+    if hint is not None:
         return SpreadHosts(job=named, spreads=False, hint=hint)
     return SpreadHosts(
         job=job.with_launcher().with_nodes(job.nodes[: line.max_nodes]),

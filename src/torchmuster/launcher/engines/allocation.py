@@ -44,6 +44,12 @@ _CONF = "/etc/pbs.conf"
 _ROOTS = ("/opt/pbs", "/usr/local/pbs")  # Source: OpenPBS and PBS Professional, default PBS_EXEC
 
 
+def _read(path: str) -> str:
+    """Read a small file, such as PBS's node file."""
+    with open(path) as file:
+        return file.read(1 << 20)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCommand:
     """The command that starts agents on the other hosts.
@@ -90,7 +96,7 @@ def choose_launcher(
     wanted: Sequence[NodeLauncher],
     environment: Mapping[str, str],
     which: Callable[[str], str | None] = shutil.which,
-    read: Callable[[str], str] | None = None,
+    read: Callable[[str], str] = _read,
 ) -> LaunchCommand:
     """Return the first wanted launcher that is installed; by default, of the dialect's own.
 
@@ -100,10 +106,10 @@ def choose_launcher(
     own: tuple[NodeLauncher, ...] = getattr(dialect, "launchers", ())
     if not own and not wanted:
         return LaunchCommand()
-    read = read or _read
     folders = _folders(environment, read)
     wrapper: str | None = None
-    for launcher in wanted or own:
+    launchers = wanted or own
+    for launcher in launchers:
         path = which(launcher.value)
         if (
             path is not None
@@ -112,34 +118,29 @@ def choose_launcher(
         ):
             wrapper = path
         elif path is not None:
-            return LaunchCommand(
-                kind=launcher, sentence=_sentence(launcher, launcher.value, wanted or own)
-            )
-        paths = [os.path.join(folder, launcher.value) for folder in folders]
+            sentence = _sentence(launcher, launcher.value, launchers)
+            return LaunchCommand(kind=launcher, sentence=sentence)
         # ssh and srun are not PBS's, and PBS's mpiexec is no launcher.
-        others = (NodeLauncher.SSH, NodeLauncher.MPIEXEC)
-        if (
-            launcher in own
-            and launcher not in others
-            and (path := next(filter(which, paths), None))
-        ):
-            return LaunchCommand(
-                kind=launcher, program=path, sentence=_sentence(launcher, path, wanted or own)
-            )
-    raise _no_launcher(wanted or own, folders, wrapper)
+        if launcher not in own or launcher in (NodeLauncher.SSH, NodeLauncher.MPIEXEC):
+            continue
+        paths = (os.path.join(folder, launcher.value) for folder in folders)
+        if path := next(filter(which, paths), None):
+            sentence = _sentence(launcher, path, launchers)
+            return LaunchCommand(kind=launcher, program=path, sentence=sentence)
+    raise _no_launcher(launchers, folders, wrapper)
 
 
 def find_commands(
     dialect: Dialect,
     environment: MutableMapping[str, str],
     which: Callable[[str], str | None] = shutil.which,
-    read: Callable[[str], str] | None = None,
+    read: Callable[[str], str] = _read,
 ) -> None:
     """Add PBS's commands to a job's PATH if they are missing: a login shell may have reset it."""
     program = dialect.status_argv(["1"])[0][0]
     if NodeLauncher.PBSDSH not in getattr(dialect, "launchers", ()) or which(program):
         return
-    folders = _folders(environment, read or _read)
+    folders = _folders(environment, read)
     found = next((one for one in folders if which(os.path.join(one, program))), None)
     if found is not None:
         words = [environment["PATH"]] if environment.get("PATH") else []
@@ -150,11 +151,8 @@ def _no_launcher(
     launchers: Sequence[NodeLauncher], folders: Sequence[str], wrapper: str | None
 ) -> EngineError:
     why = f"{wrapper} is OpenPBS's own, which only calls another MPI's" if wrapper else ""
-    missing = [
-        launcher.value
-        for launcher in launchers
-        if not (wrapper and launcher is NodeLauncher.MPIEXEC)
-    ]
+    left = [one for one in launchers if not (wrapper and one is NodeLauncher.MPIEXEC)]
+    missing = [launcher.value for launcher in left]
     none = f"none of these exists: {', '.join(missing)}" if missing else ""
     return EngineError(
         "there is no launcher to start agents on the job's other hosts",
@@ -192,11 +190,6 @@ def _folders(environment: Mapping[str, str], read: Callable[[str], str]) -> list
     return [os.path.join(root, "bin") for root in dict.fromkeys([*roots, *_ROOTS])]
 
 
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read(1 << 16)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnJob:
     """The job that contains this process, or those of its nodes that are ours.
@@ -221,18 +214,14 @@ class OwnJob:
 
     def from_here(self) -> "OwnJob | None":
         """Return it with this node first; None outside its nodes, e.g. in `salloc`'s shell."""
-        own = self._own_node()
+        own = self.allocation.own_node
+        if own not in self.node_names:
+            here = {os.uname().nodename, own or ""}
+            short = {name.partition(".")[0] for name in here if name}
+            own = next((n for n in self.node_names if n.partition(".")[0] in short), None)
         if own is None:
             return None
         return self.with_nodes(sorted(self.nodes, key=lambda node: node.name != own))
-
-    def _own_node(self) -> str | None:
-        names = self.node_names
-        if self.allocation.own_node in names:
-            return self.allocation.own_node
-        here = {os.uname().nodename, self.allocation.own_node or ""}
-        short = {name.partition(".")[0] for name in here if name}
-        return next((name for name in names if name.partition(".")[0] in short), None)
 
     def with_nodes(self, nodes: Iterable[AllocatedNode]) -> "OwnJob":
         """Return it with only these nodes, in this order."""
@@ -269,10 +258,10 @@ class OwnJob:
 def find_own_job(engine: str | None = None) -> OwnJob | None:
     """Return the job around this process, of any scheduler or only `engine`; else None."""
     if engine is None:
-        found = find_job(os.environ, _own_job_read)
+        found = find_job(os.environ, _read)
         return OwnJob(dialect=found[0], allocation=found[1]) if found is not None else None
     dialect = load_dialect(engine)
-    allocation = dialect.allocation(os.environ, _own_job_read)
+    allocation = dialect.allocation(os.environ, _read)
     return OwnJob(dialect=dialect, allocation=allocation) if allocation is not None else None
 
 
@@ -288,12 +277,6 @@ def own_job(engine: str, where: str) -> OwnJob:
         raise UsageError(f"this is not a job of {engine}", where=where, fix=fix)
     find_commands(job.dialect, os.environ)
     return job
-
-
-def _own_job_read(path: str) -> str:
-    """Read a small file, such as PBS's node file."""
-    with open(path) as file:
-        return file.read(1 << 20)
 
 
 # pbsdsh always exits with 0; the hosts' daemons write its task's errors to the job's output.

@@ -184,15 +184,9 @@ def parse_qstat(text: str) -> tuple[Queue, ...]:
         cells = line.split()
         if len(cells) < 6 or cells[3] not in ("yes", "no") or cells[4] not in ("yes", "no"):
             continue
-        running = f"{cells[2]} jobs"
-        found.append(
-            Queue(
-                name=cells[0],
-                is_open=cells[3] == "yes",
-                starts=cells[4] == "yes",
-                about=running,
-            )
-        )
+        name, _, number, enabled, started = cells[:5]
+        is_open, starts = enabled == "yes", started == "yes"
+        found.append(Queue(name=name, is_open=is_open, starts=starts, about=f"{number} jobs"))
     return tuple(found)
 
 
@@ -211,8 +205,6 @@ QUEUES_OF_PBS = QueueQuestion(
 )
 
 
-# Source: PBS Professional Reference Guide, "qsub".
-_DIRECTIVES = {"queue": "-q {}", "account": "-A {}"}
 # Source: PBS Professional Reference Guide, "Job States"; Q, R, H and F recorded.
 STATES = {
     letter: state
@@ -268,9 +260,9 @@ class PbsDialect:
         ours += [f"-l select={'+'.join(words)}", "-l place=scatter"]
         if job.time_limit_s is not None:
             ours.append(f"-l walltime={_clock(job.time_limit_s)}")
-        for key, form in _DIRECTIVES.items():
-            if value := getattr(job, key):
-                ours.append(form.format(base.check_value(value, key)))
+        # Source: PBS Professional Reference Guide, "qsub".
+        named = (("-q", "queue", job.queue), ("-A", "account", job.account))
+        ours += [f"{word} {base.check_value(text, key)}" for word, key, text in named if text]
         lines = ["#!/bin/bash -l", *base.assemble("PBS", ours, job.directives)]
         return "\n".join([*lines, *base.body(job), ""])
 
@@ -307,7 +299,7 @@ class PbsDialect:
     def views(self, stdout: str) -> dict[str, JobView]:
         """Parse the views from `qstat -f`, as JSON or text."""
         try:
-            return {job_id: _view(job_id, fields) for job_id, fields in read_jobs(stdout).items()}
+            return {job_id: view_of(job_id, fields) for job_id, fields in read_jobs(stdout).items()}
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise EngineError(
                 "the answer of qstat can't be read", where="qstat -f", why=str(error)
@@ -456,7 +448,8 @@ def _check_key(text: str) -> str:
     return text
 
 
-def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
+def view_of(job_id: str, fields: Mapping[str, Any]) -> JobView:
+    """Interpret the fields of one job; ValueError for an invalid number."""
     word = str(fields.get("job_state", ""))
     comment = str(fields.get("comment", "")) or None
     code = fields.get("Exit_status")

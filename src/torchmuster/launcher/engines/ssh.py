@@ -196,11 +196,12 @@ class EnvironmentTransfer:
         problems = [answer for answer in answers if isinstance(answer, HostProblem)]
         if problems:  # hosts that can't have it are reported before anything is sent
             return problems
-        lacking: list[tuple[RemoteHost, messages.EnvironmentPlaced]] = []
-        for host, answer in zip(wanted, answers, strict=True):
-            if isinstance(answer, messages.EnvironmentPlaced) and not answer.has:
-                lacking.append((host, answer))
-        self._there.update(host for host in wanted if host not in [one for one, _ in lacking])
+        lacking = [
+            (host, answer)
+            for host, answer in zip(wanted, answers, strict=True)
+            if isinstance(answer, messages.EnvironmentPlaced) and not answer.has
+        ]
+        self._there.update({*wanted} - {host for host, _ in lacking})
         if not lacking:
             return []
         began = time.monotonic()
@@ -528,8 +529,10 @@ class SshEngine:
             place=HEAD, first_attempt=first_attempt, restarts_spent=restarts_spent
         )
         is_first = not self._heads
-        if self._environment is not None:
-            self._bring_environment(self._environment)
+        if self._environment is not None:  # before it is sent: fail if too few can have it
+            problems = self._environment.bring([self._hosts[p] for p in sorted(self._hosts)])
+            if len(self._hosts) - len(problems) < self.plan.min_nodes or head.problem:
+                raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
         with ThreadPoolExecutor(1, "ssh") as pool:
             try:
                 self._set_up(head)
@@ -547,12 +550,6 @@ class SshEngine:
         copied = self._code.describe(sum(one.is_copied for one in placed))
         if is_first and copied is not None:
             self._say(copied)
-
-    def _bring_environment(self, shipping: EnvironmentTransfer) -> None:
-        """Bring the environment to all hosts; fail, before sending, if too few can have it."""
-        problems = shipping.bring([self._hosts[place] for place in sorted(self._hosts)])
-        if len(self._hosts) - len(problems) < self.plan.min_nodes or self._hosts[HEAD].problem:
-            raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
 
     def _set_up(self, host: RemoteHost) -> None:
         """Set up the run on a host, unless that was done."""

@@ -87,16 +87,13 @@ class FetchedFiles:
             return  # from a former head, whose record ours continues
         was_whole = copy.is_whole
         if not copy.take(piece) and was_whole:
-            self._say_trouble(name, copy)
+            why = copy.trouble.strerror if copy.trouble is not None else None
+            if why is not None and why not in self._reported:
+                self._reported.add(why)
+                self._say(f"the record of {name} can't be written here: {why}; it is tried again")
             again = Timer(_AGAIN_S, go_back, (host, copy))
             again.daemon = True
             again.start()
-
-    def _say_trouble(self, name: str, copy: Copy) -> None:
-        why = copy.trouble.strerror if copy.trouble is not None else None
-        if why is not None and why not in self._reported:
-            self._reported.add(why)
-            self._say(f"the record of {name} can't be written here: {why}; it is tried again")
 
     def collect(self, host: RemoteHost, output: str, *, passes_on: bool) -> None:
         """Fetch a host's outputs, or its folder `output`; report what stays there.
@@ -192,11 +189,6 @@ def with_own_paths(
     return codec.from_plain(Result, plain)
 
 
-def has_result(own_dir: RunDir, run_id: str) -> bool:
-    """Return whether another run of this user has ended; its remains on the nodes end, too."""
-    return os.path.exists(RunDir(os.path.join(os.path.dirname(own_dir.path), run_id)).result)
-
-
 def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> None:
     """Refuse a session that contains another run.
 
@@ -204,7 +196,11 @@ def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> N
         SessionBusyError: Another run is in the session.
     """
     recorded = (host.session.run_id for host in hosts if host.session is not None)
-    own = ("", plan.run_id)
-    other = next((one for one in recorded if one not in own and not has_result(run_dir, one)), None)
+    others = (run_id for run_id in recorded if run_id not in ("", plan.run_id))
+    runs = os.path.dirname(
+        run_dir.path
+    )  # of another run that has ended, the remains there end, too
+    living = (one for one in others if not os.path.exists(RunDir(os.path.join(runs, one)).result))
+    other = next(living, None)
     if other is not None and plan.session is not None:
         raise SessionBusyError(plan.session, other)

@@ -264,10 +264,6 @@ class _Agent:
     why: str | None = None
 
 
-def _has_call(message: messages.SetUpRun | messages.SetUpTasks) -> bool:
-    return isinstance(message, messages.SetUpRun) and message.plan.program.call is not None
-
-
 class RemoteHost:
     """A session with a host.
 
@@ -345,8 +341,8 @@ class RemoteHost:
             words = ": ".join(word for word in (error.what, error.why) if word)
             problem = HostProblem(host=self.host.name, words=words, fix=error.fix or "")
             raise HostError(problem) from error
-        args = (reader,)
-        threading.Thread(target=self._read, args=args, name=self.host.name, daemon=True).start()
+        name = self.host.name
+        threading.Thread(target=self._read, args=(reader,), name=name, daemon=True).start()
 
     def _start_ssh(self) -> tuple[FrameReader, FrameWriter]:
         os.makedirs(os.path.dirname(self._stderr_path), exist_ok=True)
@@ -374,10 +370,8 @@ class RemoteHost:
             if not is_there and reader.read_until(marker, _MAX_NOISE_BYTES, limit_s) is None:
                 raise HostError(self._why("the connection ended before anything ran"))
             self.facts = self._read_facts(reader)
-            session_status = reader.read(_FACTS_LIMIT_S) if is_there else None
-            self.session = (
-                session_status if isinstance(session_status, messages.SessionStatus) else None
-            )
+            status = reader.read(_FACTS_LIMIT_S) if is_there else None
+            self.session = status if isinstance(status, messages.SessionStatus) else None
         except TimeoutError as error:
             raise HostError(self._why(f"no answer for {limit_s:.0f} s")) from error
         except messages.FrameError as error:
@@ -449,7 +443,8 @@ class RemoteHost:
         with self._changed:
             self._answers.pop(messages.SetUpDone, None)
         placed = self.ask(message, messages.Placed)
-        if _has_call(message) and not placed.is_shared and not placed.with_head:
+        has_call = isinstance(message, messages.SetUpRun) and message.plan.program.call is not None
+        if has_call and not placed.is_shared and not placed.with_head:
             send_file(self, self._run_dir.call, messages.CALL_FILE)
         if placed.wants_code and code is not None:
             send_file(self, code(), messages.CODE_FILE, note)

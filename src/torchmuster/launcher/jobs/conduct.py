@@ -162,12 +162,6 @@ def _read(output: str, since: int) -> str:
         return ""
 
 
-def answer_on(dialect: Dialect, job_id: str) -> str:
-    """Return what the scheduler says about a job now, verbatim; empty if nothing."""
-    view = ask_views(dialect, (job_id,), lambda argv: ask_quickly([*argv])).get(job_id)
-    return view.reason or "" if view is not None else ""
-
-
 def _joined(result: Result, word: EndReason, line: str) -> Result:
     known = result.report.hint if result.report is not None else None
     if word.kind == "node" and result.node_was_lost and result.report is not None:
@@ -213,8 +207,7 @@ def conduct(words: ConductOptions) -> int:
     job_id = job.allocation.job_id
     chain = Chain(run_dir, job.dialect, job_id, words.resubmit)
     chain.way = parse_method(words.resubmit_with)
-    nothing_to_do = chain.begin(next_attempt(run_dir))
-    if nothing_to_do is not None:
+    if (nothing_to_do := chain.begin(next_attempt(run_dir))) is not None:
         sys.stderr.write(f"muster: job {job_id}: {nothing_to_do}\n")
         if read_result(run_dir) is None:  # the run was cancelled before it began
             atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
@@ -232,9 +225,8 @@ def conduct(words: ConductOptions) -> int:
     link = f", {chain.links.label}" if chain.links.most > 1 else ""
     voice.say(f"job {job_id}{link}: {', '.join(job.node_names)}")
     node, machine = job.node_names[0], os.uname().machine
-    difference = describe_difference(words.submitted_from, node, machine)
-    if difference is not None:
-        voice.say(difference)
+    if (line := describe_difference(words.submitted_from, node, machine)) is not None:
+        voice.say(line)
     deadline = make_deadline(job, warn_s=words.warn, goes_on=chain.has_link_left)
     output = words.output or run_dir.job_log
     since = size_of(output)
@@ -242,15 +234,17 @@ def conduct(words: ConductOptions) -> int:
         result = own_run_inside(engine, voice, deadline)
     except HeadLostError:
         return _outlive(run_dir, voice)
-    with_reason = with_scheduler_reason(
-        result, run_dir, job.dialect, output, since, lambda: answer_on(job.dialect, job_id)
-    )
+
+    def asked() -> str:
+        view = ask_views(job.dialect, (job_id,), lambda argv: ask_quickly([*argv])).get(job_id)
+        return view.reason or "" if view is not None else ""
+
+    with_reason = with_scheduler_reason(result, run_dir, job.dialect, output, since, asked)
     if with_reason is not result:
         atomic.write_json(run_dir.result, codec.to_plain(with_reason))
         if with_reason.state is RunState.PREEMPTED and deadline.limit.goes_on:
             deadline.limit.was_up = deadline.limit.was_up or is_preempted_for_good(job)
-    result = with_reason
-    return finish(result, chain, deadline, voice)
+    return finish(with_reason, chain, deadline, voice)
 
 
 def _outlive(run_dir: RunDir, voice: TerminalVoice) -> int:
@@ -278,12 +272,8 @@ def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoic
         return not stopping.is_set() or deadline.is_over()
 
     goes_on = chain.go_on(result, time_was_up=deadline.is_up(), say=voice.say, pause=pause)
-    if goes_on:
-        voice.flush(5.0)
-        return result.exit_code
-    if result.report is not None and result.state is not RunState.SUCCEEDED:
+    if not goes_on and result.report is not None and result.state is not RunState.SUCCEEDED:
         explained = plugs.find("ends", "explain")
-
         report = explained(result, chain.run_dir) if explained is not None else None
         report = report or result.report
         voice.print(render_report(shortened(report, result, voice.shown)))

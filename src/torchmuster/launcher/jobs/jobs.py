@@ -52,14 +52,9 @@ _STAYS = "what was made of {name} before it was refused may stay on the cluster"
 Say = Callable[[str], None]
 
 
-def _say_nothing(_: str) -> None:
-    """Drop a message."""
-
-
 _CONDUCT = "conduct"  # the program in a job's script
-_STATUS_CACHE = (
-    JobStatusCache()
-)  # waits poll files ten times a second, but all users share a scheduler
+# Waits poll files ten times a second, but all users share a scheduler.
+_STATUS_CACHE = JobStatusCache()
 
 
 class JobRefusedError(MusterError):
@@ -117,7 +112,9 @@ def num_resubmits(site: "Site", request: "RunRequest") -> int:
     return (site.resubmit or 0) if request.resubmit is None else request.resubmit
 
 
-def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = _say_nothing) -> str:
+def submit_job(
+    job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = lambda _: None
+) -> str:
     """Submit the job of a run; record and return its id. Notes for the user go to `say`.
 
     Raises:
@@ -213,19 +210,17 @@ def submit_chain(
     """
     plain = atomic.read_json(run_dir.job)
     ids = [plain["job_id"]]
-    refusal: MusterError | None = None
     for _ in range(num_more):
         after = (JobDependency(job_id=ids[-1], kind=AfterKind.ANY),)
         try:
             ids.append(submit_script(replace(job, after=after), run_dir.job_script, dialect))
         except MusterError as error:
-            refusal = error
-            break
+            return ids[1:], error
         atomic.write_json(run_dir.job, {**plain, "chain": ids[1:]})
-    return ids[1:], refusal
+    return ids[1:], None
 
 
-def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_nothing) -> str:
+def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = lambda _: None) -> str:
     """Write a job's script to `path`, submit it, and return the job's id. `say` gets notes on it.
 
     Raises:
@@ -317,15 +312,12 @@ def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
 
     The client records the first job, the head of each link the next one.
     """
-    plain = atomic.read_json(run_dir.job)
-    if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
+    found = all_jobs(run_dir)
+    if found is None:
         return None
-    dialect = dialect_of_record(str(plain.get("engine")))
-    noted = atomic.read_json(run_dir.links)
-    links = noted.get("links") if isinstance(noted, dict) else None
-    if isinstance(links, list) and links and isinstance(links[-1], dict):
-        return dialect, str(links[-1].get("job_id", plain["job_id"]))
-    return dialect, plain["job_id"]
+    links = read_links(run_dir)
+    newest = links.newest if links is not None else None
+    return found[0], newest.job_id if newest is not None else found[1][0]
 
 
 def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
@@ -542,11 +534,11 @@ def _cancel_all(run_dir: RunDir, dialect: Dialect, job_ids: Sequence[str]) -> bo
         return elsewhere().cancel_run(run_dir)
     newest = read_job(run_dir)
     for job_id in reversed(job_ids):
-        if newest is not None and job_id == newest[1]:
+        try:
             cancel_job(dialect, job_id)
-            continue
-        with contextlib.suppress(MusterError):  # it has ended, or follows the one that ends now
-            cancel_job(dialect, job_id)
+        except MusterError:  # another one has ended, or follows the one that ends now
+            if newest is not None and job_id == newest[1]:
+                raise
     return True
 
 
@@ -587,15 +579,15 @@ class NeverStartsWatch:
         has = self._shortage(reasons, view.job_id)
         if not (wait.never or wait.patience_s) and has is None:
             return None  # perhaps nodes are only down
+        at = f"job {view.job_id} of {dialect.name}"
         if not wait.never and has is None:
             words = f"{dialect.name} says for {patience_s:.0f} s: {view.reason}"
             error = f"job {view.job_id} does not start: {wait.sentence}"
-            at = f"job {view.job_id} of {dialect.name}"
             return Report(error=error, at=at, because=(words,), hint=wait.hint)
         words = f"{dialect.name} says: {view.reason}"
         return Report(
             error=f"job {view.job_id} can never start: {wait.sentence}",
-            at=f"job {view.job_id} of {dialect.name}",
+            at=at,
             because=(has, words) if has is not None else (words,),
             hint=wait.hint,
         )
@@ -615,14 +607,11 @@ class NeverStartsWatch:
         report = self.judge(view_newest(run_dir), job[0]) if job is not None else None
         if report is None or read_result(run_dir) is not None:
             return
-        with contextlib.suppress(
-            MusterError
-        ):  # the verdict is valid even if the scheduler is silent
+        # The verdict is valid even if the scheduler is silent.
+        with contextlib.suppress(MusterError):
             cancel_jobs(run_dir)
-        atomic.write_json(
-            run_dir.result,
-            codec.to_plain(failed_before_start(run_dir, EngineError.exit_code, report)),
-        )
+        result = failed_before_start(run_dir, EngineError.exit_code, report)
+        atomic.write_json(run_dir.result, codec.to_plain(result))
 
 
 def note_group(run_dir: RunDir, group: str, report: Report) -> None:
