@@ -55,9 +55,9 @@ def find_place(where: Where, problems: "Problems") -> Place:
         NotFoundError: There is no such session.
     """
     for find in plugs.every("places"):
-        if (place := find(where, problems)) is not None:
-            found: Place = place
-            return found
+        place: Place | None = find(where, problems)
+        if place is not None:
+            return place
     if where.engine not in (None, "local") or where.hosts or where.hostfile or where.session:
         raise UsageError("no part of muster that is installed here has this place")
     return Here()

@@ -106,7 +106,5 @@ def make_bundle_for(own_pythons: "tuple[str, ...]", wishes: "SshOptions") -> "Bu
     from torchmuster.launcher.engines.ssh_command import ssh_command
     from torchmuster.launcher.engines.ssh_host import make_bundle
 
-    own = os.environ.get("MUSTER_SSH_PYTHON")
-    pythons = [own] if own else []
-    pythons += own_pythons
+    pythons = [*filter(None, [os.environ.get("MUSTER_SSH_PYTHON")]), *own_pythons]
     return make_bundle(ssh_command(os.environ), pythons, may_share=wishes.may_share)

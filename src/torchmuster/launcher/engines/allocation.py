@@ -375,7 +375,9 @@ class AllocationEngine(AgentProcesses):
             environment=self.run_dir.environment,
         )
         argv = self.job.argv(node, agent_argv(order))
-        self._end_late(place)
+        for held, child in self._agents:
+            if held == place and self._is_late(child):
+                child.send_signal(signal.SIGKILL)
         log_bytes = size_of(self.run_dir.job_log)
         start = proc.start_agent(argv, keeps_output=True)
         start.log_bytes = log_bytes
@@ -391,20 +393,12 @@ class AllocationEngine(AgentProcesses):
 
     def holds(self, place: int) -> bool:
         """Return whether a start of this place may still bring an agent; not if it hangs."""
-        now = time.monotonic()
-        return any(
-            p == place
-            and not (child.pid in self._starters and self._starters[child.pid].is_late(now))
-            for p, child in self._agents
-        )
+        return any(held == place and not self._is_late(child) for held, child in self._agents)
 
-    def _end_late(self, place: int) -> None:
-        """Kill starts of the place's agent that are late: they hang, or their agent is lost."""
-        now = time.monotonic()
-        for held, child in self._agents:
-            start = self._starters.get(child.pid)
-            if held == place and start is not None and start.is_late(now):
-                child.send_signal(signal.SIGKILL)
+    def _is_late(self, child: HasStatus) -> bool:
+        """Return whether a start is late: it hangs, or its agent is lost."""
+        start = self._starters.get(child.pid)
+        return start is not None and start.is_late(time.monotonic())
 
     def _words_of(self, child: HasStatus) -> tuple[str, ...]:
         start = self._starters.pop(child.pid, None)

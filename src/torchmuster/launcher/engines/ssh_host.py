@@ -274,6 +274,7 @@ class RemoteHost:
             reported as ended.
         session: The state of its session's server; None without one.
         placed: Where the run is on the host; None before it is set up.
+        problem: Why the host can't be used any more; None if it can.
         place: Its place in a run.
     """
 
@@ -294,7 +295,7 @@ class RemoteHost:
         self._answers: dict[type[messages.RemoteMessage], messages.RemoteMessage] = {}
         self._agents: dict[int, _Agent] = {}
         self._num_agents = 0
-        self._problem: HostProblem | None = None
+        self.problem: HostProblem | None = None
         self._changed = threading.Condition()
         self._writer: FrameWriter | None = None
 
@@ -304,14 +305,9 @@ class RemoteHost:
         return self._child.pid if self._child is not None else 0
 
     @property
-    def problem(self) -> HostProblem | None:
-        """Why the host can't be used any more; None if it can."""
-        return self._problem
-
-    @property
     def is_usable(self) -> bool:
         """Whether agents can be started there."""
-        return not self.is_lost and self._problem is None
+        return not self.is_lost and self.problem is None
 
     @property
     def is_answering(self) -> bool:
@@ -414,14 +410,11 @@ class RemoteHost:
     def expect(self, kind: type[Answer]) -> Answer:
         """Wait for an answer while the host gives signs of life: speeds differ."""
         with self._changed:
-            self._changed.wait_for(lambda: kind in self._answers or self._problem is not None)
+            self._changed.wait_for(lambda: kind in self._answers or self.problem is not None)
             answer = self._answers.pop(kind, None)
             if isinstance(answer, kind):
                 return answer
-            raise HostError(self._known_problem())
-
-    def _known_problem(self) -> HostProblem:
-        return self._problem or self._why("the connection ended")
+            raise HostError(self.problem or self._why("the connection ended"))
 
     def set_up(
         self,
@@ -465,7 +458,7 @@ class RemoteHost:
             reason = f"what came is no message: {error}"
         self.is_lost = True
         self._end_ssh(1.0)
-        self._fail(self._why(reason))
+        self.refuse(self._why(reason))
         self.relay.close()
         self.on_lost(self)
         for agent_id in list(self._agents):
@@ -479,7 +472,7 @@ class RemoteHost:
                 if protocol != messages.PROTOCOL:
                     words = f"its torchmuster speaks version {protocol} of the protocol, this one {messages.PROTOCOL}"
                     fix = "remove ~/.cache/torchmuster there"
-                    self._fail(HostProblem(host=self.host.name, words=words, fix=fix))
+                    self.refuse(HostProblem(host=self.host.name, words=words, fix=fix))
             case (
                 messages.Placed()
                 | messages.SetUpDone()
@@ -495,7 +488,7 @@ class RemoteHost:
             case messages.RemoteFailed():
                 parts = (message.what, message.where, message.why)
                 words = ": ".join(part for part in parts if part)
-                self._fail(HostProblem(host=self.host.name, words=words, fix=message.fix or ""))
+                self.refuse(HostProblem(host=self.host.name, words=words, fix=message.fix or ""))
             case messages.AgentStarted(agent_id=agent_id):
                 with self._changed:
                     if agent_id in self._agents:
@@ -509,12 +502,9 @@ class RemoteHost:
                 self.on_message(self, message)
 
     def refuse(self, problem: HostProblem) -> None:
-        """Stop using the host; threads that wait for it get the problem."""
-        self._fail(problem)
-
-    def _fail(self, problem: HostProblem) -> None:
+        """Stop using the host, for the first problem; threads that wait for it get that."""
         with self._changed:
-            self._problem = self._problem or problem
+            self.problem = self.problem or problem
             self._changed.notify_all()
 
     # Agents.
@@ -537,13 +527,13 @@ class RemoteHost:
         self.send(replace(message, agent_id=agent_id))
         with self._changed:
             self._changed.wait_for(
-                lambda: agent.started or agent_id not in self._agents or self._problem is not None
+                lambda: agent.started or agent_id not in self._agents or self.problem is not None
             )
             if agent.started is not None:
                 return agent.started
             self._agents.pop(agent_id, None)
-            if agent.why is None or self._problem is not None:
-                raise HostError(self._known_problem())
+            if agent.why is None or self.problem is not None:
+                raise HostError(self.problem or self._why("the connection ended"))
             raise HostError(HostProblem(host=self.host.name, words=agent.why, fix=""))
 
     def _end_agent(self, agent_id: int, status: int, why: str | None) -> None:

@@ -424,10 +424,8 @@ def succeed(words: SucceedOrder) -> int:
     estate = read_estate(run_dir)
     job = estate.job.with_launcher(estate.words.way)
     chain = Chain(run_dir, job.dialect, job.allocation.job_id, estate.words.resubmit)
-    chain.way, chain.links = (
-        parse_method(estate.words.resubmit_with),
-        read_links(run_dir) or chain.links,
-    )
+    chain.way = parse_method(estate.words.resubmit_with)
+    chain.links = read_links(run_dir) or chain.links
     write_owner(run_dir)
     voice = TerminalVoice()
     voice.start()

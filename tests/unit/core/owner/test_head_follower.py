@@ -160,7 +160,7 @@ async def test_a_head_that_stands_still_is_killed(tmp_path):
 async def test_what_a_listener_can_not_take_is_not_swallowed(tmp_path):
     owner = Owner(tmp_path)
     async with listening() as (listener, doorman):
-        owner.head._hear = lambda message: 1 / 0
+        owner.head.hear = lambda message: 1 / 0
         following = owner.follow(listener)
         channel, _ = await begin(doorman, 1)
         channel.send_nowait(LAST)
