@@ -186,19 +186,15 @@ class RunOwner:
                     self._head.send(failed)
             if head_end is not None:
                 return describe_exit(head_end)
-            self._fill_places()
+            places, self._wanted = sorted(self._wanted - {self.engine.head_place}), set()
+            for place in places:
+                self.engine.start_place(place)
             self._changed.clear()
             try:
                 async with asyncio.timeout(_WATCH_S):
                     await self._changed.wait()
             except TimeoutError:
                 continue
-
-    def _fill_places(self) -> None:
-        for place in sorted(self._wanted):
-            self._wanted.discard(place)
-            if place != self.engine.head_place:
-                self.engine.start_place(place)
 
     # Messages from the head.
 

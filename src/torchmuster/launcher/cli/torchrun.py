@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from torchmuster.launcher.engines.allocation import OwnJob
-    from torchmuster.launcher.jobs.spread import Spreader, SpreadHosts, SpreadOrder
+    from torchmuster.launcher.jobs.spread import SpreadHosts, SpreadOrder
 
 _TOGETHER_S = 3.0  # the tasks of a step start within this time
 _LOOK_S = 0.2
@@ -218,7 +218,11 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     Raises:
         MusterError: Another program uses the head's port.
     """
-    order = _pop_order()
+    order = None
+    if "MUSTER_TORCHRUN_ORDER" in os.environ:  # from a head on another host; else without an import
+        from torchmuster.launcher.jobs.spread import take_order
+
+        order = take_order()
     party = find_spread_hosts(line) if order is None else None
     listening = _bind_if_head(line, party) if order is None else None
     if listening is None:
@@ -235,7 +239,23 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         addresses = (("127.0.0.1", port),)
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
         notes = (_create_run_dir(run_dir, plan), *notes)
-        _write_head(run_dir, secret, line.meeting.host, port)
+        write_secret(run_dir.secret, secret)
+        named, node = [line.meeting.host], socket.gethostname()
+        where = {"host": "127.0.0.1", "port": port, "addresses": named, "node": node}
+        atomic.write_json(run_dir.head, where, mode=0o600)  # for other commands
+        spread = None
+        if party is not None and party.spreads:
+            from torchmuster.launcher.jobs.spread import Spreader, head_addresses
+
+            program = os.path.abspath(sys.argv[0])
+            by_module = os.path.basename(program) == "__main__.py"
+            words = ["-m", "torchmuster"] if by_module else [program]
+            spread = Spreader(
+                party=party,
+                heads=head_addresses(line.meeting.host, port),
+                command=[sys.executable, *words, *sys.argv[1:]],
+                environment=run_dir.environment,
+            )
         head = TrainingHeadOptions(
             plan=plan,
             run_dir=run_dir,
@@ -243,7 +263,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
             hint=party.hint if party is not None else "",
             jobs=jobs,
             relay_port=0 if line.meeting.alone else port,
-            spread=_make_spreader(line, party, run_dir, port),
+            spread=spread,
         )
     agent = AgentOptions(
         plan=plan,
@@ -314,15 +334,6 @@ def _own_job_id() -> str | None:
     return job[1] if job is not None else None
 
 
-def _pop_order() -> "SpreadOrder | None":
-    """Return the order from a head on another host; None if a user started this command."""
-    if "MUSTER_TORCHRUN_ORDER" not in os.environ:
-        return None  # without an import
-    from torchmuster.launcher.jobs.spread import take_order
-
-    return take_order()
-
-
 def _fitted(
     line: "TorchrunLine", party: "SpreadHosts | None", order: "SpreadOrder | None"
 ) -> "TorchrunLine":
@@ -334,28 +345,6 @@ def _fitted(
     if party is not None and party.spreads and line.max_nodes > len(party.job.nodes):
         return replace(line, max_nodes=len(party.job.nodes))
     return line
-
-
-def _make_spreader(
-    line: "TorchrunLine", party: "SpreadHosts | None", run_dir: "RunDir", port: int
-) -> "Spreader | None":
-    if party is None or not party.spreads:
-        return None
-    from torchmuster.launcher.jobs.spread import Spreader, head_addresses
-
-    return Spreader(
-        party=party,
-        heads=head_addresses(line.meeting.host, port),
-        command=own_command(),
-        environment=run_dir.environment,
-    )
-
-
-def own_command() -> list[str]:
-    """Return the command that started this process, with full paths."""
-    program = os.path.abspath(sys.argv[0])
-    by_module = os.path.basename(program) == "__main__.py"
-    return [sys.executable, *(["-m", "torchmuster"] if by_module else [program]), *sys.argv[1:]]
 
 
 def _bind_if_head(line: "TorchrunLine", party: "SpreadHosts | None") -> socket.socket | None:
@@ -438,13 +427,6 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
     note_origin(run_dir, plan.program)
     return f"run {short_id(plan.run_id)}; its files are in {run_dir.path}"
-
-
-def _write_head(run_dir: "RunDir", secret: bytes, host: str, port: int) -> None:
-    """Write the head's address and key for other commands."""
-    write_secret(run_dir.secret, secret)
-    where = {"host": "127.0.0.1", "port": port, "addresses": [host], "node": socket.gethostname()}
-    atomic.write_json(run_dir.head, where, mode=0o600)
 
 
 def _saved(line: "TorchrunLine") -> Any:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torchmuster.core.engines.local import HEAD, AgentEnd
@@ -163,28 +163,26 @@ _SAY_EVERY_S = 5.0
 _LIST = -1
 
 
+@dataclass(slots=True)
 class EnvironmentTransfer:
     """One environment on its way to the hosts.
 
-    Args:
+    Attributes:
         pack: Waits for the archive, which is packed while hosts are called.
         say: Prints a message to the user.
         scratch: The site's folder for it on each host; None for the host's own.
     """
 
-    def __init__(
-        self,
-        pack: Callable[[], PackedEnvironment],
-        say: Callable[[str], None],
-        scratch: str | None = None,
-    ) -> None:
-        self._pack, self._say, self._scratch = pack, say, scratch
-        self._hold = -1
-        self._secret = secrets.token_hex(32)
-        self._after: dict[RemoteHost, RemoteHost] = {}
-        self._there: set[RemoteHost] = set()
-        self._lock = threading.Lock()
-        self._sent = 0
+    pack: Callable[[], PackedEnvironment]
+    say: Callable[[str], None]
+    scratch: str | None = None
+    _packed: PackedEnvironment = field(init=False)
+    _hold: int = -1
+    _secret: str = field(default_factory=lambda: secrets.token_hex(32))
+    _after: dict[RemoteHost, RemoteHost] = field(default_factory=dict)
+    _there: set[RemoteHost] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sent: int = 0
 
     def bring(self, hosts: Sequence[RemoteHost]) -> list[HostProblem]:
         """Bring it to all hosts; return the problems of those that can't have it."""
@@ -224,20 +222,20 @@ class EnvironmentTransfer:
             size = show_size(self._packed.needs.size_bytes)
             number = f"{came} host{'s' if came != 1 else ''}"
             took_s = time.monotonic() - began
-            self._say(f"the environment ({size}) has come to {number} in {took_s:.1f} s")
+            self.say(f"the environment ({size}) has come to {number} in {took_s:.1f} s")
         return problems
 
     def _take_archive(self) -> None:
         """On the first call, wait for the archive and hold it open."""
         with self._lock:
             if self._hold < 0:
-                self._packed = self._pack()
+                self._packed = self.pack()
                 # Open while the run lives: `muster prune` can then only unlink its name.
                 self._hold = os.open(self._packed.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _offer(self, host: RemoteHost) -> messages.EnvironmentPlaced | HostProblem:
         offer = messages.OfferEnvironment(
-            needs=self._packed.needs, secret=self._secret, scratch=self._scratch
+            needs=self._packed.needs, secret=self._secret, scratch=self.scratch
         )
         try:
             return host.ask(offer, messages.EnvironmentPlaced)
@@ -279,7 +277,7 @@ class EnvironmentTransfer:
                 there = {host.host.name for host in self._there}
             missing = few_of([name for name in names if name not in there], 8)
             how = show_transfer(self._sent, size, time.monotonic() - began_at)
-            self._say(f"the environment comes to {missing}: {how}")
+            self.say(f"the environment comes to {missing}: {how}")
 
     def _wait(self, host: RemoteHost) -> HostProblem | None:
         try:
@@ -302,7 +300,7 @@ class EnvironmentTransfer:
         if after is None or after in self._there or not after.is_usable:
             return
         names = host.host.name, after.host.name
-        self._say(f"{names[1]} gets the environment from here: not from {names[0]} ({why})")
+        self.say(f"{names[1]} gets the environment from here: not from {names[0]} ({why})")
         self._send_from_here(after)
 
 
@@ -636,20 +634,19 @@ class SshEngine:
     # Messages of hosts.
 
     def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
-        if isinstance(message, messages.RemoteNote):
-            if message.text not in self._said_bad:
-                self._said_bad.add(message.text)
-                self._say(message.text)
-            return
-        if isinstance(message, messages.EnvironmentHopFailed) and self._environment is not None:
-            self._environment.take_failed_hop(host, message.why)
-            return
-        if isinstance(message, messages.CopyOf):
-            self._files.copy_of(host.host.name).begin(message.mark)
-            return
-        if not isinstance(message, messages.FilePiece):
-            raise messages.FrameError(f"{type(message).__name__} is not for a run")
-        self._files.take(message, host)
+        match message:
+            case messages.RemoteNote(text=text):
+                if text not in self._said_bad:
+                    self._said_bad.add(text)
+                    self._say(text)
+            case messages.EnvironmentHopFailed(why=why) if self._environment is not None:
+                self._environment.take_failed_hop(host, why)
+            case messages.CopyOf(mark=mark):
+                self._files.copy_of(host.host.name).begin(mark)
+            case messages.FilePiece():
+                self._files.take(message, host)
+            case _:
+                raise messages.FrameError(f"{type(message).__name__} is not for a run")
 
     def _note_end(self, host: RemoteHost, status: int, why: str | None) -> None:
         if why is None and status != 0 and (words := host.last_words()):

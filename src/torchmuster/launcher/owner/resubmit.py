@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchmuster.core import proc
@@ -151,10 +151,11 @@ class Chain:
                 say(f"{self.links.label} has ended, and --resubmit {self.num_resubmits} is spent")
             self._note(replace(self.links, ended="no link is left"))
             return False
+        ways = dict.fromkeys((self.way, *self.dialect.resubmit_methods))
         pause_s, shown = _TRY_EVERY_S, set[str]()
         while True:
             is_away = False
-            for way in self._ways():
+            for way in filter(None, ways):
                 why = self._try(way, result.attempts)
                 if why is None:
                     newest = self.links.newest
@@ -194,11 +195,6 @@ class Chain:
             f"job {self.job_id} has lost a node for good: it is requeued, as {name} does with a job that has no muster in it"
         )
         return True
-
-    def _ways(self) -> Iterator[ResubmitMethod]:
-        if self.way is not None:
-            yield self.way
-        yield from (way for way in self.dialect.resubmit_methods if way is not self.way)
 
     def _try(self, way: ResubmitMethod, first_attempt: int) -> str | None:
         """Make the next link; return why it was refused, or None."""
