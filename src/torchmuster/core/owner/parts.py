@@ -1,4 +1,4 @@
-"""What an owner works with: its engine, display and record, stop signals, its connection to a head."""
+"""What an owner works with: engine, display, record, stop signals, the connection to a head."""
 
 import asyncio
 import contextlib

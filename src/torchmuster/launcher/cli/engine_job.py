@@ -1,4 +1,4 @@
-"""The test job of `muster engines check`: submit it like `muster run`, follow it, show its findings."""
+"""The test job of `muster engines check`: submit it like `muster run`, follow it, say what it found."""
 
 import contextlib
 import io
@@ -127,7 +127,7 @@ class JobWatch:
 
     @property
     def reason(self) -> str:
-        """The scheduler's reason for the last state, to follow a sentence; empty if there is none."""
+        """The scheduler's reason for the last state, after a sentence; empty if there is none."""
         return f" ({self.view.reason})" if self.view is not None and self.view.reason else ""
 
     def _see(self, now: float) -> None:

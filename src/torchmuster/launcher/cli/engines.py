@@ -1,4 +1,4 @@
-"""`muster engines` and `muster init`: where runs can go from here, found by the commands of schedulers."""
+"""`muster engines` and `muster init`: where runs can go from here, as schedulers' commands say."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Runs as jobs of a scheduler that sees our files, and on the nodes of the job around this shell."""
+"""Runs as jobs of a scheduler that sees our files, and on the nodes of the job around us."""
 
 import os
 import shlex

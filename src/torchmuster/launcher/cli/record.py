@@ -1,4 +1,4 @@
-"""What commands do with a record by its kind: the table, and `status`, `logs` and `replay` of a run or session."""
+"""What commands do with a record by its kind; `status`, `logs` and `replay` of a run or session."""
 
 import time
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""The user's sites for commands: from `muster.toml` files, other packages, `--hosts`, `--hostfile`."""
+"""The user's sites for commands: of `muster.toml`, other packages, `--hosts` and `--hostfile`."""
 
 import os
 from typing import TYPE_CHECKING, Any

@@ -511,8 +511,8 @@ def _compare(line: "TorchrunLine", own: "OwnJob") -> tuple[str, ...]:
     return ()
 
 
-# The head's port, which this run's head, or an unrelated process, may already use. This machine owns
-# the address: whatever listens there is on this machine.
+# The head's port, which this run's head, or an unrelated process, may already use. This machine
+# owns the address: whatever listens there is on this machine.
 
 _FIRST_SAY_S = 4.0
 _SAY_EVERY_S = 5.0

@@ -444,7 +444,7 @@ _STEP_OPTIONS = (
 
 
 def _options_once(job: JobRequest) -> list[str]:
-    """Return the options of the whole job; in a heterogeneous job only the first component has them.
+    """Return the options of the whole job; of a heterogeneous one only the first component has them.
 
     Source: https://slurm.schedmd.com/sbatch.html
     """

@@ -1,4 +1,4 @@
-"""A host reached by ssh, for a run or for tasks: what it is offered, connection, agents, relay, end.
+"""A host reached by ssh, for a run or tasks: what it is offered, connection, agents, relay, end.
 
 It has two threads: one reads messages, one writes them and pings, so that a stalled host delays no
 other.

@@ -403,8 +403,8 @@ def note_the_end(job: OwnJob, ask: Ask = ask_quickly) -> None:
         os.environ[ALLOCATION_ENDS_AT] = str(int(end))
 
 
-# The owner of a run in a job whose first node was lost; the agent that became the head starts it. It
-# does what the owner in the job's script did, and ends the job, since that script can't.
+# The owner of a run in a job whose first node was lost; the agent that became the head starts it.
+# It does what the owner in the job's script did, and ends the job, since that script can't.
 
 
 def main_of_successor(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A run's jobs at a scheduler: submit them, ask about them, end those that can never start, cancel."""
+"""A run's jobs at a scheduler: submit, ask about them, end those that can never start, cancel."""
 
 import contextlib
 import json
@@ -542,8 +542,8 @@ def _cancel_all(run_dir: RunDir, dialect: Dialect, job_ids: Sequence[str]) -> bo
     return True
 
 
-# Jobs that can never start. A scheduler accepts such a job and shows its reason for ever. Commands that
-# wait for the job end it; `status` and `ps` only report it.
+# Jobs that can never start. A scheduler accepts such a job and shows its reason for ever. Commands
+# that wait for the job end it; `status` and `ps` only report it.
 
 # A scheduler may say so while nodes are added or a partition changes: it must still say so after
 # this time.
