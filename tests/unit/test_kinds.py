@@ -9,7 +9,7 @@ import pytest
 import torchmuster
 from torchmuster.core import plugs
 from torchmuster.core.files.layout import Kind
-from torchmuster.launcher.cli.kinds.table import KindCommands
+from torchmuster.launcher.cli.record import KindCommands
 
 SOURCE = Path(torchmuster.__file__).parent
 ASKING = re.compile(r"(?:isfile|exists)\([^)]*\.(?:workflow|sweep)\)|\bis_workflow\b")

@@ -29,7 +29,7 @@ from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import ManyErrors, MusterError
 from torchmuster.launcher.api.launch import launch_by
 from torchmuster.launcher.cli.sites import my_sites
-from torchmuster.launcher.engines.own_job import OwnJob
+from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.jobs import make_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
@@ -158,7 +158,7 @@ def world(tmp_path, monkeypatch):
     job = OwnJob(dialect=load_dialect("slurm"), allocation=Allocation(job_id="7", nodes=nodes))
     is_inside = [False]
     monkeypatch.setattr(
-        "torchmuster.launcher.cli.places.find.find_allocation",
+        "torchmuster.launcher.cli.places.find_allocation",
         lambda: job if is_inside[0] else None,
     )
     hold(tmp_path, monkeypatch)

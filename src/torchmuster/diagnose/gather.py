@@ -324,7 +324,7 @@ def wait_for_job(run_dir: RunDir, *, limit_s: float = JOB_END_LIMIT_S) -> None:
     """
     if not os.path.isfile(run_dir.job):
         return
-    from torchmuster.launcher.jobs.links import view_newest
+    from torchmuster.launcher.jobs.jobs import view_newest
 
     pause, until = threading.Event(), time.monotonic() + limit_s
     while time.monotonic() < until:

@@ -14,7 +14,7 @@ from typing import Any
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.gpucheck.device import GpuMachine, in_use
 from torchmuster.gpucheck.kit import SCRIPTS, FailedError, FinishedCommand, ImpossibleError, Kit
-from torchmuster.launcher.engines.own_job import find_own_job
+from torchmuster.launcher.engines.allocation import find_own_job
 
 # Numbers: starts and recovery compared with torchrun, interleaved; the cost of a step; a GPT of 100
 # M parameters. The first docstring line of a check is printed as its promise.

@@ -9,15 +9,13 @@ from torchmuster.core.model.plan import WARN_S, RunPlan
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.node.options import leave_environment
 from torchmuster.core.owner.create import note_failed_start
-from torchmuster.core.owner.parts import RunDisplay
-from torchmuster.core.owner.stops import Deadline
+from torchmuster.core.owner.parts import Deadline, RunDisplay
 from torchmuster.core.owner.supervise import own_run
 from torchmuster.errors import ChannelError
 from torchmuster.launcher.engines.schedulers import set_by_schedulers
-from torchmuster.launcher.engines.ssh import SshEngine
-from torchmuster.launcher.engines.ssh_bundle import Bundle
+from torchmuster.launcher.engines.ssh import SshEngine, SshOptions
 from torchmuster.launcher.engines.ssh_command import SshHost
-from torchmuster.launcher.engines.ssh_places import SshOptions
+from torchmuster.launcher.engines.ssh_host import Bundle
 from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.engine import HeldSession
 from torchmuster.multirun.views.session_route import SessionRoute

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torchmuster.core.spec.problems import Problems
 
 
+_OPTIONS = ("engine", "hosts", "hostfile", "here")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
     """What a command line says about the place for runs.
@@ -34,20 +37,13 @@ class Where:
 
 def where_of(request: "RunRequest") -> Where:
     """Return what a run request says about its place for runs."""
-    return Where(
-        engine=request.engine,
-        hosts=request.hosts,
-        hostfile=request.hostfile,
-        here=request.here,
-        session=request.session,
-        by_slots=request.nproc_per_node is None,
-    )
+    given = {name: getattr(request, name) for name in ("session", *_OPTIONS)}
+    return Where(by_slots=request.nproc_per_node is None, **given)
 
 
 def where_of_options(given: Mapping[str, Any]) -> Where:
     """Return what the options of a command line say about the place for runs."""
-    names = ("engine", "hosts", "hostfile", "here")
-    return Where(session=given.get("session"), **{name: given[name] for name in names})
+    return Where(session=given.get("session"), **{name: given[name] for name in _OPTIONS})
 
 
 def find_place(where: Where, problems: "Problems") -> Place:
@@ -59,9 +55,9 @@ def find_place(where: Where, problems: "Problems") -> Place:
         NotFoundError: There is no such session.
     """
     for find in plugs.every("places"):
-        if (place := find(where, problems)) is not None:
-            found: Place = place
-            return found
+        place: Place | None = find(where, problems)
+        if place is not None:
+            return place
     if where.engine not in (None, "local") or where.hosts or where.hostfile or where.session:
         raise UsageError("no part of muster that is installed here has this place")
     return Here()

@@ -54,7 +54,10 @@ class _LazyGroup(click.Group):
                 return super().resolve_command(ctx, args)
             if name == "help":  # `muster help run`
                 asked = [word for word in args[1:2] if word in known]
-                return super().resolve_command(ctx, [*asked, "--help"]) if asked else _help(ctx)
+                if not asked:
+                    click.echo(ctx.get_help())
+                    ctx.exit()
+                return super().resolve_command(ctx, [*asked, "--help"])
             refuse_removed(f"muster {name}")
             from torchmuster.core.model.text import nearest
 
@@ -66,7 +69,13 @@ class _LazyGroup(click.Group):
                 fix = f"muster submit {shlex.join(args)}"
             raise UsageError(f"muster has no command `{name}`", fix=fix)
         if name in ("run", "submit", "sweep", "torchrun", "restart", "session", "dev", "replay"):
-            _check_working_directory()
+            try:
+                os.getcwd()
+            except OSError as error:
+                what = "the working directory does not exist any more"
+                raise UsageError(
+                    what, why=error.strerror, fix="cd to a folder that exists"
+                ) from error
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -88,11 +97,6 @@ class _LazyGroup(click.Group):
         texts = {**ours, **dict.fromkeys(plugs.others("commands"), "")}
         found = {name: text for name, text in texts.items() if name.startswith(incomplete)}
         return [CompletionItem(name, help=text) for name, text in found.items()]
-
-
-def _help(ctx: click.Context) -> NoReturn:
-    click.echo(ctx.get_help())
-    ctx.exit()
 
 
 def _with_dashes(name: str) -> str:
@@ -147,14 +151,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _check_working_directory() -> None:
-    try:
-        os.getcwd()
-    except OSError as error:
-        what = "the working directory does not exist any more"
-        raise UsageError(what, why=error.strerror, fix="cd to a folder that exists") from error
-
-
 def _interrupted() -> NoReturn:
     """Exit at once, removing an unbegun run directory; a thread may still be waiting for git."""
     if (create := sys.modules.get("torchmuster.core.owner.create")) is not None:
@@ -166,7 +162,7 @@ def _leave(errors: Any, words: list[str]) -> NoReturn:
     from torchmuster.core.cli.messages import print_errors
 
     if any(word.partition("=")[0] == "--json" for word in words):
-        from torchmuster.core.cli.answer import answer_unless_given
+        from torchmuster.core.cli.ending import answer_unless_given
 
         command = muster.get_command(click.Context(muster), words[0])
         answer_unless_given(command, words[1:], errors)
@@ -174,46 +170,32 @@ def _leave(errors: Any, words: list[str]) -> NoReturn:
     sys.exit(errors[0].exit_code)
 
 
-def _if_the_scripts(command: str) -> str:
-    takes_script = command in ("muster run", "muster dev")
-    return (
-        f"is it an option of the script? then it goes after it: {command} train.py ..."
-        if takes_script
-        else ""
-    )
-
-
 def _translate(error: click.UsageError, words: list[str]) -> UsageError:
     """Return click's complaint in the form of our errors."""
-    command = " ".join(
-        [
-            "muster",
-            *[word for word in words[:1] if word in muster.list_commands(click.Context(muster))],
-        ]
-    )
+    known = muster.list_commands(click.Context(muster))
+    command = " ".join(["muster", *(word for word in words[:1] if word in known)])
     if error.ctx is not None and isinstance(
         getattr(error.ctx.parent, "command", None), click.Group
     ):
         command = error.ctx.command_path  # a command in a group: `muster session end`
     help_line = f"{command} --help"
     if isinstance(error, click.NoSuchOption):
-        known: list[str] = []
-        if error.ctx is not None:
-            params = error.ctx.command.get_params(error.ctx)
-            known = [name for param in params for name in param.opts if name.startswith("--")]
+        params = error.ctx.command.get_params(error.ctx) if error.ctx is not None else []
+        options = [name for param in params for name in param.opts if name.startswith("--")]
+        otherwise = help_line
+        if command in ("muster run", "muster dev"):
+            otherwise = (
+                f"is it an option of the script? then it goes after it: {command} train.py ..."
+            )
         what = f"`{command}` has no option `{error.option_name}`"
-        return UsageError(
-            what,
-            fix=hint_for_option(error.option_name, known) or _if_the_scripts(command) or help_line,
-        )
+        return UsageError(what, fix=hint_for_option(error.option_name, options) or otherwise)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         name = error.param.human_readable_name
         example = {"SCRIPT": "train.py", "RUN": "last"}.get(name)
+        fix = f"{command} {example}" if example else help_line
         if command == "muster cancel":
-            return UsageError(f"`{command}` needs {name}", fix="`muster ps` lists the runs")
-        return UsageError(
-            f"`{command}` needs {name}", fix=f"{command} {example}" if example else help_line
-        )
+            fix = "`muster ps` lists the runs"
+        return UsageError(f"`{command}` needs {name}", fix=fix)
     if isinstance(error, click.BadParameter) and error.param is not None:
         typed = {word.partition("=")[0] for word in words}
         opts = error.param.opts

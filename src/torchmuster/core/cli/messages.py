@@ -66,17 +66,16 @@ def summary(result: Result, how_to_go_on: str | None = None) -> str:
         result: Result of the run.
         how_to_go_on: What an unsuccessful run has saved, and how to continue it.
     """
+    further = f"; {how_to_go_on}" if how_to_go_on else ""
     if result.attempts == 0 and result.state is not RunState.SUCCEEDED:
         waited = f" after {span(result.elapsed_s)}" if result.elapsed_s else ""
-        never = f"{result.state.value}{waited}: it never started"
-        return f"{never}; {how_to_go_on}" if how_to_go_on else never
+        return f"{result.state.value}{waited}: it never started{further}"
     attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
     pause = f", {span(result.lost_s)} between them" if result.lost_s else ""
     logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""
     after = f"{result.state.value} after {span(result.elapsed_s)} ({attempts}{pause}{logs})"
-    if result.state is RunState.SUCCEEDED:
-        return f"{after}{_unsaved_end(result)}"
-    return f"{after}; {how_to_go_on}" if how_to_go_on else after
+    is_good = result.state is RunState.SUCCEEDED
+    return f"{after}{_unsaved_end(result) if is_good else further}"
 
 
 def _unsaved_end(result: Result) -> str:

@@ -2,29 +2,29 @@
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.core import plugs
 from torchmuster.core.cli import ending, options
-from torchmuster.core.cli.answer import answers, whole_word
+from torchmuster.core.cli.ending import answers, is_terminal, whole_word
 from torchmuster.core.cli.options import complete, complete_files
+from torchmuster.core.cli.place import JOB_OPTIONS
 from torchmuster.core.model.plan import GRACE_S, MAX_RESTARTS
+from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
+    import types
+
     from torchmuster.core.spec.launch import LaunchOrder, RunRequest
     from torchmuster.core.spec.problems import Problems
-
-
-# Checks before every start of a run: its id, and whether a debugger can be reached.
 
 
 def choose_id(request: "RunRequest", problems: "Problems") -> str:
     """Return the id of the run; note a problem."""
     from torchmuster.core.owner.create import choose_run_id
-    from torchmuster.errors import UsageError
 
     try:
         return choose_run_id(request.script, request.run_id, request.name)
@@ -35,30 +35,19 @@ def choose_id(request: "RunRequest", problems: "Problems") -> str:
 
 def check_debugger(request: "RunRequest", problems: "Problems") -> None:
     """Refuse a debugger that this terminal could not reach."""
-    for option in ("debugpy", "pdb"):
-        value = getattr(request, option)
-        if value is None or value is False:
-            continue
-        if request.detach:
+    for option, is_on in (("--debugpy", request.debugpy is not None), ("--pdb", request.pdb)):
+        if is_on and request.detach:
+            what = f"{option} can't be combined with --detach"
             why = "its connection goes through the command that follows the run"
-            problems.add(
-                f"--{option} can't be combined with --detach", "--detach", why, "leave it out"
-            )
-        for other in ("--debugpy", "--stdin") if option == "pdb" else ():
-            if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
-                what = f"--pdb can't be combined with {other}"
-                problems.add(what, other, fix="leave one of them out")
-    if request.pdb and not request.detach and not (_is_terminal(0) and _is_terminal(1)):
+            problems.add(what, "--detach", why, "leave it out")
+    for other, value in (("--debugpy", request.debugpy), ("--stdin", request.stdin_rank)):
+        if request.pdb and value is not None:
+            what = f"--pdb can't be combined with {other}"
+            problems.add(what, other, fix="leave one of them out")
+    if request.pdb and not request.detach and not (is_terminal(0) and is_terminal(1)):
         why = "standard input or output of this command is no terminal"
         fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
         problems.add("--pdb needs a terminal", "--pdb", why, fix)
-
-
-def _is_terminal(fd: int) -> bool:
-    try:
-        return os.isatty(fd)
-    except OSError:
-        return False
 
 
 _SEPARATED = "torchmuster.separated"  # `--` stands before the script: what follows is its own
@@ -317,13 +306,9 @@ def read_order(path: str) -> "LaunchOrder":
 
 def launch(request: "RunRequest") -> int:
     """Start a run in its place for runs and follow it to its end; return the exit code."""
-    from torchmuster.core.cli import ending
     from torchmuster.core.cli.spelling import misplaced_options, option_names, warn_of_misplaced
-    from torchmuster.errors import UsageError
 
     if request.inline:
-        from torchmuster.core.cli.inline import run_inline
-
         return run_inline(request)
     ending.is_launched = request.launched
     if request.engine == "all":
@@ -401,3 +386,72 @@ def _stdin_rank(request: "RunRequest") -> int | None:
         return 0 if sys.stdin.isatty() and not request.detach else None
     except (AttributeError, ValueError):  # closed
         return None
+
+
+# `--inline`: rank 0 of 1 in this very process, for a debugger and for tests.
+
+# What is the same in one process without an agent, and what a terminal decides by itself.
+_MEANT = frozenset(
+    {
+        *("script", "args", "module", "set_env", "cwd", "preflight", "tee", "stdin_rank", "name"),
+        *("max_restarts", "inline"),
+    }
+)
+_OPTIONS = {"engine": "--on", **JOB_OPTIONS}  # those that are called otherwise than their field
+
+
+def run_inline(request: "RunRequest") -> int:
+    """Run the script as `__main__` of this process; return its exit code.
+
+    There is no agent, no attempt and no record, so breakpoints, profilers and coverage see the
+    script as they see any program. Torch and `torchmuster.train` find a world of one.
+
+    Raises:
+        ManyErrors: Options that need more than one process, or a script that can't be run.
+    """
+    import runpy
+
+    from torchmuster.core.node.options import world_of_one
+    from torchmuster.core.node.spawner.mainmodule import first_path
+    from torchmuster.core.spec.launch import check_script
+    from torchmuster.core.spec.problems import Problems, parse_set_env
+
+    problems = Problems()
+    for one in fields(request):
+        value = getattr(request, one.name)
+        is_one = one.name in ("nodes", "nproc_per_node") and value == "1"
+        if one.name not in _MEANT and not is_one and value != one.default and value:
+            option = _OPTIONS.get(one.name, f"--{one.name.replace('_', '-')}")
+            what = "this process runs the script itself, as rank 0 of 1"
+            problems.add(what, option, fix="without it, or without --inline")
+    variables = parse_set_env(request.set_env, problems)
+    if not request.module:
+        check_script(request.script, request.cwd, problems, request.args)
+    problems.checked(True)
+    os.environ.update(world_of_one() | variables)
+    kind = "module" if request.module else "file"
+    sys.argv = [request.script, *request.args]
+    if (folder := first_path(kind, request.script)) is not None:
+        sys.path[0] = folder
+    if request.module:
+        runpy.run_module(request.script, run_name="__main__", alter_sys=True)
+        return 0
+    sys.excepthook = _show_from_script  # a debugger around this process sees the error itself
+    try:
+        runpy.run_path(request.script, run_name="__main__")
+    except EOFError as error:  # click would take it for Ctrl-D
+        _show_from_script(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _show_from_script(
+    kind: type[BaseException], error: BaseException, trace: "types.TracebackType | None"
+) -> None:
+    """Print an exception from the script's own first frame on."""
+    import traceback
+
+    frames, path = trace, os.path.realpath(sys.argv[0])
+    while frames is not None and os.path.realpath(frames.tb_frame.f_code.co_filename) != path:
+        frames = frames.tb_next
+    traceback.print_exception(kind, error, frames or trace)

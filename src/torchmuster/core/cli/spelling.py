@@ -18,36 +18,40 @@ REMOVED = {
 
 # torchrun's options and those of `muster run`; None: not needed.
 TORCHRUN_OPTIONS: dict[str, str | None] = {
+    **dict.fromkeys(
+        [
+            "--start-method",
+            "--duplicate-stderr-filters",
+            "--duplicate-stdout-filters",
+            "--event-log-handler",
+            "--log-dir",
+            "--local-addr",
+            "--logs-specs",
+            "--master-addr",
+            "--master-port",
+            "--monitor-interval",
+            "--no-python",
+            "--node-rank",
+            "--numa-binding",
+            "--rdzv-backend",
+            "--rdzv-conf",
+            "--rdzv-endpoint",
+            "--rdzv-id",
+            "--redirects",
+            "--role",
+            "--run-path",
+            "--signals-to-handle",
+            "--standalone",
+            "--virtual-local-rank",
+        ]
+    ),
     "--nnodes": "--nodes",
     "--max-restarts": "--max-restarts",
     "--nproc-per-node": "--nproc-per-node",
     "--module": "-m",
-    "--start-method": None,
     "--tee": "--tee",
-    "--duplicate-stderr-filters": None,
-    "--duplicate-stdout-filters": None,
-    "--event-log-handler": None,
-    "--log-dir": None,
-    "--local-addr": None,
     "--local-ranks-filter": "--tee",
-    "--logs-specs": None,
-    "--master-addr": None,
-    "--master-port": None,
-    "--monitor-interval": None,
-    "--no-python": None,
-    "--node-rank": None,
-    "--numa-binding": None,
-    "--rdzv-backend": None,
-    "--rdzv-conf": None,
-    "--rdzv-endpoint": None,
-    "--rdzv-id": None,
-    "--redirects": None,
-    "--role": None,
-    "--run-path": None,
     "--shutdown-timeout": "--grace",
-    "--signals-to-handle": None,
-    "--standalone": None,
-    "--virtual-local-rank": None,
 }
 
 
@@ -139,21 +143,21 @@ def misplaced_options(script: str, args: Sequence[str], ours: Collection[str]) -
             source = file.read(_MOST_SOURCE).replace("_", "-")
     except OSError:
         return []  # a module, or an unreadable script
-    # As a text, an argument or a field; an `import time` is no option `--time`.
-    known = r"""["'](?:--)?{0}["']|(?:^|[(,])\s*{0}\s*[:=]"""
-    return [name for name in names if not _knows(source, name, known)]
+    return [name for name in names if not _knows(source, name)]
 
 
-def _knows(source: str, name: str, known: str) -> bool:
+def _knows(source: str, name: str) -> bool:
     # Of this one any mention counts: who has it behind the script is refused.
-    is_said = name == "--dry-run" and "dry-run" in source
-    return is_said or bool(re.search(known.format(name[2:]), source, re.MULTILINE))
+    if name == "--dry-run" and "dry-run" in source:
+        return True
+    # As a text, an argument or a field; an `import time` is no option `--time`.
+    known = r"""["'](?:--)?{0}["']|(?:^|[(,])\s*{0}\s*[:=]""".format(name[2:])
+    return bool(re.search(known, source, re.MULTILINE))
 
 
 def warn_of_misplaced(script: str, names: Sequence[str]) -> str:
     """Return the sentence about options of muster that come after a script."""
-    them = "it" if len(names) == 1 else "them"
-    comes = "comes" if len(names) == 1 else "come"
+    comes, them = ("comes", "it") if len(names) == 1 else ("come", "them")
     shown = ", ".join(f"`{name}`" for name in names)
     return f"{shown} {comes} after {script}, so {script} gets {them}; options of muster go before the script"
 

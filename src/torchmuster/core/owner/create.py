@@ -67,25 +67,19 @@ def quota_warnings(path: str, asking: Ask | None = None) -> list[str]:
     """Return warnings where the user's quota is nearly used up; abandon a hung tool after 1 s."""
     import shutil
 
-    asking = asking or _ask
-    commands = []
-    if shutil.which("quota"):
-        commands.append((["quota", "-w", "-p"], parse_quota))
-    if shutil.which("lfs"):
-        user = str(os.getuid())
-        commands.append(
-            (
-                ["lfs", "quota", "-q", "-u", user, nearest_folder(os.path.realpath(path))],
-                parse_quota,
-            )
-        )
+    folder = nearest_folder(os.path.realpath(path))
     found = []
-    for argv, parse in commands:
+    for argv in (
+        ["quota", "-w", "-p"],
+        ["lfs", "quota", "-q", "-u", str(os.getuid()), folder],
+    ):
+        if not shutil.which(argv[0]):
+            continue
         try:
-            said = asking(argv)
+            said = asking(argv) if asking is not None else proc.ask(argv, b"", _QUOTA_TIMEOUT_S)
         except MusterError:
             continue
-        for disk, left, unit in parse(said.stdout.decode(errors="replace")):
+        for disk, left, unit in parse_quota(said.stdout.decode(errors="replace")):
             if unit == "KiB" and left * _KIB < LOW_FREE_BYTES:
                 size = f"{max(0, left) // _KIB} MiB"
                 found.append(f"your quota on {disk} leaves {size} (`{' '.join(argv[:2])}`)")
@@ -116,10 +110,6 @@ def parse_quota(text: str) -> list[tuple[str, int, str]]:
             if limit:
                 found.append((words[0], limit - used, unit))
     return found
-
-
-def _ask(argv: Sequence[str]) -> proc.CommandOutput:
-    return proc.ask(argv, b"", _QUOTA_TIMEOUT_S)
 
 
 def nearest_folder(path: str) -> str:

@@ -41,11 +41,18 @@ from torchmuster.core.model.text import name_on, report_of_error
 from torchmuster.core.model.verdict import Report, Result, StopCause, cause_of_stop, end_by_stop
 from torchmuster.core.net import messages
 from torchmuster.core.node.setup import start_sweep
-from torchmuster.core.owner.head_follower import HeadFollower
-from torchmuster.core.owner.parts import Engine, RecordWriter, RunDisplay, StandardInput
+from torchmuster.core.owner.parts import (
+    LAST_STOP,
+    Deadline,
+    Engine,
+    HeadFollower,
+    RecordWriter,
+    RunDisplay,
+    StandardInput,
+    Stops,
+)
 from torchmuster.core.owner.record import next_attempt, read_result, recorded_seconds
 from torchmuster.core.owner.session import EarlyStop, own_terminal
-from torchmuster.core.owner.stops import LAST_STOP, Deadline, Stops
 from torchmuster.core.proc import describe_end
 from torchmuster.errors import HeadLostError, MusterError
 
@@ -144,8 +151,11 @@ class RunOwner:
             loop.add_signal_handler(signum, self._handle_user_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         loop.add_signal_handler(signal.SIGWINCH, self._send_size)
-        watching = self._watch_the_time()
-        looking = self._look_whether_deposed()
+        watching = [] if self.is_deposed is None else [loop.create_task(self._end_if_deposed())]
+        if self.deadline is not None:
+            if self.deadline.limit.ends_at is not None:
+                self._act(TellEnd(self.deadline.limit.ends_at))
+            watching.append(loop.create_task(self.deadline.watch(self._act)))
         try:
             while self.result is None:
                 self._write_head()
@@ -153,9 +163,8 @@ class RunOwner:
                 if self.result is None and ended is not None:
                     await self._replace_head(ended)
         finally:
-            for task in (watching, looking):
-                if task is not None:
-                    task.cancel()
+            for task in watching:
+                task.cancel()
             if not self._has_gone:
                 await self._end_agents()
             # Remove what killed agents left on this machine: there may be no later run to do it.
@@ -177,19 +186,15 @@ class RunOwner:
                     self._head.send(failed)
             if head_end is not None:
                 return describe_exit(head_end)
-            self._fill_places()
+            places, self._wanted = sorted(self._wanted - {self.engine.head_place}), set()
+            for place in places:
+                self.engine.start_place(place)
             self._changed.clear()
             try:
                 async with asyncio.timeout(_WATCH_S):
                     await self._changed.wait()
             except TimeoutError:
                 continue
-
-    def _fill_places(self) -> None:
-        for place in sorted(self._wanted):
-            self._wanted.discard(place)
-            if place != self.engine.head_place:
-                self.engine.start_place(place)
 
     # Messages from the head.
 
@@ -254,24 +259,15 @@ class RunOwner:
             case AfterLoss.SPENT:
                 self.result = self._head_lost(ended)
                 return
-        follows = (
-            "another one takes its place"
-            if self.engine.keeps_agents
-            else "all nodes are started again"
-        )
+        keeps = self.engine.keeps_agents
+        follows = "another one takes its place" if keeps else "all nodes are started again"
         self.display.say(
             f"the head's agent ended ({ended}): {follows} with attempt {self._next_attempt}"
         )
-        if self.engine.keeps_agents:
-            await self._start_in_thread(self.engine.start_head)
-            # Agents that have ended meanwhile are restarted; the others reconnect.
+        await self._start_in_thread(self.engine.start_head if keeps else self.engine.start_all)
+        if keeps:  # agents that have ended meanwhile are restarted; the others reconnect
             places = range(self.engine.plan.num_places)
             self._wanted = {place for place in places if not self.engine.holds(place)}
-        else:
-            await self._start_in_thread(self.engine.start_all)
-
-    def _look_whether_deposed(self) -> asyncio.Task[None] | None:
-        return None if self.is_deposed is None else asyncio.create_task(self._end_if_deposed())
 
     async def _end_if_deposed(self) -> None:
         """Kill a head that has been replaced elsewhere; `_replace_head` does the rest."""
@@ -299,13 +295,9 @@ class RunOwner:
 
     async def _start_in_thread(self, start: Callable[..., None]) -> None:
         """Start agents in a thread: a host may take ten seconds to answer, Ctrl-C must not wait."""
-        starting = asyncio.create_task(
-            asyncio.to_thread(
-                start,
-                first_attempt=self._next_attempt,
-                restarts_spent=self._policy.lives.spent,
-            )
-        )
+        attempt, spent = self._next_attempt, self._policy.lives.spent
+        work = asyncio.to_thread(start, first_attempt=attempt, restarts_spent=spent)
+        starting = asyncio.create_task(work)
         while not (await asyncio.wait({starting}, timeout=_STOP_LOOK_S))[0]:
             if self._stops.count:
                 self.engine.kill_all()
@@ -315,9 +307,8 @@ class RunOwner:
         if error is not None and self._stops.count:
             self.result = self._stopped_result()
         elif error is not None:
-            report = replace(
-                report_of_error(error), at=self.engine.plan.node_name(self.engine.head_place)
-            )
+            at = self.engine.plan.node_name(self.engine.head_place)
+            report = replace(report_of_error(error), at=at)
             self.result = self._own_result(RunState.FAILED, error.exit_code, report)
 
     def _head_lost(self, ended: str) -> Result:
@@ -333,10 +324,8 @@ class RunOwner:
 
     def _stopped_result(self) -> Result:
         cause, signum = self._stops.cause, self._stops.signum
-        state, code, report = end_by_stop(
-            cause, signum, self.engine.plan.again, saved=False, lost={}
-        )
-        return self._own_result(state, code, report)
+        ended = end_by_stop(cause, signum, self.engine.plan.again, saved=False, lost={})
+        return self._own_result(*ended)
 
     def _own_result(self, state: RunState, code: int, report: Report) -> Result:
         result = Result(
@@ -369,13 +358,6 @@ class RunOwner:
         if terminal is not None:
             size = messages.TerminalSize(columns=terminal.columns, rows=terminal.rows)
             self._head.send(size)
-
-    def _watch_the_time(self) -> asyncio.Task[None] | None:
-        if self.deadline is None:
-            return None
-        if self.deadline.limit.ends_at is not None:
-            self._act(TellEnd(self.deadline.limit.ends_at))
-        return asyncio.create_task(self.deadline.watch(self._act))
 
     def _act(self, action: OwnerAction) -> None:
         """Carry out a time-related action; orders are repeated to every head."""

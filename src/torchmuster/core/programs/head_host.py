@@ -85,20 +85,16 @@ class HeadHost:
             place: Keys of the channel.
             agent: The agent of this process.
         """
-        self.head = head = self._make(options)
-        self._conducting = asyncio.create_task(_conduct(head, listening, place))
-        self._conducting.add_done_callback(lambda task: _end_with_head(task, agent))
-        return head
-
-    def _make(self, options: "TrainingHeadOptions") -> "TrainingHead":
         from torchmuster.core.files.terminal import TerminalVoice
         from torchmuster.core.head.training_head import TrainingHead
 
         voice = self._voice
         show = _result_printer(voice, options.run_dir) if isinstance(voice, TerminalVoice) else None
-        head = TrainingHead(options, self._disk, self.ports.open, show)
+        self.head = head = TrainingHead(options, self._disk, self.ports.open, show)
         if options.spread is not None:
             options.spread.begin(head.event)
+        self._conducting = asyncio.create_task(_conduct(head, listening, place))
+        self._conducting.add_done_callback(lambda task: _end_with_head(task, agent))
         return head
 
     async def end(self) -> None:

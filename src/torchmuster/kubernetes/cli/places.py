@@ -10,7 +10,7 @@ import click
 from torchmuster.core.cli.place import warn
 from torchmuster.core.files.layout import RunDir, runs_dir, short_id
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.launcher.cli.places.jobs import JobPlace, ResubmittedJob, submit
+from torchmuster.launcher.cli.jobs import JobPlace, ResubmittedJob, submit
 from torchmuster.multirun.cli.places import StartSweep, SweepCell
 from torchmuster.workflow.cli.places import AsJobs
 

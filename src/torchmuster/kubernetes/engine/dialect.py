@@ -35,7 +35,7 @@ from torchmuster.kubernetes.engine.manifest import (
 from torchmuster.kubernetes.engine.wishes import kind_name, name_in_set, pods_of, sets_of
 from torchmuster.launcher.engines import base
 from torchmuster.launcher.engines.base import EngineError, NodeStart
-from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_scheduler_texts
+from torchmuster.launcher.engines.wait_reasons import read_scheduler_texts
 from torchmuster.launcher.model.job import Allocation, JobRequest, JobView
 
 # Kubernetes' reasons in sentences: why pods wait, what can't heal, why kubectl refuses a command.
@@ -45,15 +45,12 @@ from torchmuster.launcher.model.job import Allocation, JobRequest, JobView
 # control plane.
 
 
-_WORDS = read_scheduler_texts(
-    os.path.join(os.path.dirname(__file__), "kubernetes.txt"), "{}(?![A-Za-z])"
-)
-REFUSALS = _WORDS.refuses
-REASONS = WaitReasons(
-    table=_WORDS.waits,
-    parts_wait=True,
+REASONS, REFUSALS = read_scheduler_texts(
+    os.path.join(os.path.dirname(__file__), "kubernetes.txt"),
+    "{}(?![A-Za-z])",
     capacity_argv=lambda job_id: [],
     shortage=lambda answers: None,
+    parts_wait=True,
 )
 
 _FORBIDDEN = re.compile(

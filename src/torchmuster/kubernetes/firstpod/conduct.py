@@ -49,9 +49,9 @@ from torchmuster.core.owner.create import (
     link_snapshots,
     write_owner,
 )
+from torchmuster.core.owner.parts import Deadline
 from torchmuster.core.owner.record import next_attempt, read_events, read_lines, read_result
 from torchmuster.core.owner.session import EarlyStop
-from torchmuster.core.owner.stops import Deadline
 from torchmuster.core.owner.supervise import RunOwner
 from torchmuster.errors import ChannelError, MusterError
 from torchmuster.kubernetes.firstpod.archive import wait_for_archive
@@ -68,11 +68,9 @@ from torchmuster.kubernetes.node.order import (
     PodWords,
 )
 from torchmuster.kubernetes.node.session import CLAIM_VARIABLE
-from torchmuster.launcher.engines.ssh import SshEngine
-from torchmuster.launcher.engines.ssh_bundle import make_bundle
+from torchmuster.launcher.engines.ssh import SshEngine, SshOptions
 from torchmuster.launcher.engines.ssh_command import SshHost
-from torchmuster.launcher.engines.ssh_host import in_parallel
-from torchmuster.launcher.engines.ssh_places import SshOptions
+from torchmuster.launcher.engines.ssh_host import in_parallel, make_bundle
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.jobs.jobs import cancelled_before_start
 from torchmuster.launcher.model.run import RunRecord, record_of

@@ -17,7 +17,7 @@ from torchmuster.kubernetes.node.call import PodConnections
 from torchmuster.kubernetes.node.keep import kept_folder, kept_scope
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, Push, into, program
-from torchmuster.launcher.engines.ssh_bundle import Starts
+from torchmuster.launcher.engines.ssh_host import Starts
 from torchmuster.launcher.net.replica import Copy
 from torchmuster.launcher.node.remote.files import mark_of
 

@@ -28,8 +28,7 @@ from torchmuster.kubernetes.pods.release import LostPodRemover
 from torchmuster.kubernetes.pods.starts import PodStarts
 from torchmuster.kubernetes.pods.watch import PodWatch, looking
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.jobs import mark_views_stale, read_request
-from torchmuster.launcher.jobs.links import view_newest
+from torchmuster.launcher.jobs.jobs import mark_views_stale, read_request, view_newest
 from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.views.account import find_saved, how_to_go_on

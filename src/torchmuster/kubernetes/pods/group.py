@@ -38,8 +38,13 @@ from torchmuster.kubernetes.pods.reach import find_pod
 from torchmuster.kubernetes.pods.release import LostPodRemover
 from torchmuster.kubernetes.pods.starts import PodStarts, lacks_room
 from torchmuster.kubernetes.pods.watch import PodWatch
-from torchmuster.launcher.jobs.jobs import mark_views_stale, submit_script, view_jobs
-from torchmuster.launcher.jobs.never import NeverStartsWatch, note_group
+from torchmuster.launcher.jobs.jobs import (
+    NeverStartsWatch,
+    mark_views_stale,
+    note_group,
+    submit_script,
+    view_jobs,
+)
 from torchmuster.launcher.model.job import JobView, describe_job
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.plan import GroupInput, GroupPlan, WorkflowPlan

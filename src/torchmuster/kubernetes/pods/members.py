@@ -43,8 +43,13 @@ from torchmuster.kubernetes.pods.reach import MEMBER_JOB, ask, log_of, pod_order
 from torchmuster.kubernetes.pods.release import LostPodRemover, is_given_up
 from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.jobs import read_files, submit_script, view_jobs
-from torchmuster.launcher.jobs.never import WAITS, NeverStartsWatch
+from torchmuster.launcher.jobs.jobs import (
+    WAITS,
+    NeverStartsWatch,
+    read_files,
+    submit_script,
+    view_jobs,
+)
 from torchmuster.launcher.model.job import JobArray, JobRequest
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir

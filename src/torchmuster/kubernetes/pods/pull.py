@@ -12,7 +12,7 @@ from torchmuster.core import proc
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.node.order import ORDER_VARIABLE, PROGRAMS_VARIABLE
-from torchmuster.launcher.engines.ssh_bundle import Starts, start_between_pipes
+from torchmuster.launcher.engines.ssh_host import Starts, start_between_pipes
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed

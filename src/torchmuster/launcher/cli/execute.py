@@ -1,19 +1,24 @@
-"""`muster exec`: a command, or a shell, inside a running task or on the node of a rank."""
+"""`muster exec` and `muster stacks`: what runs inside a task or rank, and where it is."""
 
+import asyncio
 import codecs
+import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from torchmuster.core.cli import options
+from torchmuster.core.cli.ending import is_terminal
 from torchmuster.core.cli.options import complete_runs
+from torchmuster.core.model.lines import LineJoiner
+from torchmuster.core.spec.problems import parse_timeout
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.echo import echo
-
-if TYPE_CHECKING:
-    from torchmuster.launcher.views.execute import ExecOrder
-    from torchmuster.launcher.views.run_view import RunView
+from torchmuster.launcher.views.execute import ExecOrder, choose_group, choose_task, execute
+from torchmuster.launcher.views.find import find_run
+from torchmuster.launcher.views.ranks import ask_stacks, execute_at_rank
 
 _COMMAND = "muster.exec.command"
 
@@ -73,27 +78,27 @@ def exec(  # noqa: A001 - the command's name
     not executable, 127 if it does not exist, 137 if the task ended during the command; 2, 4, 5 and
     7 if there is no such task, it does not run, or its run can't be reached.
     """  # noqa: D301 - \b is click's mark
-    import asyncio
-
-    from torchmuster.launcher.views.execute import choose_group, choose_task, execute
-    from torchmuster.launcher.views.find import find_run
-
     view = find_run(run)
+    lines = None
     if rank is not None or node is not None or (view.has_ranks and view.is_readable):
         command = _command_of(words, ctx.meta[_COMMAND], rank, node, group)
-        return _run_at_rank(view, rank, node, _order(command, None, tty, timeout))
-    task, argv = _split(words, ctx.meta[_COMMAND], group)
-    order = _order(argv, group, tty, timeout)
-    tasks = [choose_task(view, task)] if task is not None else choose_group(view, group or "")
-    lines = _Lines([one.name for one in tasks])
-    write = _write_plain if group is None else lines.write
+        word = f"node {node}" if node is not None else f"rank {rank or 0}"
+        order = _order(command, None, tty, timeout)
+        running = execute_at_rank(view, word, order, _write_plain)
+    else:
+        task, argv = _split(words, ctx.meta[_COMMAND], group)
+        order = _order(argv, group, tty, timeout)
+        tasks = [choose_task(view, task)] if task is not None else choose_group(view, group or "")
+        lines = _Lines([one.name for one in tasks])
+        running = execute(view, tasks, order, _write_plain if group is None else lines.write)
     try:
-        result = asyncio.run(execute(view, tasks, order, write))
+        result = asyncio.run(running)
     except KeyboardInterrupt:
         return 130
-    lines.end()
+    if lines is not None:
+        lines.end()
     for note in result.notes:
-        echo(f"muster: {note}", err=True)
+        echo(f"muster: {note if lines is not None else note.removeprefix('task ')}", err=True)
     return result.exit_code
 
 
@@ -117,21 +122,6 @@ def _command_of(
     return command
 
 
-def _run_at_rank(view: "RunView", rank: int | None, node: str | None, order: "ExecOrder") -> int:
-    import asyncio
-
-    from torchmuster.launcher.views.ranks import execute_at_rank
-
-    word = f"node {node}" if node is not None else f"rank {rank or 0}"
-    try:
-        result = asyncio.run(execute_at_rank(view, word, order, _write_plain))
-    except KeyboardInterrupt:
-        return 130
-    for note in result.notes:
-        echo(f"muster: {note.removeprefix('task ')}", err=True)
-    return result.exit_code
-
-
 def _split(
     words: tuple[str, ...], command: tuple[str, ...], group: str | None
 ) -> tuple[str | None, tuple[str, ...]]:
@@ -150,8 +140,6 @@ def _split(
 def _order(
     argv: tuple[str, ...], group: str | None, tty: bool | None, timeout: str | None
 ) -> "ExecOrder":
-    from torchmuster.core.spec.problems import parse_timeout
-    from torchmuster.launcher.views.execute import ExecOrder
 
     if group is not None and tty:
         raise UsageError("--tty is for one task, not for a group", fix="leave --tty out")
@@ -162,16 +150,9 @@ def _order(
         where, fix = f"--timeout {timeout}", "--timeout 30s"
         raise UsageError("the limit is not a time above 0", where=where, fix=fix)
     if tty is None:
-        tty = group is None and _is_terminal(0) and _is_terminal(1)
+        tty = group is None and is_terminal(0) and is_terminal(1)
     input_fd = 0 if group is None else None
     return ExecOrder(argv=argv, tty=tty, input_fd=input_fd, timeout_s=limit_s)
-
-
-def _is_terminal(fd: int) -> bool:
-    try:
-        return os.isatty(fd)
-    except OSError:
-        return False
 
 
 def _write_plain(task: str, stream: int, data: bytes) -> None:
@@ -185,7 +166,6 @@ class _Lines:
     """Prints lines of several tasks, each after its task's name."""
 
     def __init__(self, names: list[str]) -> None:
-        from torchmuster.core.model.lines import LineJoiner
 
         self._names = names
         self._joiner = LineJoiner(prefix_always=True)
@@ -208,3 +188,26 @@ class _Lines:
             target = sys.stdout if stream == 1 else sys.stderr
             target.write(text)
             target.flush()
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+@options.json()
+def stacks(run: str, *, as_json: bool) -> int:
+    """Show the Python stacks of all ranks of the running RUN, equal ones together.
+
+    The first line says which ranks wait in which collective and which do something else. The
+    workers keep running: a signal handler writes their stacks, also while C code holds the
+    interpreter's lock. For processes that can't answer, py-spy is used if it is installed on the
+    node.
+    """
+    found = asyncio.run(ask_stacks(find_run(run)))
+    if as_json:
+        echo(json.dumps({"sentence": found.sentence, "stacks": list(found.lines)}, indent=1))
+        return 0
+    echo(found.sentence)
+    if found.lines:
+        echo()
+    for line in found.lines:
+        echo(line)
+    return 0

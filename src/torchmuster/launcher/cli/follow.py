@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,6 @@ from torchmuster.errors import MusterError
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
-    from torchmuster.core.model.plan import RunPlan
-    from torchmuster.core.model.verdict import Result
-    from torchmuster.launcher.engines.base import Dialect
     from torchmuster.launcher.views.debugger import DebuggerServer
 
 _BEGIN_S = 5.0  # a shorter run needs no status, and a start needs the processor
@@ -68,26 +64,21 @@ class StatusLine:
             watch.start()
         reader = LiveReader(self._run_dir, watch.newest)
         while not self._ends.wait(_EVERY_S):
-            with suppress(
-                MusterError, OSError, *DAMAGED
-            ):  # a scheduler or a disk that doesn't answer now
+            # A scheduler or a disk may not answer now.
+            with suppress(MusterError, OSError, *DAMAGED):
                 columns = os.get_terminal_size(2).columns
                 rows = status_rows(reader.read(), columns or 80, self._num_rows)
                 with self._shows:
                     if not self._ends.is_set():
-                        self._voice.show_status(_painted(rows))
+                        plain = os.environ.get("NO_COLOR")
+                        dim = [row if plain else f"\x1b[2m{row}\x1b[0m" for row in rows]
+                        self._voice.show_status(dim)
         watch.close()
 
 
 def is_drawable() -> bool:
     """Return whether standard error is a terminal that can move its cursor."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _painted(rows: list[str]) -> list[str]:
-    if os.environ.get("NO_COLOR"):
-        return rows
-    return [f"\x1b[2m{row}\x1b[0m" for row in rows]
 
 
 def status_screen(plan: Any, run_dir: "RunDir", voice: "TerminalVoice") -> StatusLine:
@@ -121,59 +112,3 @@ class DebuggerScreen:
         """Stop listening."""
         if self._server is not None:
             self._server.close()
-
-
-def follow_job(
-    plan: "RunPlan",
-    run_dir: "RunDir",
-    dialect: "Dialect",
-    job_id: str,
-    voice: "TerminalVoice",
-    fix: "Callable[[], str]",
-) -> "Result | None":
-    """Follow a job to its end and return the result; None if it continues without us.
-
-    Raises:
-        MusterError: It ended without a result; `fix` returns the remedy.
-    """
-    import asyncio
-
-    from torchmuster.core.files import atomic
-    from torchmuster.core.files.layout import last_lines
-    from torchmuster.core.model import codec
-    from torchmuster.core.model.states import JobState
-    from torchmuster.launcher.jobs.batch import JobFollower
-    from torchmuster.launcher.jobs.jobs import cancelled_before_start
-
-    follower = JobFollower(plan, run_dir, dialect, job_id, voice)
-    try:
-        result = asyncio.run(follower.follow())
-    finally:
-        follower.close()
-    view = follower.view
-    is_cancelled = view is not None and view.state is JobState.CANCELLED
-    if result is None and is_cancelled and os.path.exists(run_dir.cancelled):
-        result = cancelled_before_start(run_dir)  # it was still queued: there is no head
-        atomic.write_json(run_dir.result, codec.to_plain(result))
-    if result is None and view is not None and view.state.is_final:
-        output = "\n".join(last_lines(run_dir.job_log, 12))
-        silent = f"it has written nothing: its node may not see {run_dir.path}"
-        checks = f"muster engines check {plan.engine}  # says what the nodes see"
-        raise MusterError(
-            f"job {job_id} ended without a result: {view.state.value}",
-            where=run_dir.job_log,
-            why=output or "\n".join(word for word in (view.reason, silent) if word),
-            fix=fix() if output else checks,
-        )
-    return result
-
-
-def ended_with_pods(run_dir: "RunDir", result: "Result") -> bool:
-    """Return whether the files of a run in pods may be only on its cluster."""
-    from torchmuster.core.model.states import RunState
-    from torchmuster.errors import MissingRecordError
-    from torchmuster.launcher.views.elsewhere import is_elsewhere
-
-    is_left = result.state in (RunState.LOST, RunState.CANCELLED)
-    is_left |= result.exit_code == MissingRecordError.exit_code
-    return is_left and is_elsewhere(run_dir)

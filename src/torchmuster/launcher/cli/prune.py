@@ -10,12 +10,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import options
+from torchmuster.core.cli.messages import print_errors
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model.text import show_size
+from torchmuster.core.spec.problems import parse_size, parse_timeout
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.launcher.cli.sites import (
+    KIND,
+    find_ssh_site,
+    make_bundle_for,
+    make_wishes,
+    my_sites,
+)
+from torchmuster.launcher.ui.table import render_table
+from torchmuster.launcher.views.prune import PrunePlan, Removal, plan_prune, remove
 
 if TYPE_CHECKING:
     from torchmuster.launcher.engines.ssh_command import HostProblem
     from torchmuster.launcher.engines.ssh_host import RemoteHost
-    from torchmuster.launcher.views.prune import PrunePlan, Removal
 
 
 # `muster prune --hosts`: the environments that were sent to ssh hosts.
@@ -44,9 +56,6 @@ def prune_hosts(
     Raises:
         ManyErrors: Some hosts can't be used; all others were asked.
     """
-    from torchmuster.core.files.layout import RunDir
-    from torchmuster.launcher.cli.sites import my_sites
-    from torchmuster.launcher.cli.ssh import KIND, find_ssh_site, make_bundle_for, make_wishes
     from torchmuster.launcher.engines.ssh_command import HostProblem
     from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel
     from torchmuster.launcher.net.remote_messages import EnvironmentsPruned, PruneEnvironments
@@ -76,9 +85,8 @@ def prune_hosts(
         answers = in_parallel(ask, sessions)
     bad = [answer for answer in answers if isinstance(answer, HostProblem)]
     if bad:
-        raise ManyErrors(
-            [UsageError("a host can't be asked", where=b.host, why=b.words, fix=b.fix) for b in bad]
-        )
+        what = "a host can't be asked"
+        raise ManyErrors([UsageError(what, where=b.host, why=b.words, fix=b.fix) for b in bad])
     return [answer for answer in answers if isinstance(answer, PrunedHost)]
 
 
@@ -120,26 +128,15 @@ def prune(**given: Any) -> int:
     muster prune --older 7d --keep-last-snapshot
     muster prune --hosts a,b --older 7d --environments 20Gi
     """  # noqa: D301 - \b is click's mark
-    from torchmuster.core.spec.problems import parse_size, parse_timeout
-    from torchmuster.errors import UsageError
-    from torchmuster.launcher.views.prune import plan_prune
-
     older_s = parse_timeout(given["older"])
     if older_s is None:
-        raise UsageError(
-            f"`{given['older']}` is not a valid duration",
-            where="--older",
-            fix="--older 30d, 12h or 0s",
-        )
-    most_bytes = None
-    if given["environments"] is not None:
-        most_bytes = parse_size(given["environments"])
-        if most_bytes is None:
-            raise UsageError(
-                f"`{given['environments']}` is not a valid size",
-                where="--environments",
-                fix="--environments 20Gi, or 0 for none",
-            )
+        what = f"`{given['older']}` is not a valid duration"
+        raise UsageError(what, where="--older", fix="--older 30d, 12h or 0s")
+    size = given["environments"]
+    most_bytes = parse_size(size) if size is not None else None
+    if size is not None and most_bytes is None:
+        what, fix = f"`{size}` is not a valid size", "--environments 20Gi, or 0 for none"
+        raise UsageError(what, where="--environments", fix=fix)
     if given["hosts"] is not None:
         return _on_hosts(given, older_s, most_bytes)
     plan = plan_prune(
@@ -162,8 +159,8 @@ def prune(**given: Any) -> int:
         click.echo("nothing was removed", err=True)
         return 0
     freed, problems = _remove_all(plan)
-    _print_problems(problems)
-    click.echo(f"freed {_size(freed)}", err=True)
+    print_errors(problems)
+    click.echo(f"freed {show_size(freed)}", err=True)
     return 3 if problems else 0
 
 
@@ -177,21 +174,20 @@ def _on_hosts(given: dict[str, Any], older_s: float, most_bytes: int | None) -> 
     for one in found:
         for path in one.paths:
             click.echo(f"{one.host}: {path}")
-    if asks and size and click.confirm(f"remove them, {_size(size)}?"):
+    if asks and size and click.confirm(f"remove them, {show_size(size)}?"):
         found = prune_hosts(given["hosts"], older_s, most_bytes, dry_run=False)
         size, asks = sum(one.size_bytes for one in found), False
     if not size:
         click.echo("nothing to remove", err=True)
     elif given["dry_run"] or asks:
-        click.echo(f"nothing was removed; {_size(size)} can be", err=True)
+        click.echo(f"nothing was removed; {show_size(size)} can be", err=True)
     else:
-        click.echo(f"freed {_size(size)}", err=True)
+        click.echo(f"freed {show_size(size)}", err=True)
     return 0
 
 
 def _remove_all(plan: "PrunePlan") -> tuple[int, list[Any]]:
     from torchmuster.errors import MusterError
-    from torchmuster.launcher.views.prune import remove
 
     freed, problems = 0, []
     for removal in plan.removals:
@@ -201,13 +197,6 @@ def _remove_all(plan: "PrunePlan") -> tuple[int, list[Any]]:
         except MusterError as error:
             problems.append(error)
     return freed, problems
-
-
-def _print_problems(problems: list[Any]) -> None:
-    if problems:
-        from torchmuster.core.cli.messages import print_errors
-
-        print_errors(problems)
 
 
 def _as_json(plan: "PrunePlan", *, dry_run: bool) -> int:
@@ -223,19 +212,18 @@ def _as_json(plan: "PrunePlan", *, dry_run: bool) -> int:
     if not dry_run:
         plain["freed_bytes"], problems = _remove_all(plan)
     click.echo(json.dumps(plain, indent=1))
-    _print_problems(problems)
+    print_errors(problems)
     return 3 if problems else 0
 
 
 def _show(plan: "PrunePlan") -> None:
-    from torchmuster.launcher.ui.table import render_table
 
     rows = [_row(removal) for removal in plan.removals]
     if rows:
         header = ["RUN", "ENDED", "FREES", "WHAT"]
         click.echo(render_table(header, rows[:_MAX_ROWS]), nl=False)
         more = f", {len(rows) - _MAX_ROWS} more not shown" if len(rows) > _MAX_ROWS else ""
-        click.echo(f"\n{len(rows)} to remove, {_size(plan.size_bytes)}{more}")
+        click.echo(f"\n{len(rows)} to remove, {show_size(plan.size_bytes)}{more}")
     for sentence in plan.kept[:_MAX_ROWS]:
         click.echo(f"kept {sentence}", err=True)
 
@@ -243,10 +231,4 @@ def _show(plan: "PrunePlan") -> None:
 def _row(removal: "Removal") -> list[str]:
     what = "the whole run" if removal.is_whole else f"{len(removal.paths)} files and folders"
     ended = f"{removal.age_s / _DAY_S:.0f} days ago" if removal.age_s else "-"
-    return [removal.name, ended, _size(removal.size_bytes), what]
-
-
-def _size(size_bytes: int) -> str:
-    from torchmuster.core.model.text import show_size
-
-    return show_size(size_bytes)
+    return [removal.name, ended, show_size(removal.size_bytes), what]

@@ -60,22 +60,18 @@ class SetCommand(click.Command):
 
 def value_options(function: Any) -> Any:
     """Add the options that set template values."""
-    options = [
-        click.option(
-            "--set",
-            "sets",
-            multiple=True,
-            metavar="NAME=VALUE ...",
-            help="Values for the template.",
-        ),
-        click.option(
-            "--set-string",
-            "set_strings",
-            multiple=True,
-            metavar="NAME=TEXT ...",
-            help="The same, always as text.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+    texts = click.option(
+        "--set-string",
+        "set_strings",
+        multiple=True,
+        metavar="NAME=TEXT ...",
+        help="The same, always as text.",
+    )
+    values = click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="NAME=VALUE ...",
+        help="Values for the template.",
+    )
+    return values(texts(function))

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,26 +46,17 @@ def begin_to_pack(named: str) -> "Callable[[], PackedEnvironment]":
     from torchmuster.launcher.files.environment import find_prefix
 
     find_prefix(named, os.environ)  # report a misspelled path before anything is created
-    packed: list[PackedEnvironment] = []
-    failed: list[BaseException] = []
+    packed: Future[PackedEnvironment] = Future()
 
     def work() -> None:
         try:
-            packed.append(pack_named(named))
+            packed.set_result(pack_named(named))
         except BaseException as error:  # noqa: BLE001  # it is raised where it is waited for
-            failed.append(error)
+            packed.set_exception(error)
 
     # A run that ends earlier does not wait for it.
-    thread = threading.Thread(target=work, name="environment", daemon=True)
-    thread.start()
-
-    def wait() -> "PackedEnvironment":
-        thread.join()
-        if failed:
-            raise failed[0]
-        return packed[0]
-
-    return wait
+    threading.Thread(target=work, name="environment", daemon=True).start()
+    return packed.result
 
 
 def with_shipped(plan: "RunPlan", named: str | None) -> "tuple[RunPlan, PackedEnvironment | None]":

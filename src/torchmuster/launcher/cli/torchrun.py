@@ -1,30 +1,57 @@
 """`muster torchrun`: one command per node, with torchrun's arguments; this process is the agent."""
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.core import plugs, proc
 from torchmuster.core.cli.options import complete_files
+from torchmuster.core.cli.spelling import misplaced_options, warn_of_misplaced
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir, muster_home, runs_dir, short_id
+from torchmuster.core.files.terminal import every_line_streams
+from torchmuster.core.head.options import TrainingHeadOptions
+from torchmuster.core.model import codec
+from torchmuster.core.model.contract import ATTEMPT_VARIABLE, SIGNALS_VARIABLE
+from torchmuster.core.model.plan import RunPlan, Tee
+from torchmuster.core.model.text import few_of
+from torchmuster.core.net.address import bind, is_own_address, new_secret, read_secret, write_secret
+from torchmuster.core.node.kernel import visible_gpus
+from torchmuster.core.node.options import AgentOptions, HeadPlace
+from torchmuster.core.owner.create import new_run_id, unusable, write_owner
+from torchmuster.core.owner.session import own_terminal
+from torchmuster.core.programs.main import AgentLaunch, job_environment, run_agent
+from torchmuster.core.spec.problems import Problems
+from torchmuster.errors import JoinTimeoutError, MusterError, UsageError
+from torchmuster.launcher.engines.schedulers import may_be_in_job, own_jobs
+from torchmuster.launcher.net.port_owner import port_owner
+from torchmuster.launcher.node.launcher_ranks import (
+    are_one_step,
+    is_one_of_many,
+    num_tasks,
+    task_here,
+)
+from torchmuster.launcher.spec.rendezvous import NO_ID
+from torchmuster.launcher.spec.torchrun import TorchrunLine, make_parser, parse_torchrun
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from torchmuster.core.files.layout import RunDir
-    from torchmuster.core.model.plan import RunPlan
-    from torchmuster.core.programs.launch import AgentLaunch
-    from torchmuster.launcher.jobs.spread import Spreader, SpreadHosts, SpreadOrder
-    from torchmuster.launcher.spec.torchrun import TorchrunLine
-
+    from torchmuster.launcher.engines.allocation import OwnJob
+    from torchmuster.launcher.jobs.spread import SpreadHosts, SpreadOrder
 
 _TOGETHER_S = 3.0  # the tasks of a step start within this time
 _LOOK_S = 0.2
@@ -36,8 +63,6 @@ class _TorchrunCommand(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         """Complete options; after the script they are the script's own."""
         from click.shell_completion import CompletionItem
-
-        from torchmuster.launcher.spec.torchrun import make_parser
 
         given = ctx.params.get("arguments") or ()
         if not incomplete.startswith("-") or any(word.endswith(".py") for word in given):
@@ -59,12 +84,6 @@ class _TorchrunCommand(click.Command):
 @click.argument("arguments", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
-    from torchmuster.core.node.kernel import visible_gpus
-    from torchmuster.core.spec.problems import Problems
-    from torchmuster.launcher.engines.schedulers import may_be_in_job
-    from torchmuster.launcher.node.launcher_ranks import is_one_of_many
-    from torchmuster.launcher.spec.torchrun import parse_torchrun
-
     _find_home()
     problems = Problems()
     gpus, hosts = visible_gpus(), _hosts_of_pod()
@@ -77,7 +96,6 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     if line.max_nodes > 1:
         _leave_to_first(line.max_nodes)
     launch = make_launch(line)
-    from torchmuster.core.programs.main import run_agent
 
     if not launch.agent.is_alone:
         _warn_before_it_stops()
@@ -90,8 +108,6 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
 def _find_home() -> None:
     """Use the temporary folder if the home can't be written, e.g. on compute nodes."""
-    from torchmuster.core.files.layout import muster_home
-
     home = muster_home()
     if os.environ.get("MUSTER_HOME"):
         return
@@ -114,9 +130,6 @@ def _leave_to_first(max_nodes: int) -> None:
     Several agents on one node are legal. But these are more than the run has room for, and run the
     same command, so they would take each other's places.
     """
-    from torchmuster.core.model.contract import ATTEMPT_VARIABLE
-    from torchmuster.launcher.node.launcher_ranks import num_tasks, task_here
-
     task = task_here(os.environ)
     if task == 0 or num_tasks(os.environ) <= max_nodes or ATTEMPT_VARIABLE in os.environ:
         return
@@ -126,7 +139,7 @@ def _leave_to_first(max_nodes: int) -> None:
             return
         never.wait(_LOOK_S)
     text = f"this is task {task} of the launcher on {os.uname().nodename}, and task 0 has started the same agent: it does the work of both"
-    click.echo(f"muster: {text}; start one task on each node", err=True)
+    _say(f"{text}; start one task on each node")
     # A launcher may end the other tasks some time after the first has ended.
     while proc.is_running(first):
         never.wait(_LOOK_S)
@@ -135,8 +148,6 @@ def _leave_to_first(max_nodes: int) -> None:
 
 def _first_task() -> int | None:
     """Return the process of this command that is task 0 of this node; None if none is."""
-    from torchmuster.launcher.node.launcher_ranks import are_one_step, task_here
-
     own = _words_of(os.getpid(), "cmdline")
     for facts in proc.all_processes():
         if facts.pid == os.getpid() or _words_of(facts.pid, "cmdline") != own:
@@ -184,9 +195,6 @@ def _hosts_of_pod() -> str:
 
 def _warn_of_late_option(line: "TorchrunLine") -> None:
     """Warn about an option of ours after the script, which gets it, if that seems wrong."""
-    from torchmuster.core.cli.spelling import misplaced_options, warn_of_misplaced
-    from torchmuster.launcher.spec.torchrun import make_parser
-
     ours = {name for action in make_parser({})._actions for name in action.option_strings}
     if late := misplaced_options(line.program.target, line.program.args, ours):
         click.echo(f"muster: {warn_of_misplaced(line.program.target, late)}", err=True)
@@ -210,18 +218,12 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     Raises:
         MusterError: Another program uses the head's port.
     """
-    from torchmuster.core.files.layout import RunDir, runs_dir
-    from torchmuster.core.head.options import TrainingHeadOptions
-    from torchmuster.core.model.contract import SIGNALS_VARIABLE
-    from torchmuster.core.node.options import AgentOptions, HeadPlace
-    from torchmuster.core.owner.create import new_run_id
-    from torchmuster.core.owner.session import own_terminal
-    from torchmuster.core.programs.launch import AgentLaunch, job_environment
-    from torchmuster.launcher.engines.schedulers import own_jobs
-    from torchmuster.launcher.spec.rendezvous import NO_ID
+    order = None
+    if "MUSTER_TORCHRUN_ORDER" in os.environ:  # from a head on another host; else without an import
+        from torchmuster.launcher.jobs.spread import take_order
 
-    order = _pop_order()
-    party = _find_spread_hosts(line) if order is None else None
+        order = take_order()
+    party = find_spread_hosts(line) if order is None else None
     listening = _bind_if_head(line, party) if order is None else None
     if listening is None:
         party = None
@@ -237,7 +239,23 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         addresses = (("127.0.0.1", port),)
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
         notes = (_create_run_dir(run_dir, plan), *notes)
-        _write_head(run_dir, secret, line.meeting.host, port)
+        write_secret(run_dir.secret, secret)
+        named, node = [line.meeting.host], socket.gethostname()
+        where = {"host": "127.0.0.1", "port": port, "addresses": named, "node": node}
+        atomic.write_json(run_dir.head, where, mode=0o600)  # for other commands
+        spread = None
+        if party is not None and party.spreads:
+            from torchmuster.launcher.jobs.spread import Spreader, head_addresses
+
+            program = os.path.abspath(sys.argv[0])
+            by_module = os.path.basename(program) == "__main__.py"
+            words = ["-m", "torchmuster"] if by_module else [program]
+            spread = Spreader(
+                party=party,
+                heads=head_addresses(line.meeting.host, port),
+                command=[sys.executable, *words, *sys.argv[1:]],
+                environment=run_dir.environment,
+            )
         head = TrainingHeadOptions(
             plan=plan,
             run_dir=run_dir,
@@ -245,7 +263,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
             hint=party.hint if party is not None else "",
             jobs=jobs,
             relay_port=0 if line.meeting.alone else port,
-            spread=_make_spreader(line, party, run_dir, port),
+            spread=spread,
         )
     agent = AgentOptions(
         plan=plan,
@@ -281,8 +299,6 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
 
 
 def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -> "RunPlan":
-    from torchmuster.core.files.terminal import every_line_streams
-    from torchmuster.core.model.plan import RunPlan, Tee
 
     sits_here = sys.stdin is not None and sys.stdin.isatty() and line.max_nodes == 1
     return RunPlan(
@@ -309,7 +325,6 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -
 
 
 def _own_job_id() -> str | None:
-    from torchmuster.launcher.engines.schedulers import may_be_in_job
 
     if not may_be_in_job(os.environ):
         return None  # without an import
@@ -319,36 +334,10 @@ def _own_job_id() -> str | None:
     return job[1] if job is not None else None
 
 
-def _pop_order() -> "SpreadOrder | None":
-    """Return the order from a head on another host; None if a user started this command."""
-    if "MUSTER_TORCHRUN_ORDER" not in os.environ:
-        return None  # without an import
-    from torchmuster.launcher.jobs.spread import take_order
-
-    return take_order()
-
-
-def _find_spread_hosts(line: "TorchrunLine") -> "SpreadHosts | None":
-    """Return the hosts of the job around us if this line is for several; else None."""
-    # A node rank on the command line means that every node gets its own command.
-    is_other = line.meeting.static and line.node_rank != 0
-    if line.meeting.alone or line.max_nodes == 1 or is_other:
-        return None
-    from torchmuster.launcher.engines.schedulers import may_be_in_job
-
-    if not may_be_in_job(os.environ):
-        return None
-    from torchmuster.launcher.cli.spread import find_spread_hosts
-
-    return find_spread_hosts(line, os.environ)
-
-
 def _fitted(
     line: "TorchrunLine", party: "SpreadHosts | None", order: "SpreadOrder | None"
 ) -> "TorchrunLine":
     """Adjust the line to the hosts or the order."""
-    from dataclasses import replace
-
     limits = line.limits
     if order is not None:  # the head listens already, so a node that can't reach it gives up early
         limits = replace(limits, join_timeout_s=min(limits.join_timeout_s, 60.0))
@@ -358,33 +347,8 @@ def _fitted(
     return line
 
 
-def _make_spreader(
-    line: "TorchrunLine", party: "SpreadHosts | None", run_dir: "RunDir", port: int
-) -> "Spreader | None":
-    if party is None or not party.spreads:
-        return None
-    from torchmuster.launcher.jobs.spread import Spreader, head_addresses
-
-    return Spreader(
-        party=party,
-        heads=head_addresses(line.meeting.host, port),
-        command=own_command(),
-        environment=run_dir.environment,
-    )
-
-
-def own_command() -> list[str]:
-    """Return the command that started this process, with full paths."""
-    program = os.path.abspath(sys.argv[0])
-    by_module = os.path.basename(program) == "__main__.py"
-    return [sys.executable, *(["-m", "torchmuster"] if by_module else [program]), *sys.argv[1:]]
-
-
 def _bind_if_head(line: "TorchrunLine", party: "SpreadHosts | None") -> socket.socket | None:
     """Return a socket at the head's address; None if the head is, or will be, another agent."""
-    from torchmuster.core.net.address import is_own_address
-    from torchmuster.launcher.owner.head_port import claim, claim_or_find_head
-
     meeting = line.meeting
     places_tell = line.node_rank == 0 if meeting.static else line.is_host is not False
     if not meeting.alone and not places_tell:
@@ -416,8 +380,6 @@ def _say(text: str) -> None:
 
 def _is_answered(host: str, port: int) -> bool:
     """Return whether a head listens there; one that starts at the same time gets 1.5 s."""
-    import time
-
     deadline = time.monotonic() + 1.5
     pause = threading.Event()
     while True:
@@ -436,9 +398,6 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
 
     Both depend on the job's name, so that two jobs at one endpoint don't mix.
     """
-    from torchmuster.core.files.layout import muster_home
-    from torchmuster.core.net.address import new_secret, read_secret, write_secret
-
     label = f"torchrun {line.meeting.rdzv_id}".encode()
     if line.secret_file is not None:
         return hmac.digest(read_secret(line.secret_file), label, "sha256"), None
@@ -458,10 +417,6 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
 
 def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
     """Create the run directory; return a sentence that names it."""
-    from torchmuster.core.files import atomic
-    from torchmuster.core.files.layout import short_id
-    from torchmuster.core.model import codec
-    from torchmuster.core.owner.create import unusable, write_owner
     from torchmuster.launcher.owner.origin import note_origin
 
     try:
@@ -474,21 +429,10 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
     return f"run {short_id(plan.run_id)}; its files are in {run_dir.path}"
 
 
-def _write_head(run_dir: "RunDir", secret: bytes, host: str, port: int) -> None:
-    """Write the head's address and key for other commands."""
-    from torchmuster.core.files import atomic
-    from torchmuster.core.net.address import write_secret
-
-    write_secret(run_dir.secret, secret)
-    where = {"host": "127.0.0.1", "port": port, "addresses": [host], "node": socket.gethostname()}
-    atomic.write_json(run_dir.head, where, mode=0o600)
-
-
 def _saved(line: "TorchrunLine") -> Any:
     """Return a function for the paths of streams below --log-dir, in torchrun's layout."""
     if line.log_dir is None:
         return None
-    import secrets
 
     folder = os.path.join(line.log_dir, f"{line.meeting.rdzv_id}_{secrets.token_hex(4)}")
 
@@ -499,3 +443,155 @@ def _saved(line: "TorchrunLine") -> Any:
         return os.path.join(folder, f"attempt_{attempt}", str(local_rank), name)
 
     return path_of
+
+
+# The hosts of the job around this command, and whether its head starts the others.
+
+
+def find_spread_hosts(line: "TorchrunLine") -> "SpreadHosts | None":
+    """Return the hosts of the job around us, this one first; None if the run has only one.
+
+    Raises:
+        UsageError: The line needs more hosts than the job has, and nothing else starts agents.
+    """
+    # A node rank on the command line means that every node gets its own command.
+    is_other = line.meeting.static and line.node_rank != 0
+    if line.meeting.alone or line.max_nodes == 1 or is_other or not may_be_in_job(os.environ):
+        return None
+    from torchmuster.core.cli.find import Where, find_place
+    from torchmuster.launcher.jobs.spread import SpreadHosts
+
+    try:
+        found = find_place(Where(engine="local", is_one_of_many=True), Problems()).job
+    except MusterError:
+        return None  # another host of a PBS job, which has no node file
+    if found is None:
+        return None
+    job = found.from_here()
+    if job is None or len(job.nodes) < 2:
+        return None
+    is_first = job.nodes[0] == found.nodes[0]
+    # Only if the run uses all hosts is it certain that it runs on these.
+    named = job if len(job.nodes) == line.max_nodes else job.with_nodes(())
+    hint = None
+    if is_one_of_many(os.environ):
+        hint = ""
+    elif not job.can_start_others:
+        hint = "muster starts nothing on the hosts of a Torque job: start torchrun on each of them"
+    elif line.no_spread:
+        only = f"torchrun was started on {job.node_names[0]} only?"
+        hint = f"{only} Without --no-spread it starts the others itself"
+    if hint is not None:
+        return SpreadHosts(job=named, spreads=False, hint=hint)
+    return SpreadHosts(
+        job=job.with_launcher().with_nodes(job.nodes[: line.max_nodes]),
+        # With `localhost` every host is a head; only the first may then start the others.
+        spreads=is_first or line.meeting.host not in ("localhost", "127.0.0.1", "::1"),
+        is_first=is_first,
+        notes=_compare(line, job),
+    )
+
+
+def _compare(line: "TorchrunLine", own: "OwnJob") -> tuple[str, ...]:
+    """Compare `--nnodes` with the job; return a note if they differ."""
+    nodes, job = own.nodes, f"job {own.allocation.job_id} of {own.dialect.name}"
+    names = few_of(own.node_names, 8)
+    if line.min_nodes > len(nodes):
+        raise UsageError(
+            f"--nnodes asks for {line.min_nodes} nodes, the job has {len(nodes)}",
+            where=job,
+            why=f"its hosts are {names}",
+            fix=f"--nnodes {len(nodes)}, or --no-spread if you start the others yourself",
+        )
+    if line.max_nodes > len(nodes):
+        return (f"--nnodes allows {line.max_nodes} nodes, {job} has {len(nodes)}: {names}",)
+    if line.max_nodes < len(nodes):
+        rest = few_of(own.node_names[line.max_nodes :], 8)
+        return (f"--nnodes is {line.max_nodes}, {job} has {len(nodes)} hosts: unused: {rest}",)
+    return ()
+
+
+# The head's port, which this run's head, or an unrelated process, may already use. This machine
+# owns the address: whatever listens there is on this machine.
+
+_FIRST_SAY_S = 4.0
+_SAY_EVERY_S = 5.0
+_TRY_EVERY_S = 0.2
+_ANSWERS_WITHIN_S = 1.0
+
+
+def claim(host: str, port: int, address: str) -> socket.socket:
+    """Return a socket that listens on the head's port, for the only possible head.
+
+    Raises:
+        UsageError: The port can't be bound, for instance since another process listens there.
+    """
+    try:
+        return bind(address, port)
+    except OSError as error:
+        raise UsageError(
+            f"the head can't listen on port {port}",
+            where=f"{host}:{port}",
+            why=_because(error, port),
+            fix="choose another port on all nodes",
+        ) from error
+
+
+def claim_or_find_head(
+    host: str, port: int, address: str, limit_s: float, say: Callable[[str], None]
+) -> socket.socket | None:
+    """Return a socket that listens on the head's port; None when a head already answers there.
+
+    Wait for a port that another process uses.
+
+    Raises:
+        JoinTimeoutError: The port was not free within `limit_s`.
+    """
+    begun = time.monotonic()
+    say_at, pause = begun + _FIRST_SAY_S, threading.Event()
+    while True:
+        try:
+            return bind(address, port)
+        except OSError as error:
+            why = _because(error, port)
+        if is_muster(host, port):
+            return None
+        now = time.monotonic()
+        if now - begun > limit_s:
+            raise JoinTimeoutError(
+                f"port {port} of this machine was not free within {limit_s:.0f} s",
+                where=f"{host}:{port}",
+                why=why,
+                fix="choose another port on all nodes",
+            )
+        if now >= say_at:
+            say_at = now + _SAY_EVERY_S
+            left_s = limit_s - (now - begun)
+            say(
+                f"waiting for port {port} of this machine, where the head is to listen ({why});"
+                f" {left_s:.0f} s left"
+            )
+        pause.wait(_TRY_EVERY_S)
+
+
+def is_muster(host: str, port: int) -> bool:
+    """Return whether a head of muster answers there."""
+    from torchmuster.core.net import channel
+
+    with contextlib.suppress(OSError):
+        limit_s = _ANSWERS_WITHIN_S
+        with socket.create_connection((host, port), timeout=limit_s) as connection:
+            connection.settimeout(limit_s)
+            connection.sendall(channel.greeting())
+            wanted = len(channel.MAGIC)
+            return connection.recv(wanted, socket.MSG_WAITALL) == channel.MAGIC
+    return False
+
+
+def _because(error: OSError, port: int) -> str:
+    if error.errno != errno.EADDRINUSE:
+        return os.strerror(error.errno) if error.errno else str(error)
+    owner = port_owner(port)
+    if owner is not None:
+        return f"{owner} listens there"
+    return "the port is in use, though nothing listens there: an outgoing connection may hold it"

@@ -13,17 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.core.cli import options
-from torchmuster.core.cli.answer import AnswerCommand, answers
+from torchmuster.core.cli import ending, options
+from torchmuster.core.cli.ending import AnswerCommand, answers, last_line
+from torchmuster.core.cli.messages import paint_report, uses_colour
 from torchmuster.core.cli.options import complete_runs
-from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.text import in_one_line, span
-from torchmuster.errors import MusterError, NotFoundError, UsageError
-from torchmuster.launcher.cli.account import clock
+from torchmuster.core.files.layout import RunDir, offset_of_last_lines, short_id
+from torchmuster.core.model.lines import LineJoiner
+from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.text import as_bytes, as_output, in_one_line, span
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.record import damage_of_result
+from torchmuster.core.plainfile import open_plain
+from torchmuster.errors import MissingRecordError, MusterError, NotFoundError, UsageError
 from torchmuster.launcher.cli.echo import echo, echo_json
+from torchmuster.launcher.cli.record import clock, commands_of, plain_of, report_reach
+from torchmuster.launcher.model.job import describe_job
+from torchmuster.launcher.ui.table import render_table
+from torchmuster.launcher.views.account import Account, account_of, how_to_go_on
+from torchmuster.launcher.views.elsewhere import copied, elsewhere, is_elsewhere
+from torchmuster.launcher.views.find import all_runs, find_run, look_at, newest_and_open, view_job
+from torchmuster.launcher.views.training import bad_loss_of
 
 if TYPE_CHECKING:
-    from torchmuster.launcher.views.account import Account
     from torchmuster.launcher.views.run_view import RunView
 
 
@@ -43,16 +54,12 @@ def watch_status(run: str, print_once: Callable[[], int]) -> int:
     Raises:
         NotFoundError: There is no such run.
     """
-    from torchmuster.launcher.views.elsewhere import copied
-    from torchmuster.launcher.views.find import find_run
-
     view = find_run(run)
     before, pause = "", threading.Event()
     with copied(view.run_dir), contextlib.suppress(KeyboardInterrupt):
         while True:
-            has_ended = find_run(
-                view.run_dir.path
-            ).state.is_final  # checked first, so that the final state is printed last
+            # Checked first, so that the final state is printed last.
+            has_ended = find_run(view.run_dir.path).state.is_final
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 code = print_once()
             text = said.getvalue()
@@ -83,16 +90,10 @@ _COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "EN
 @options.json()
 def ps(*, everything: bool, as_json: bool) -> int:
     """List the runs, the one submitted last at the end."""
-    from torchmuster.launcher.cli.kinds.run import plain_of
-    from torchmuster.launcher.ui.table import render_table
-    from torchmuster.launcher.views.account import account_of
-    from torchmuster.launcher.views.find import all_runs, newest_and_open
-
     shown = all_runs() if everything else newest_and_open(_MOST_ROWS)
     accounts = [account_of(view, time.time()) for view in shown]
     if as_json:
-        plain = [plain_of(*pair) for pair in zip(shown, accounts, strict=True)]
-        echo_json(plain)
+        echo_json([plain_of(*pair) for pair in zip(shown, accounts, strict=True)])
         return 0
     if not shown:
         echo("no runs yet", err=True)
@@ -103,7 +104,6 @@ def ps(*, everything: bool, as_json: bool) -> int:
 
 
 def _row(view: "RunView", account: "Account") -> list[str]:
-    from torchmuster.launcher.views.training import bad_loss_of
 
     return [
         short_id(view.run_id),
@@ -123,16 +123,12 @@ def _row(view: "RunView", account: "Account") -> list[str]:
 @options.json()
 def status(run: str, *, watch: bool, as_json: bool) -> int:
     """Show the state of RUN, by default the last one: its nodes, attempts, training and verdict."""
-    if watch:
-        return watch_status(run, lambda: print_status(run, as_json=as_json))
-    return print_status(run, as_json=as_json)
+    print_once = partial(print_status, run, as_json=as_json)
+    return watch_status(run, print_once) if watch else print_once()
 
 
 def print_status(run: str, *, as_json: bool) -> int:
     """Print the state of a run, a workflow or a sweep; return the exit code."""
-    from torchmuster.launcher.cli.kinds.table import commands_of
-    from torchmuster.launcher.views.find import look_at
-
     view = look_at(run)
     return commands_of(view).print_status(view, as_json=as_json)
 
@@ -174,13 +170,7 @@ def logs(
     """Print the output of rank 0 of RUN, by default the last run; for a workflow, of its tasks or of one TASK."""
     import asyncio
 
-    from torchmuster.core.model.lines import LineJoiner
-    from torchmuster.core.model.text import as_bytes, as_output
-    from torchmuster.launcher.cli.kinds.run import report_reach
-    from torchmuster.launcher.cli.kinds.table import commands_of
     from torchmuster.launcher.views.control import LogChoice, follow_logs, log_files
-    from torchmuster.launcher.views.elsewhere import copied
-    from torchmuster.launcher.views.find import find_run, look_at
 
     view = find_run(run) if follow else look_at(run)
     report_reach(view)
@@ -227,10 +217,6 @@ def logs(
 
 
 def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> None:
-    import io
-
-    from torchmuster.core.files.layout import offset_of_last_lines
-    from torchmuster.core.plainfile import open_plain
 
     try:
         with io.TextIOWrapper(open_plain(path), errors="surrogateescape", newline="") as log:
@@ -250,16 +236,7 @@ def wait(run: str) -> int:
     """Wait for the end of RUN, by default the last one, and exit with its exit code."""
     import asyncio
 
-    from torchmuster.core.cli import ending
-    from torchmuster.core.cli.ending import last_line
-    from torchmuster.core.cli.messages import paint_report, uses_colour
-    from torchmuster.core.model.states import JobState
-    from torchmuster.launcher.cli.follow import ended_with_pods
-    from torchmuster.launcher.model.job import describe_job
-    from torchmuster.launcher.views.account import how_to_go_on
     from torchmuster.launcher.views.control import wait_for_result
-    from torchmuster.launcher.views.elsewhere import copied
-    from torchmuster.launcher.views.find import find_run, view_job
 
     view = find_run(run)
     ending.followed = view.run_dir
@@ -269,7 +246,10 @@ def wait(run: str) -> int:
     except KeyboardInterrupt:
         return 130
     if result is None:
-        _check_result(view)
+        if (damage := damage_of_result(view.run_dir)) is not None:  # it was not lost
+            name = short_id(view.run_id)
+            what, fix = f"how the run {name} ended is not known", f"muster logs {name}"
+            raise MusterError(what, where=view.run_dir.result, why=damage, fix=fix)
         job = view_job(view.run_dir)  # as in `muster status`: the scheduler may know
         if job is not None and job.state is JobState.CANCELLED:
             name = short_id(view.run_id)
@@ -283,7 +263,7 @@ def wait(run: str) -> int:
             why=describe_job(job) if job is not None else "the process that started it was killed",
             fix=how_to_go_on(view.run_dir) or look,
         )
-    if result.report is not None and ended_with_pods(view.run_dir, result):
+    if result.report is not None and _ended_with_pods(view.run_dir, result):
         echo(paint_report(result.report, colour=uses_colour()), nl=False, err=True)
     echo(last_line(result, view.run_dir), err=True)
     return result.exit_code
@@ -297,30 +277,20 @@ def fetch(run: str) -> int:
     Its first pod waits for that after the end (`take_within` of the site, 15 minutes), and ends
     when it has been taken. On a volume a pod is started that reads it.
     """
-    from torchmuster.launcher.views.elsewhere import elsewhere
-    from torchmuster.launcher.views.find import find_run
-
     elsewhere().fetch(find_run(run).run_dir, lambda text: echo(f"muster: {text}", err=True))
     return 0
 
 
-def _check_result(view: "RunView") -> None:
-    """Refuse an unreadable result: the run was not lost.
-
-    Raises:
-        MusterError: The result is damaged.
-    """
-    from torchmuster.core.owner.record import damage_of_result
-
-    if (damage := damage_of_result(view.run_dir)) is not None:
-        name = short_id(view.run_id)
-        what = f"how the run {name} ended is not known"
-        raise MusterError(what, where=view.run_dir.result, why=damage, fix=f"muster logs {name}")
+def _ended_with_pods(run_dir: RunDir, result: Result) -> bool:
+    """Return whether the files of a run in pods may be only on its cluster."""
+    is_left = result.state in (RunState.LOST, RunState.CANCELLED)
+    is_left |= result.exit_code == MissingRecordError.exit_code
+    return is_left and is_elsewhere(run_dir)
 
 
 def identity(view: "RunView") -> str:
     """Return a description that identifies a run: `last` may not be the one that the user means."""
-    from torchmuster.launcher.jobs.links import all_jobs
+    from torchmuster.launcher.jobs.jobs import all_jobs
 
     jobs = all_jobs(view.run_dir)
     job = f", job {', '.join(jobs[1])} of {jobs[0].name}" if jobs is not None else ""
@@ -332,14 +302,11 @@ def identity(view: "RunView") -> str:
 @click.option("--now", is_flag=True, help="SIGKILL at once, without the grace.")
 def cancel(run: str, *, now: bool) -> int:
     """Stop RUN: SIGTERM to its workers, SIGKILL after its grace."""
-    from torchmuster.core.cli.ending import last_line
     from torchmuster.launcher.views.control import stop_and_wait
-    from torchmuster.launcher.views.find import find_run
 
     view = find_run(run)
     if view.state.is_final:
         echo(f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True)
-        from torchmuster.launcher.views.elsewhere import elsewhere
 
         if left := elsewhere().remove_left(view.run_dir):
             echo(f"removed what was left on the cluster: {', '.join(left)}", err=True)

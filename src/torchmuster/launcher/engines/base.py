@@ -134,9 +134,8 @@ class Dialect(Protocol):
     """
 
     name: str
-    resubmit_methods: tuple[
-        ResubmitMethod, ...
-    ]  # how the head of a job may continue its run, the best first
+    # How the head of a job may continue its run, the best first.
+    resubmit_methods: tuple[ResubmitMethod, ...]
 
     def script(self, job: JobRequest) -> str:
         """Return the complete job script."""
@@ -309,7 +308,12 @@ def body(job: JobRequest) -> list[str]:
         seconds = minutes_up(job.time_limit_s) * 60
         lines.append(f"export {ENDS_AT}=$(($(date +%s) + {seconds}))")
     lines += [check_text(line, "setup") for line in job.setup]
-    head = _quoted(job.head)
+    if not job.head:
+        raise ValueError("a job needs a head")
+    words = [shlex.quote(check_text(word, "head")) for word in job.head]
+    if job.head[0] == PYTHON:
+        words[0] = f'"{PYTHON}"'
+    head = " ".join(words)
     if job.package_copy is not None:
         more, head = _with_copy(job.head, job.package_copy)
         lines += more
@@ -365,15 +369,6 @@ def _fallback(node_lines: Sequence[str]) -> list[str]:
     ]
 
 
-def _quoted(words: Sequence[str]) -> str:
-    if not words:
-        raise ValueError("a job needs a head")
-    quoted = [shlex.quote(check_text(word, "head")) for word in words]
-    if words[0] == PYTHON:
-        quoted[0] = f'"{PYTHON}"'
-    return " ".join(quoted)
-
-
 def check_text(text: str, where: str) -> str:
     """Return the text; UsageError for a newline or control character, which would end its line."""
     if _CONTROL.search(text):
@@ -425,11 +420,6 @@ def minutes_up(seconds: float) -> int:
 def mebibytes_up(size_bytes: int) -> int:
     """Return whole MiB, rounded up, at least 1."""
     return max(1, -(-size_bytes // (1 << 20)))
-
-
-def shell_code(exit_status: int, signum: int = 0) -> int:
-    """Return an exit code as a shell would: 128 + n for signal n."""
-    return 128 + signum if signum else exit_status
 
 
 def ends_at(environment: Mapping[str, str], *names: str) -> float | None:

@@ -24,9 +24,8 @@ from torchmuster.launcher.engines.base import (
     NodeStart,
     Queue,
     QueueQuestion,
-    Refusal,
 )
-from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_scheduler_texts
+from torchmuster.launcher.engines.wait_reasons import read_scheduler_texts
 from torchmuster.launcher.model.job import (
     AllocatedNode,
     Allocation,
@@ -39,9 +38,6 @@ from torchmuster.launcher.model.job import (
 # Sentences for PBS's comment on a waiting job, and what its hosts have.
 #
 # Source: OpenPBS, src/scheduler/job_info.c and constant.h; observed in version 23.06.
-
-
-_WORDS = read_scheduler_texts(os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}")
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:
@@ -76,12 +72,8 @@ def _cpus_of_hosts(text: str) -> Counter[str]:
     return found
 
 
-REASONS = WaitReasons(
-    table=_WORDS.waits,
-    capacity_argv=capacity_argv,
-    shortage=shortage,
-    last_words=_WORDS.ends,
-    gone=_WORDS.gone,
+REASONS, REFUSALS = read_scheduler_texts(
+    os.path.join(os.path.dirname(__file__), "pbs.txt"), "(?i){}", capacity_argv, shortage
 )
 
 
@@ -192,15 +184,9 @@ def parse_qstat(text: str) -> tuple[Queue, ...]:
         cells = line.split()
         if len(cells) < 6 or cells[3] not in ("yes", "no") or cells[4] not in ("yes", "no"):
             continue
-        running = f"{cells[2]} jobs"
-        found.append(
-            Queue(
-                name=cells[0],
-                is_open=cells[3] == "yes",
-                starts=cells[4] == "yes",
-                about=running,
-            )
-        )
+        name, _, number, enabled, started = cells[:5]
+        is_open, starts = enabled == "yes", started == "yes"
+        found.append(Queue(name=name, is_open=is_open, starts=starts, about=f"{number} jobs"))
     return tuple(found)
 
 
@@ -219,20 +205,18 @@ QUEUES_OF_PBS = QueueQuestion(
 )
 
 
-# Source: PBS Professional Reference Guide, "qsub".
-_DIRECTIVES = {"queue": "-q {}", "account": "-A {}"}
 # Source: PBS Professional Reference Guide, "Job States"; Q, R, H and F recorded.
 STATES = {
-    "Q": JobState.PENDING,
-    "T": JobState.PENDING,  # on its way to another server
-    "W": JobState.PENDING,  # waits for a time
-    "M": JobState.UNKNOWN,  # moved: only the other server knows its state
-    "H": JobState.HELD,
-    "S": JobState.SUSPENDED,
-    "U": JobState.SUSPENDED,  # the workstation's user is active
-    "R": JobState.RUNNING,
-    "B": JobState.RUNNING,
-    "E": JobState.ENDING,
+    letter: state
+    for state, letters in {
+        JobState.PENDING: "QTW",  # T: on its way to another server; W: waits for a time
+        JobState.UNKNOWN: "M",  # moved: only the other server knows its state
+        JobState.HELD: "H",
+        JobState.SUSPENDED: "SU",  # U: the workstation's user is active
+        JobState.RUNNING: "RB",
+        JobState.ENDING: "E",
+    }.items()
+    for letter in letters
 }
 # Source: openpbs src/include/job.h, JOB_EXEC_*; -29 recorded.
 _END_CODES = {
@@ -244,59 +228,6 @@ _END_CODES = {
 _DELETED = "91"  # substate; Source: openpbs src/include/job.h, JOB_SUBSTATE_TERMINATED; recorded
 _TIMES = ("Resource_List", "resources_used")
 _CLOCKS_DIFFER_S = 300.0
-_REFUSALS = (
-    Refusal(
-        pattern="unknown queue",  # recorded
-        error="PBS knows no such queue",
-        hint="`qstat -Q` lists the queues",
-    ),
-    Refusal(
-        pattern="queue is not enabled",  # recorded
-        error="the queue is closed: it takes no jobs now",
-        hint="`qstat -Q` lists the queues (Ena: takes jobs, Str: starts them); --queue chooses another",
-    ),
-    Refusal(
-        pattern="exceeds queue|exceeds server|resource limits?|violates queue",
-        error="the job asks for more than the queue allows",
-        hint="`qstat -Qf` shows the limits; lower --time (exec_timeout in a workflow) or the resources, or choose another --queue",
-    ),
-    Refusal(
-        pattern=r"resource value Resource_List\.walltime",  # recorded
-        error="PBS does not take this time limit",
-        hint="a line of the site sets `-l walltime`: write it as HH:MM:SS",
-    ),
-    Refusal(
-        pattern=r"unknown resource: ?\S+",  # recorded
-        error="PBS knows no such resource",
-        hint="a key of `chunk` or of the directives is not defined at this site: its administrators name them",
-    ),
-    Refusal(
-        pattern="illegal attribute or resource value|unknown resource|illegal -W value",  # recorded
-        error="PBS does not take one of the resources",
-        hint="a key of the site has a value or a name that its administrators did not define",
-    ),
-    Refusal(
-        pattern="could not connect to MOM",  # recorded: of qdel
-        error="the job's first host does not answer PBS",
-        hint="`qdel -W force JOB` takes the job from the server; its processes go on where that host lives",
-    ),
-    Refusal(
-        pattern="script file.*no such file",  # recorded
-        error="qsub can't read the job script",
-        hint="the run directory has to be on a file system that this machine sees",
-    ),
-    Refusal(
-        pattern="unauthorized|access to queue|not allowed|invalid account|invalid project",
-        error="PBS does not let you use this queue or account",
-        hint="ask the site which queues, accounts and projects are yours",
-    ),
-    Refusal(
-        pattern="cannot connect|connection refused|no permission.*server",
-        error="the PBS server does not answer",
-        hint="`qstat -B` tells when it is back",
-        is_away=True,
-    ),
-)
 
 
 class PbsDialect:
@@ -306,42 +237,34 @@ class PbsDialect:
     wait_reasons = REASONS
     lost_node = LOST_NODE
     queues = QUEUES_OF_PBS
+    refusals = REFUSALS
     # qrerun needs an operator's rights at most sites.
     resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.SUBMIT, ResubmitMethod.REQUEUE)
     launchers = (NodeLauncher.PBSDSH, NodeLauncher.MPIEXEC, NodeLauncher.TMRSH, NodeLauncher.SSH)
-    name_limit = 63  # 230 since PBS 13, but longer names are unreadable in qstat
-    refusals: Sequence[Refusal] = _REFUSALS
-    # Written in place, so that the log is live; recorded: else it stays in the host's spool until
-    # the end.
-    output_lines: tuple[str, ...] = ("-k oed",)
     array_variable = "PBS_ARRAY_INDEX"
 
     def script(self, job: JobRequest) -> str:
         """Return the complete job script."""
-        ours = [f"-N {base.clean_name(job.name, self.name_limit)}", "-S /bin/bash", "-j oe"]
+        # 230 letters since PBS 13, but longer names are unreadable in qstat.
+        ours = [f"-N {base.clean_name(job.name, 63)}", "-S /bin/bash", "-j oe"]
         if base.is_plain_path(_log_path(job)):
             ours.append(f"-o {_log_path(job)}")
-        ours += self.output_lines
-        ours.append(f"-r {'y' if job.requeue else 'n'}")
+        # Written in place, so that the log is live; recorded: else it stays in the host's spool
+        # until the end.
+        ours += ["-k oed", f"-r {'y' if job.requeue else 'n'}"]
         if job.outlives_nodes:
             ours.append("-W tolerate_node_failures=all")
-        ours += self.resource_lines(job)
+        # A sum of chunks, each on its own host.
+        is_one_kind = len(job.chunks) == 1
+        words = [_chunk(one, job.num_nodes if is_one_kind else one.num_nodes) for one in job.chunks]
+        ours += [f"-l select={'+'.join(words)}", "-l place=scatter"]
         if job.time_limit_s is not None:
             ours.append(f"-l walltime={_clock(job.time_limit_s)}")
-        for key, form in _DIRECTIVES.items():
-            if value := getattr(job, key):
-                ours.append(form.format(base.check_value(value, key)))
+        # Source: PBS Professional Reference Guide, "qsub".
+        named = (("-q", "queue", job.queue), ("-A", "account", job.account))
+        ours += [f"{word} {base.check_value(text, key)}" for word, key, text in named if text]
         lines = ["#!/bin/bash -l", *base.assemble("PBS", ours, job.directives)]
         return "\n".join([*lines, *base.body(job), ""])
-
-    def resource_lines(self, job: JobRequest) -> list[str]:
-        """Return the lines that ask for nodes: a sum of chunks, each on its own host."""
-        chunks = list(job.chunks)
-        if len(chunks) == 1 and chunks[0].num_nodes != job.num_nodes:
-            words = [_chunk(chunks[0], job.num_nodes)]
-        else:
-            words = [_chunk(chunk, chunk.num_nodes) for chunk in chunks]
-        return [f"-l select={'+'.join(words)}", "-l place=scatter"]
 
     def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
         """Return the qsub command."""
@@ -376,17 +299,11 @@ class PbsDialect:
     def views(self, stdout: str) -> dict[str, JobView]:
         """Parse the views from `qstat -f`, as JSON or text."""
         try:
-            return {
-                job_id: self.view(job_id, fields) for job_id, fields in read_jobs(stdout).items()
-            }
+            return {job_id: view_of(job_id, fields) for job_id, fields in read_jobs(stdout).items()}
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise EngineError(
                 "the answer of qstat can't be read", where="qstat -f", why=str(error)
             ) from error
-
-    def view(self, job_id: str, fields: Mapping[str, Any]) -> JobView:
-        """Interpret the fields of one job; ValueError for an invalid number."""
-        return _view(job_id, fields)
 
     def element_id(self, job_id: str, position: int) -> str:
         """Return e.g. `12[3].server`."""
@@ -496,7 +413,7 @@ class PbsDialect:
 
     def explain_refusal(self, stderr: str) -> Report:
         """Return a report on a refusal of qsub."""
-        return base.explain(stderr, "qsub", self.refusals)
+        return base.explain(stderr, "qsub", REFUSALS)
 
 
 def _log_path(job: JobRequest) -> str:
@@ -531,7 +448,8 @@ def _check_key(text: str) -> str:
     return text
 
 
-def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
+def view_of(job_id: str, fields: Mapping[str, Any]) -> JobView:
+    """Interpret the fields of one job; ValueError for an invalid number."""
     word = str(fields.get("job_state", ""))
     comment = str(fields.get("comment", "")) or None
     code = fields.get("Exit_status")
@@ -614,7 +532,7 @@ def _exit_code(number: int | None) -> int | None:
     """
     if number is None or number < 0:
         return None
-    return base.shell_code(0, number - 256) if number > 256 else number
+    return number - 128 if number > 256 else number
 
 
 def _hosts_of(exec_host: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from torchmuster.core.model.links import ResubmitMethod
@@ -22,7 +23,7 @@ from torchmuster.launcher.engines.base import (
     QueueQuestion,
     clock_seconds,
 )
-from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_scheduler_texts
+from torchmuster.launcher.engines.wait_reasons import read_scheduler_texts
 from torchmuster.launcher.model.job import (
     AllocatedNode,
     Allocation,
@@ -40,37 +41,25 @@ from torchmuster.launcher.model.job import (
 
 # Source: https://slurm.schedmd.com/job_state_codes.html, states and flags.
 STATES = {
-    "PENDING": JobState.PENDING,
-    "CONFIGURING": JobState.PENDING,  # nodes boot; the script has not begun
-    "EXPEDITING": JobState.PENDING,
-    "RUNNING": JobState.RUNNING,
-    "RESIZING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
-    "SUSPENDED": JobState.SUSPENDED,
-    "STOPPED": JobState.SUSPENDED,
-    "REQUEUE_HOLD": JobState.HELD,
-    "RESV_DEL_HOLD": JobState.HELD,
-    "SPECIAL_EXIT": JobState.HELD,
-    "COMPLETING": JobState.ENDING,
-    "STAGE_OUT": JobState.ENDING,
-    "COMPLETED": JobState.SUCCEEDED,
-    "FAILED": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED,
-    "TIMEOUT": JobState.TIMED_OUT,
-    "DEADLINE": JobState.TIMED_OUT,
-    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
-    "NODE_FAIL": JobState.NODE_FAILED,
-    "BOOT_FAIL": JobState.NODE_FAILED,
-    "LAUNCH_FAILED": JobState.NODE_FAILED,
-    "PREEMPTED": JobState.PREEMPTED,
-    "REQUEUED": JobState.REQUEUED,
-    "REQUEUE_FED": JobState.REQUEUED,
+    word: state
+    for state, words in {
+        # CONFIGURING: nodes boot; the script has not begun.
+        JobState.PENDING: "PENDING CONFIGURING EXPEDITING",
+        JobState.RUNNING: "RUNNING RESIZING SIGNALING",
+        JobState.SUSPENDED: "SUSPENDED STOPPED",
+        JobState.HELD: "REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
+        JobState.ENDING: "COMPLETING STAGE_OUT",
+        JobState.SUCCEEDED: "COMPLETED",
+        JobState.FAILED: "FAILED",
+        JobState.CANCELLED: "CANCELLED",
+        JobState.TIMED_OUT: "TIMEOUT DEADLINE",
+        JobState.OUT_OF_MEMORY: "OUT_OF_MEMORY",
+        JobState.NODE_FAILED: "NODE_FAIL BOOT_FAIL LAUNCH_FAILED",
+        JobState.PREEMPTED: "PREEMPTED",
+        JobState.REQUEUED: "REQUEUED REQUEUE_FED",
+    }.items()
+    for word in words.split()
 }
-
-_WORDS = read_scheduler_texts(
-    os.path.join(os.path.dirname(__file__), "slurm.txt"), "(?:{})(?![A-Za-z])"
-)
-REFUSALS = _WORDS.refuses
 
 
 def capacity_argv(job_id: str) -> list[list[str]]:
@@ -140,24 +129,17 @@ def _sizes(text: str, partition: str) -> list[tuple[int, int]]:
     return [(found[cpus], cpus) for cpus in sorted(found, reverse=True)]
 
 
-REASONS = WaitReasons(
-    table=_WORDS.waits,
-    capacity_argv=capacity_argv,
-    shortage=shortage,
-    last_words=_WORDS.ends,
-    gone=_WORDS.gone,
+REASONS, REFUSALS = read_scheduler_texts(
+    os.path.join(os.path.dirname(__file__), "slurm.txt"),
+    "(?:{})(?![A-Za-z])",
+    capacity_argv,
+    shortage,
 )
 
 
 # Whether a node is lost to its job.
 # Source: https://slurm.schedmd.com/sinfo.html, "NODE STATE CODES": down, and powering off.
 _LOST = frozenset({"DOWN", "POWERED_DOWN", "POWERING_DOWN", "FAIL"})
-
-
-def argv_of_node(job_id: str, node: str) -> list[list[str]]:
-    """Return commands that show the node, and the job, from which Slurm takes lost nodes."""
-    show = ["scontrol", "--oneliner", "show"]
-    return [[*show, "node", node], [*show, "job", job_id]]
 
 
 def node_is_lost(stdout: str, node: str) -> str | None:
@@ -178,7 +160,12 @@ def node_is_lost(stdout: str, node: str) -> str | None:
     return "it is no longer a node of the job" if names and node not in names else None
 
 
-LOST_NODE = NodeQuestion(argv_for=argv_of_node, is_lost=node_is_lost)
+# The commands show the node, and the job, from which Slurm takes lost nodes.
+_SHOW = ("scontrol", "--oneliner", "show")
+LOST_NODE = NodeQuestion(
+    argv_for=lambda job_id, node: [[*_SHOW, "node", node], [*_SHOW, "job", job_id]],
+    is_lost=node_is_lost,
+)
 
 
 def _grace_s(stdout: str) -> float | None:
@@ -218,23 +205,6 @@ PREEMPTION = PreemptionQuestion(
 )
 
 
-# Options of the whole job; in a heterogeneous job only the first component has them.
-# Source: https://slurm.schedmd.com/sbatch.html
-_ONCE = {
-    "name": "--job-name={}",
-    "log_path": "--output={}",
-    "warn_s": "--signal=B:USR1@{}",  # B: only to the script, which is the head (exec)
-}
-# Options of each component; before Slurm 20.11, --mem was not carried over.
-# Source: https://slurm.schedmd.com/heterogeneous_jobs.html, "Submitting Jobs".
-_EACH = {
-    "queue": "--partition={}",
-    "account": "--account={}",
-    "qos": "--qos={}",
-    "constraint": "--constraint={}",
-    "nodes_excluded": "--exclude={}",
-    "time_limit_s": "--time={}",  # a bare number is minutes
-}
 # Source: https://slurm.schedmd.com/job_reason_codes.html
 _HOLDS = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"})
 _NO_WORDS = frozenset({"", "None", "(null)", "N/A", "Unknown", "None assigned", "NONE"})
@@ -266,12 +236,18 @@ def parse_sinfo(text: str) -> tuple[Queue, ...]:
     return tuple(found.values())
 
 
-def _argv_of_accounts(user: str) -> list[str]:
-    return ["sacctmgr", "-nP", "show", "associations", f"user={user}", "format=account"]
-
-
 _QUEUES = QueueQuestion(argv=("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G"), parse=parse_sinfo)
-_ACCOUNTS = AccountQuestion(argv_for=_argv_of_accounts, parse=parse_accounts)
+_ACCOUNTS = AccountQuestion(
+    argv_for=lambda user: [
+        "sacctmgr",
+        "-nP",
+        "show",
+        "associations",
+        f"user={user}",
+        "format=account",
+    ],
+    parse=parse_accounts,
+)
 
 
 class SlurmDialect:
@@ -468,21 +444,29 @@ _STEP_OPTIONS = (
 
 
 def _options_once(job: JobRequest) -> list[str]:
-    options = [_ONCE["name"].format(base.clean_name(job.name, 63))]
+    """Return the options of the whole job; of a heterogeneous one only the first component has them.
+
+    Source: https://slurm.schedmd.com/sbatch.html
+    """
+    options = [f"--job-name={base.clean_name(job.name, 63)}"]
     pattern = _log_pattern(job)
     if base.is_plain_path(job.log_path):
-        options.append(_ONCE["log_path"].format(pattern))
+        options.append(f"--output={pattern}")
     # A lost node must not end the job (the run replaces it or shrinks), and a restart must not
     # truncate the log.
     options += ["--open-mode=append", "--no-kill"]
     options.append("--requeue" if job.requeue else "--no-requeue")
     if job.warn_s is not None:
-        # Source: sbatch.html, --signal: at most 65535 s.
-        options.append(_ONCE["warn_s"].format(min(65535, max(1, round(job.warn_s)))))
+        # At most 65535 s. B: only to the script, which is the head (exec).
+        options.append(f"--signal=B:USR1@{min(65535, max(1, round(job.warn_s)))}")
     return options
 
 
 def _options_each(job: JobRequest, chunk: NodeChunk) -> list[str]:
+    """Return the options of each component; before Slurm 20.11, --mem was not carried over.
+
+    Source: https://slurm.schedmd.com/heterogeneous_jobs.html, "Submitting Jobs".
+    """
     options = [f"--nodes={chunk.num_nodes}", "--ntasks-per-node=1"]
     if len(job.chunks) == 1 and job.min_nodes not in (None, job.num_nodes):
         # Without --ntasks-per-node: 22.05 counts tasks from the minimum of nodes, and then gives no
@@ -500,20 +484,18 @@ def _options_each(job: JobRequest, chunk: NodeChunk) -> list[str]:
         options.append(f"--tmp={base.mebibytes_up(chunk.storage_bytes)}M")
     for key, value in chunk.extra:
         options.append(f"--{base.check_value(key, 'extra')}={base.check_value(value, key)}")
-    for name, form in _EACH.items():
-        value = _value(job, name)
-        if value:
-            options.append(form.format(base.check_value(value, name)))
+    minutes = "" if job.time_limit_s is None else str(base.minutes_up(job.time_limit_s))
+    each = (
+        ("partition", "queue", job.queue),
+        ("account", "account", job.account),
+        ("qos", "qos", job.qos),
+        ("constraint", "constraint", job.constraint),
+        ("exclude", "nodes_excluded", ",".join(job.nodes_excluded)),
+        ("time", "time_limit_s", minutes),  # a bare number is minutes
+    )
+    options += [f"--{word}={base.check_value(text, name)}" for word, name, text in each if text]
     # A key of the site replaces ours: `gpus-per-node=a100:4`.
     return list({option.partition("=")[0]: option for option in options}.values())
-
-
-def _value(job: JobRequest, name: str) -> str:
-    if name == "time_limit_s":
-        return "" if job.time_limit_s is None else str(base.minutes_up(job.time_limit_s))
-    if name == "nodes_excluded":
-        return ",".join(job.nodes_excluded)
-    return str(getattr(job, name) or "")
 
 
 def _log_pattern(job: JobRequest) -> str:
@@ -594,19 +576,13 @@ def _exit_code(text: str, state: JobState) -> int | None:
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or (text == "0:0" and state is not JobState.SUCCEEDED):
         return None  # observed: a job that never ran has 0:0
-    return base.shell_code(int(match.group(1)), int(match.group(2)))
+    status, signum = map(int, match.groups())
+    return 128 + signum if signum else status
 
 
 def _joined(first: JobView, other: JobView) -> JobView:
     """Join a heterogeneous job: its script runs in the first component; nodes are of all."""
-    return JobView(
-        job_id=first.job_id,
-        state=first.state,
-        reason=first.reason,
-        start_estimate=first.start_estimate,
-        exit_code=first.exit_code,
-        nodes=(*first.nodes, *(node for node in other.nodes if node not in first.nodes)),
-    )
+    return replace(first, nodes=tuple(dict.fromkeys((*first.nodes, *other.nodes))))
 
 
 def _slurm_nodes(environment: Mapping[str, str]) -> tuple[AllocatedNode, ...]:

@@ -12,9 +12,9 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torchmuster.core.engines.local import HEAD, AgentEnd
@@ -24,15 +24,132 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import few_of, show_size, show_transfer
 from torchmuster.core.model.verdict import Result
-from torchmuster.launcher.engines import ssh_places
-from torchmuster.launcher.engines.ssh_bundle import Bundle, CodeArchive, order_to_set_up
+from torchmuster.errors import ChannelError
 from torchmuster.launcher.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
 from torchmuster.launcher.engines.ssh_files import FetchedFiles, check_free, go_back, with_own_paths
-from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
-from torchmuster.launcher.engines.ssh_places import HostPlaces, SshOptions, bad_hosts
+from torchmuster.launcher.engines.ssh_host import (
+    Bundle,
+    CodeArchive,
+    HostError,
+    RemoteHost,
+    in_parallel,
+    order_to_set_up,
+    share_token,
+)
 from torchmuster.launcher.files.environment import PackedEnvironment, ParcelError, ParcelFile
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.relay import Relay, RelayPort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshOptions:
+    """How to use the hosts.
+
+    Attributes:
+        hosts: All hosts that may be used; those beyond the plan's nodes are spare.
+        where: What named them, for messages.
+        by_slots: Whether the list of hosts gives the workers of each node.
+        may_share: Look for a shared file system; else everything is copied.
+        head_port: Loopback port for calls to the head; 0 for any.
+        code_root: The folder of the code; None for the work tree that contains the program.
+        environment: Waits for the workers' environment, which is packed meanwhile; None if hosts
+            have their own.
+        spares_first: Replace a lost host by a spare one at once, because it may take minutes to
+            come back.
+        passes_on: Whether a client gets the hosts' files next, and reports where they are.
+        output: A folder on each host whose content is fetched into ours instead of the code
+            folder's; empty for none.
+    """
+
+    hosts: tuple[SshHost, ...]
+    where: str
+    by_slots: bool = True
+    may_share: bool = True
+    head_port: int = 0
+    code_root: str | None = None
+    environment: Callable[[], PackedEnvironment] | None = None
+    spares_first: bool = False
+    passes_on: bool = False
+    output: str = ""
+
+
+class HostPlaces:
+    """The hosts of a run: the first ones are its places, the others are spare."""
+
+    def __init__(
+        self, hosts: Sequence[SshHost], max_nodes: int, *, spares_first: bool = False
+    ) -> None:
+        self._spares_first = spares_first
+        self._all = list(hosts)
+        self._max_nodes = max_nodes
+        self._at: list[SshHost] = list(hosts[:max_nodes])
+
+    @property
+    def hosts(self) -> tuple[SshHost, ...]:
+        """The host of each place."""
+        return tuple(self._at)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the places in messages."""
+        return tuple(host.name for host in self._at)
+
+    def settle(self, good: Sequence[SshHost]) -> None:
+        """Make the hosts that answered the first places, followed by the others."""
+        others = [host for host in self._all if host not in good]
+        self._at = [*good, *others][: self._max_nodes]
+
+    def candidates(self, place: int) -> list[SshHost]:
+        """Return the hosts that may hold a place, its own and the spare ones, the best first."""
+        spare = [host for host in self._all if host not in self._at]
+        own = self._at[place : place + 1]
+        return [*spare, *own] if self._spares_first else [*own, *spare]
+
+    def take(self, place: int, host: SshHost) -> bool:
+        """Give a place to a host; return whether the host is new there."""
+        if place >= len(self._at) or self._at[place] == host:
+            return False
+        self._at[place] = host
+        return True
+
+    def exchange(self, one: int, other: int) -> None:
+        """Exchange the hosts of two places."""
+        self._at[one], self._at[other] = self._at[other], self._at[one]
+
+
+def place_to_free(living: Collection[int], trained: Collection[int], plan: RunPlan) -> int | None:
+    """Return the place whose host the head may get when its own is lost; None if there is none.
+
+    Args:
+        living: The places whose hosts answer, without the head's.
+        trained: The places that had ranks in the last attempt.
+        plan: Gives the number of nodes that an attempt needs.
+    """
+    spare = [place for place in living if place not in trained]
+    if len(living) < plan.min_nodes:
+        return None
+    return max(spare or living, default=None)
+
+
+def workers_of(hosts: Sequence[SshHost], gpus: Mapping[str, int], plan: RunPlan) -> tuple[int, ...]:
+    """Return the workers of each place: the list's slots, else its GPUs, else the plan's."""
+    return tuple(
+        host.slots or gpus.get(host.name) or plan.num_workers(place)
+        for place, host in enumerate(hosts)
+    )
+
+
+def bad_hosts(problems: Sequence[HostProblem], needed: int, where: str) -> ChannelError:
+    """Return an error that names all hosts that can't be used."""
+    names = ", ".join(problem.host for problem in problems)
+    number = len(problems)
+    what = f"{number} host{'s' if number != 1 else ''} can't be used: {names}"
+    if needed > 1:
+        what += f"; the run needs {needed}"
+    fixes = list(dict.fromkeys(problem.fix for problem in problems if problem.fix))
+    why = "\n".join(problem.line() for problem in problems) or None
+    return ChannelError(what, where=where, why=why, fix="; ".join(fixes) or None)
+
 
 # An environment travels to a run's hosts once from here, then from host to host while it still
 # arrives.
@@ -45,28 +162,26 @@ _SAY_EVERY_S = 5.0
 _LIST = -1
 
 
+@dataclass(slots=True)
 class EnvironmentTransfer:
     """One environment on its way to the hosts.
 
-    Args:
+    Attributes:
         pack: Waits for the archive, which is packed while hosts are called.
         say: Prints a message to the user.
         scratch: The site's folder for it on each host; None for the host's own.
     """
 
-    def __init__(
-        self,
-        pack: Callable[[], PackedEnvironment],
-        say: Callable[[str], None],
-        scratch: str | None = None,
-    ) -> None:
-        self._pack, self._say, self._scratch = pack, say, scratch
-        self._hold = -1
-        self._secret = secrets.token_hex(32)
-        self._after: dict[RemoteHost, RemoteHost] = {}
-        self._there: set[RemoteHost] = set()
-        self._lock = threading.Lock()
-        self._sent = 0
+    pack: Callable[[], PackedEnvironment]
+    say: Callable[[str], None]
+    scratch: str | None = None
+    _packed: PackedEnvironment = field(init=False)
+    _hold: int = -1
+    _secret: str = field(default_factory=lambda: secrets.token_hex(32))
+    _after: dict[RemoteHost, RemoteHost] = field(default_factory=dict)
+    _there: set[RemoteHost] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sent: int = 0
 
     def bring(self, hosts: Sequence[RemoteHost]) -> list[HostProblem]:
         """Bring it to all hosts; return the problems of those that can't have it."""
@@ -78,11 +193,12 @@ class EnvironmentTransfer:
         problems = [answer for answer in answers if isinstance(answer, HostProblem)]
         if problems:  # hosts that can't have it are reported before anything is sent
             return problems
-        lacking: list[tuple[RemoteHost, messages.EnvironmentPlaced]] = []
-        for host, answer in zip(wanted, answers, strict=True):
-            if isinstance(answer, messages.EnvironmentPlaced) and not answer.has:
-                lacking.append((host, answer))
-        self._there.update(host for host in wanted if host not in [one for one, _ in lacking])
+        lacking = [
+            (host, answer)
+            for host, answer in zip(wanted, answers, strict=True)
+            if isinstance(answer, messages.EnvironmentPlaced) and not answer.has
+        ]
+        self._there.update({*wanted} - {host for host, _ in lacking})
         if not lacking:
             return []
         began = time.monotonic()
@@ -105,20 +221,20 @@ class EnvironmentTransfer:
             size = show_size(self._packed.needs.size_bytes)
             number = f"{came} host{'s' if came != 1 else ''}"
             took_s = time.monotonic() - began
-            self._say(f"the environment ({size}) has come to {number} in {took_s:.1f} s")
+            self.say(f"the environment ({size}) has come to {number} in {took_s:.1f} s")
         return problems
 
     def _take_archive(self) -> None:
         """On the first call, wait for the archive and hold it open."""
         with self._lock:
             if self._hold < 0:
-                self._packed = self._pack()
+                self._packed = self.pack()
                 # Open while the run lives: `muster prune` can then only unlink its name.
                 self._hold = os.open(self._packed.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _offer(self, host: RemoteHost) -> messages.EnvironmentPlaced | HostProblem:
         offer = messages.OfferEnvironment(
-            needs=self._packed.needs, secret=self._secret, scratch=self._scratch
+            needs=self._packed.needs, secret=self._secret, scratch=self.scratch
         )
         try:
             return host.ask(offer, messages.EnvironmentPlaced)
@@ -160,7 +276,7 @@ class EnvironmentTransfer:
                 there = {host.host.name for host in self._there}
             missing = few_of([name for name in names if name not in there], 8)
             how = show_transfer(self._sent, size, time.monotonic() - began_at)
-            self._say(f"the environment comes to {missing}: {how}")
+            self.say(f"the environment comes to {missing}: {how}")
 
     def _wait(self, host: RemoteHost) -> HostProblem | None:
         try:
@@ -183,7 +299,7 @@ class EnvironmentTransfer:
         if after is None or after in self._there or not after.is_usable:
             return
         names = host.host.name, after.host.name
-        self._say(f"{names[1]} gets the environment from here: not from {names[0]} ({why})")
+        self.say(f"{names[1]} gets the environment from here: not from {names[0]} ({why})")
         self._send_from_here(after)
 
 
@@ -319,7 +435,7 @@ class SshEngine:
         workers = self.plan.workers_per_node
         if self._wishes.by_slots:
             gpus = {host.host.name: host.facts.num_gpus for host in self._hosts.values()}
-            workers = ssh_places.workers_of(self._places.hosts, gpus, self.plan)
+            workers = workers_of(self._places.hosts, gpus, self.plan)
         self._write_plan(replace(self.plan, workers_per_node=workers))
 
     def _write_plan(self, plan: RunPlan) -> None:
@@ -372,7 +488,7 @@ class SshEngine:
     def _reopen_elsewhere(self) -> list[HostProblem]:
         """Move the head to the host of a spare node, or of one that attempts can do without."""
         living = {place for place, host in self._hosts.items() if not host.is_lost}
-        place = ssh_places.place_to_free(living, trained_last(self.plan, self.run_dir), self.plan)
+        place = place_to_free(living, trained_last(self.plan, self.run_dir), self.plan)
         if place is None:
             return []
         before = self._places.names[HEAD]
@@ -410,8 +526,10 @@ class SshEngine:
             place=HEAD, first_attempt=first_attempt, restarts_spent=restarts_spent
         )
         is_first = not self._heads
-        if self._environment is not None:
-            self._bring_environment(self._environment)
+        if self._environment is not None:  # before it is sent: fail if too few can have it
+            problems = self._environment.bring([self._hosts[p] for p in sorted(self._hosts)])
+            if len(self._hosts) - len(problems) < self.plan.min_nodes or head.problem:
+                raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
         with ThreadPoolExecutor(1, "ssh") as pool:
             try:
                 self._set_up(head)
@@ -429,12 +547,6 @@ class SshEngine:
         copied = self._code.describe(sum(one.is_copied for one in placed))
         if is_first and copied is not None:
             self._say(copied)
-
-    def _bring_environment(self, shipping: EnvironmentTransfer) -> None:
-        """Bring the environment to all hosts; fail, before sending, if too few can have it."""
-        problems = shipping.bring([self._hosts[place] for place in sorted(self._hosts)])
-        if len(self._hosts) - len(problems) < self.plan.min_nodes or self._hosts[HEAD].problem:
-            raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
 
     def _set_up(self, host: RemoteHost) -> None:
         """Set up the run on a host, unless that was done."""
@@ -521,20 +633,19 @@ class SshEngine:
     # Messages of hosts.
 
     def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
-        if isinstance(message, messages.RemoteNote):
-            if message.text not in self._said_bad:
-                self._said_bad.add(message.text)
-                self._say(message.text)
-            return
-        if isinstance(message, messages.EnvironmentHopFailed) and self._environment is not None:
-            self._environment.take_failed_hop(host, message.why)
-            return
-        if isinstance(message, messages.CopyOf):
-            self._files.copy_of(host.host.name).begin(message.mark)
-            return
-        if not isinstance(message, messages.FilePiece):
-            raise messages.FrameError(f"{type(message).__name__} is not for a run")
-        self._files.take(message, host)
+        match message:
+            case messages.RemoteNote(text=text):
+                if text not in self._said_bad:
+                    self._said_bad.add(text)
+                    self._say(text)
+            case messages.EnvironmentHopFailed(why=why) if self._environment is not None:
+                self._environment.take_failed_hop(host, why)
+            case messages.CopyOf(mark=mark):
+                self._files.copy_of(host.host.name).begin(mark)
+            case messages.FilePiece():
+                self._files.take(message, host)
+            case _:
+                raise messages.FrameError(f"{type(message).__name__} is not for a run")
 
     def _note_end(self, host: RemoteHost, status: int, why: str | None) -> None:
         if why is None and status != 0 and (words := host.last_words()):
@@ -604,7 +715,7 @@ class SshEngine:
     def _collect(self, host: RemoteHost) -> None:
         placed = host.placed
         if placed is None or not (placed.is_shared or placed.with_head):
-            self._files.collect(host, self._say, self._wishes)
+            self._files.collect(host, self._wishes.output, passes_on=self._wishes.passes_on)
 
     def abandon(self) -> None:
         """End all sessions now; remote ends end everything below them."""

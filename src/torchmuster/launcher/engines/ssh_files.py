@@ -17,7 +17,6 @@ from torchmuster.core.model.text import show_size
 from torchmuster.core.model.verdict import Result
 from torchmuster.errors import SessionBusyError
 from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost
-from torchmuster.launcher.engines.ssh_places import SshOptions
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece
@@ -88,20 +87,23 @@ class FetchedFiles:
             return  # from a former head, whose record ours continues
         was_whole = copy.is_whole
         if not copy.take(piece) and was_whole:
-            self._say_trouble(name, copy)
+            why = copy.trouble.strerror if copy.trouble is not None else None
+            if why is not None and why not in self._reported:
+                self._reported.add(why)
+                self._say(f"the record of {name} can't be written here: {why}; it is tried again")
             again = Timer(_AGAIN_S, go_back, (host, copy))
             again.daemon = True
             again.start()
 
-    def _say_trouble(self, name: str, copy: Copy) -> None:
-        why = copy.trouble.strerror if copy.trouble is not None else None
-        if why is not None and why not in self._reported:
-            self._reported.add(why)
-            self._say(f"the record of {name} can't be written here: {why}; it is tried again")
+    def collect(self, host: RemoteHost, output: str, *, passes_on: bool) -> None:
+        """Fetch a host's outputs, or its folder `output`; report what stays there.
 
-    def collect(self, host: RemoteHost, say: Callable[[str], None], wishes: SshOptions) -> None:
-        """Fetch a host's outputs, or its folder `wishes.output`; report what stays there."""
-        name, output = host.host.name, wishes.output
+        Args:
+            host: The host.
+            output: As in `SshOptions`.
+            passes_on: As in `SshOptions`.
+        """
+        name, say = host.host.name, self._say
         folder = os.path.join(self._run_dir.path, "output", name)
         copy = self.copy_of(name)
         try:
@@ -123,7 +125,7 @@ class FetchedFiles:
                 f"the record of {name} is not whole here: {', '.join(lacks[:4])};"
                 f" it stays there in {host.placed.run_dir}"
             )
-        if count and not wishes.passes_on:
+        if count and not passes_on:
             files = f"{count} new or changed file{'s' if count != 1 else ''}"
             say(f"{files} of {name} came back to {folder}")
         if said.num_stay:
@@ -132,7 +134,7 @@ class FetchedFiles:
                 f"{said.num_stay} files stay on {name} in {said.root}, together"
                 f" they are larger than {show_size(code_copy.MAX_OUTPUT_BYTES)}: {names}"
             )
-        if said.snapshots and not wishes.passes_on:
+        if said.snapshots and not passes_on:
             say(f"the snapshots are on {name} in {said.snapshots}")
 
 
@@ -187,11 +189,6 @@ def with_own_paths(
     return codec.from_plain(Result, plain)
 
 
-def has_result(own_dir: RunDir, run_id: str) -> bool:
-    """Return whether another run of this user has ended; its remains on the nodes end, too."""
-    return os.path.exists(RunDir(os.path.join(os.path.dirname(own_dir.path), run_id)).result)
-
-
 def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> None:
     """Refuse a session that contains another run.
 
@@ -199,7 +196,11 @@ def check_free(hosts: Sequence[RemoteHost], plan: RunPlan, run_dir: RunDir) -> N
         SessionBusyError: Another run is in the session.
     """
     recorded = (host.session.run_id for host in hosts if host.session is not None)
-    own = ("", plan.run_id)
-    other = next((one for one in recorded if one not in own and not has_result(run_dir, one)), None)
+    others = (run_id for run_id in recorded if run_id not in ("", plan.run_id))
+    runs = os.path.dirname(
+        run_dir.path
+    )  # of another run that has ended, the remains there end, too
+    living = (one for one in others if not os.path.exists(RunDir(os.path.join(runs, one)).result))
+    other = next(living, None)
     if other is not None and plan.session is not None:
         raise SessionBusyError(plan.session, other)

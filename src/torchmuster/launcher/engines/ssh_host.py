@@ -1,4 +1,4 @@
-"""A host reached by ssh, for a run or for tasks: connection, code, agents, relay, end.
+"""A host reached by ssh, for a run or tasks: what it is offered, connection, agents, relay, end.
 
 It has two threads: one reads messages, one writes them and pings, so that a stalled host delays no
 other.
@@ -9,27 +9,212 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from torchmuster.core.files.layout import RunDir
+from torchmuster.core import proc
+from torchmuster.core.files.layout import RunDir, muster_home
+from torchmuster.core.model.plan import Program, RunPlan
+from torchmuster.core.model.text import show_transfer
+from torchmuster.core.net.address import read_secret
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
-from torchmuster.launcher.engines.ssh_bundle import Bundle, start_between_pipes
 from torchmuster.launcher.engines.ssh_command import (
+    CONNECT_LIMIT_S,
     HostProblem,
     SshHost,
+    hint_for,
     marker_of,
     no_python,
     problem_of,
+    remote_command,
+    session_argv,
 )
+from torchmuster.launcher.files import code_copy
+from torchmuster.launcher.files.code_copy import CodeFolder
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.relay import Relay
-from torchmuster.launcher.net.remote_messages import FrameReader, FrameWriter
+from torchmuster.launcher.net.remote_messages import CODE_FILE, FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import send_file
-from torchmuster.launcher.node.remote.files import TOKEN_FILE
+from torchmuster.launcher.node.remote.files import TOKEN_FILE, mark_of
+
+SAY_EVERY_S = 5.0
+
+
+class Route(Protocol):
+    """A way to a host other than ssh; its remote end is waiting already."""
+
+    def open(self, host: str, errors: int) -> tuple[HasStatus, int, int]:
+        """Return a handle of the remote end, and its input and output; errors go to `errors`.
+
+        Raises:
+            MusterError: The host can't be reached.
+        """
+
+
+Starts = Callable[[Sequence[str], int, int, int], HasStatus]
+
+
+def start_between_pipes(
+    start: Starts, argv: Sequence[str], stderr: int
+) -> tuple[HasStatus, int, int]:
+    """Start a session; return its handle, and our ends of its input and output."""
+    theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+    ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+    try:
+        return start(argv, theirs_in, theirs_out, stderr), ours_in, ours_out
+    except BaseException:
+        os.close(ours_in)
+        os.close(ours_out)
+        raise
+    finally:
+        os.close(theirs_in)
+        os.close(theirs_out)
+
+
+def start_process(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> HasStatus:
+    """Start ssh itself."""
+    return proc.start(argv, stdin=stdin, stdout=stdout, stderr=stderr)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What every host is offered, and how hosts are called.
+
+    Attributes:
+        way: How hosts are reached; None for ssh.
+        root: Folder of this torchmuster, for hosts that share the file system; empty for none.
+        pythons: Interpreters to try first for muster's own processes.
+        start: Starts a session from ssh's command line, with these descriptors.
+        connect_limit_s: How long a host may take to answer; a pod's replacement has to be created
+            first.
+        hint_of: Returns the remedy for an unusable host, given its name and the error.
+    """
+
+    ssh: tuple[str, ...]
+    sha: str
+    root: str
+    files: tuple[tuple[str, bytes], ...]
+    pythons: tuple[str, ...] = ()
+    connect_limit_s: float = CONNECT_LIMIT_S
+    way: Route | None = None
+    start: Starts = start_process
+    hint_of: Callable[[str, str], str] = hint_for
+
+    def loader(self) -> bytes:
+        """Return the program that is sent first."""
+        source = dict(self.files)["launcher/node/remote/loader.py"]
+        return source + f"\nmain({self.sha!r}, {self.root!r})\n".encode()
+
+    def argv(self, host: SshHost) -> list[str]:
+        """Return the command that opens a session with a host."""
+        command = remote_command(marker_of(self.sha), len(self.loader()), self.pythons)
+        return session_argv(self.ssh, host, command)
+
+    def package(self) -> bytes:
+        """Return the archive for hosts without this version of the package."""
+        cache = os.path.join(muster_home(), "cache")
+        return code_copy.cached_archive(cache, list(self.files), self.sha)
+
+
+def make_bundle(ssh: Sequence[str], pythons: Sequence[str], *, may_share: bool) -> Bundle:
+    """Return the offer of the torchmuster that runs here."""
+    files = code_copy.package_files(proc.PACKAGE_FOLDER)
+    return Bundle(
+        ssh=tuple(ssh),
+        sha=code_copy.content_hash(files),
+        root=os.path.dirname(proc.PACKAGE_FOLDER) if may_share else "",
+        files=tuple(files),
+        pythons=tuple(pythons),
+    )
+
+
+class CodeArchive:
+    """The code folder as one file, created when the first host asks for it."""
+
+    def __init__(self, program: Program, run_dir: RunDir, root: str | None = None) -> None:
+        self.base = root or code_copy.root_of(program.cwd)  # its files are not read here
+        self._program = program
+        self._path = os.path.join(run_dir.path, CODE_FILE)
+        self._lock = threading.Lock()
+        self._folder: CodeFolder | None = None
+
+    def path(self) -> str:
+        """Return the archive's path; create it on the first call.
+
+        Raises:
+            UsageError: The code is too large, or the script is not in it.
+        """
+        with self._lock:
+            if self._folder is None:
+                folder = code_copy.find_code(self.base)
+                code_copy.check_inside(self._program, folder.root)
+                with open(self._path, "wb") as file:
+                    code_copy.write_archive(folder.root, folder.names, file)
+                self._folder = folder
+        return self._path
+
+    def describe(self, num_hosts: int) -> str | None:
+        """Return a sentence on the code copied to `num_hosts` hosts; None if none was copied."""
+        if self._folder is None or not num_hosts:
+            return None
+        hosts = f"{num_hosts} host{'s' if num_hosts != 1 else ''}"
+        return f"no shared file system: copied {self._folder.describe()} to {hosts}"
+
+    def telling(self, host: str, say: Callable[[str], None]) -> Callable[[int], None]:
+        """Return a callback for the bytes sent to a host; it reports progress every few seconds."""
+        began_at = said_at = time.monotonic()
+
+        def note(done_bytes: int) -> None:
+            nonlocal said_at
+            now = time.monotonic()
+            if now - said_at >= SAY_EVERY_S:
+                said_at, total = now, os.path.getsize(self._path)
+                say(f"the code goes to {host}: {show_transfer(done_bytes, total, now - began_at)}")
+
+        return note
+
+    def remove(self) -> None:
+        """Remove the archive."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+
+def order_to_set_up(
+    plan: RunPlan,
+    run_dir: RunDir,
+    *,
+    token: str,
+    may_share: bool,
+    code_root: str,
+    of_head: messages.Placed | None,
+) -> messages.SetUpRun:
+    """Return the message that sets up a run on a host.
+
+    Args:
+        plan: Plan of the run.
+        run_dir: The run directory here.
+        token: Content of a file in `run_dir`, by which a host notices that it shares the directory.
+        may_share: Look for a shared file system; else everything is copied.
+        code_root: The folder of the code.
+        of_head: The run's placement on the head's host; None for that host.
+    """
+    script = code_copy.script_of(plan.program)
+    return messages.SetUpRun(
+        plan=plan,
+        run_dir=run_dir.path,
+        mark=mark_of(run_dir.path),
+        token=token,
+        may_share=may_share,
+        secret=read_secret(run_dir.secret).hex(),
+        script=code_copy.identity(script) if script is not None else None,
+        code_root=code_root,
+        head_run_dir=of_head.run_dir if of_head is not None else None,
+        head_mark=of_head.mark if of_head is not None else "",
+    )
+
 
 _PING_EVERY_S = 4.0
 _FACTS_LIMIT_S = 20.0
@@ -77,10 +262,6 @@ class _Agent:
     why: str | None = None
 
 
-def _has_call(message: messages.SetUpRun | messages.SetUpTasks) -> bool:
-    return isinstance(message, messages.SetUpRun) and message.plan.program.call is not None
-
-
 class RemoteHost:
     """A session with a host.
 
@@ -91,6 +272,7 @@ class RemoteHost:
             reported as ended.
         session: The state of its session's server; None without one.
         placed: Where the run is on the host; None before it is set up.
+        problem: Why the host can't be used any more; None if it can.
         place: Its place in a run.
     """
 
@@ -111,7 +293,7 @@ class RemoteHost:
         self._answers: dict[type[messages.RemoteMessage], messages.RemoteMessage] = {}
         self._agents: dict[int, _Agent] = {}
         self._num_agents = 0
-        self._problem: HostProblem | None = None
+        self.problem: HostProblem | None = None
         self._changed = threading.Condition()
         self._writer: FrameWriter | None = None
 
@@ -121,14 +303,9 @@ class RemoteHost:
         return self._child.pid if self._child is not None else 0
 
     @property
-    def problem(self) -> HostProblem | None:
-        """Why the host can't be used any more; None if it can."""
-        return self._problem
-
-    @property
     def is_usable(self) -> bool:
         """Whether agents can be started there."""
-        return not self.is_lost and self._problem is None
+        return not self.is_lost and self.problem is None
 
     @property
     def is_answering(self) -> bool:
@@ -158,8 +335,8 @@ class RemoteHost:
             words = ": ".join(word for word in (error.what, error.why) if word)
             problem = HostProblem(host=self.host.name, words=words, fix=error.fix or "")
             raise HostError(problem) from error
-        args = (reader,)
-        threading.Thread(target=self._read, args=args, name=self.host.name, daemon=True).start()
+        name = self.host.name
+        threading.Thread(target=self._read, args=(reader,), name=name, daemon=True).start()
 
     def _start_ssh(self) -> tuple[FrameReader, FrameWriter]:
         os.makedirs(os.path.dirname(self._stderr_path), exist_ok=True)
@@ -187,10 +364,8 @@ class RemoteHost:
             if not is_there and reader.read_until(marker, _MAX_NOISE_BYTES, limit_s) is None:
                 raise HostError(self._why("the connection ended before anything ran"))
             self.facts = self._read_facts(reader)
-            session_status = reader.read(_FACTS_LIMIT_S) if is_there else None
-            self.session = (
-                session_status if isinstance(session_status, messages.SessionStatus) else None
-            )
+            status = reader.read(_FACTS_LIMIT_S) if is_there else None
+            self.session = status if isinstance(status, messages.SessionStatus) else None
         except TimeoutError as error:
             raise HostError(self._why(f"no answer for {limit_s:.0f} s")) from error
         except messages.FrameError as error:
@@ -233,14 +408,11 @@ class RemoteHost:
     def expect(self, kind: type[Answer]) -> Answer:
         """Wait for an answer while the host gives signs of life: speeds differ."""
         with self._changed:
-            self._changed.wait_for(lambda: kind in self._answers or self._problem is not None)
+            self._changed.wait_for(lambda: kind in self._answers or self.problem is not None)
             answer = self._answers.pop(kind, None)
             if isinstance(answer, kind):
                 return answer
-            raise HostError(self._known_problem())
-
-    def _known_problem(self) -> HostProblem:
-        return self._problem or self._why("the connection ended")
+            raise HostError(self.problem or self._why("the connection ended"))
 
     def set_up(
         self,
@@ -262,7 +434,8 @@ class RemoteHost:
         with self._changed:
             self._answers.pop(messages.SetUpDone, None)
         placed = self.ask(message, messages.Placed)
-        if _has_call(message) and not placed.is_shared and not placed.with_head:
+        has_call = isinstance(message, messages.SetUpRun) and message.plan.program.call is not None
+        if has_call and not placed.is_shared and not placed.with_head:
             send_file(self, self._run_dir.call, messages.CALL_FILE)
         if placed.wants_code and code is not None:
             send_file(self, code(), messages.CODE_FILE, note)
@@ -283,7 +456,7 @@ class RemoteHost:
             reason = f"what came is no message: {error}"
         self.is_lost = True
         self._end_ssh(1.0)
-        self._fail(self._why(reason))
+        self.refuse(self._why(reason))
         self.relay.close()
         self.on_lost(self)
         for agent_id in list(self._agents):
@@ -297,7 +470,7 @@ class RemoteHost:
                 if protocol != messages.PROTOCOL:
                     words = f"its torchmuster speaks version {protocol} of the protocol, this one {messages.PROTOCOL}"
                     fix = "remove ~/.cache/torchmuster there"
-                    self._fail(HostProblem(host=self.host.name, words=words, fix=fix))
+                    self.refuse(HostProblem(host=self.host.name, words=words, fix=fix))
             case (
                 messages.Placed()
                 | messages.SetUpDone()
@@ -313,7 +486,7 @@ class RemoteHost:
             case messages.RemoteFailed():
                 parts = (message.what, message.where, message.why)
                 words = ": ".join(part for part in parts if part)
-                self._fail(HostProblem(host=self.host.name, words=words, fix=message.fix or ""))
+                self.refuse(HostProblem(host=self.host.name, words=words, fix=message.fix or ""))
             case messages.AgentStarted(agent_id=agent_id):
                 with self._changed:
                     if agent_id in self._agents:
@@ -327,12 +500,9 @@ class RemoteHost:
                 self.on_message(self, message)
 
     def refuse(self, problem: HostProblem) -> None:
-        """Stop using the host; threads that wait for it get the problem."""
-        self._fail(problem)
-
-    def _fail(self, problem: HostProblem) -> None:
+        """Stop using the host, for the first problem; threads that wait for it get that."""
         with self._changed:
-            self._problem = self._problem or problem
+            self.problem = self.problem or problem
             self._changed.notify_all()
 
     # Agents.
@@ -355,13 +525,13 @@ class RemoteHost:
         self.send(replace(message, agent_id=agent_id))
         with self._changed:
             self._changed.wait_for(
-                lambda: agent.started or agent_id not in self._agents or self._problem is not None
+                lambda: agent.started or agent_id not in self._agents or self.problem is not None
             )
             if agent.started is not None:
                 return agent.started
             self._agents.pop(agent_id, None)
-            if agent.why is None or self._problem is not None:
-                raise HostError(self._known_problem())
+            if agent.why is None or self.problem is not None:
+                raise HostError(self.problem or self._why("the connection ended"))
             raise HostError(HostProblem(host=self.host.name, words=agent.why, fix=""))
 
     def _end_agent(self, agent_id: int, status: int, why: str | None) -> None:

@@ -93,39 +93,38 @@ class WaitReasons:
         return next((entry for entry in self.table if re.match(entry.pattern, words)), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerTexts:
-    """What a scheduler's data file has (`launcher/files/paragraphs.py`): its paragraphs are named by what they are, `waits.NAME` and so on.
+def read_scheduler_texts(
+    path: str,
+    form: str,
+    capacity_argv: Callable[[str], list[list[str]]],
+    shortage: Callable[[Sequence[str]], str | None],
+    *,
+    parts_wait: bool = False,
+) -> tuple[WaitReasons, tuple[Refusal, ...]]:
+    """Read a scheduler's reasons and refusals from a data file (`launcher/files/paragraphs.py`).
 
-    Attributes:
-        waits: Why a job waits.
-        refuses: Messages of refusals.
-        ends: What it writes when it ends a job.
-        gone: A pattern for its words on a node that has left its job.
-    """
-
-    waits: tuple[WaitReason, ...] = ()
-    refuses: tuple[Refusal, ...] = ()
-    ends: tuple[EndReason, ...] = ()
-    gone: str | None = None
-
-
-def read_scheduler_texts(path: str, form: str = "{}") -> SchedulerTexts:
-    """Read a scheduler's words from a data file.
+    Its paragraphs are named by what they are: `waits.NAME`, `refuses.NAME`, `ends.NAME` for what it
+    writes when it ends a job, `gone.NAME` for its words on a node that has left its job.
 
     Args:
         path: The file.
         form: The regular expression for a reason to wait, with `{}` for its words.
+        capacity_argv: As in `WaitReasons`, as the next ones.
+        shortage: See there.
+        parts_wait: See there.
     """
     of_kind: dict[str, list[Paragraph]] = {}
     for known in read_paragraphs(path):
         of_kind.setdefault(known.name.partition(".")[0], []).append(known)
-    return SchedulerTexts(
-        waits=tuple(_wait(one, form) for one in of_kind.get("waits", ())),
-        refuses=tuple(_refusal(one) for one in of_kind.get("refuses", ())),
-        ends=tuple(_last_word(one) for one in of_kind.get("ends", ())),
+    reasons = WaitReasons(
+        table=tuple(_wait(one, form) for one in of_kind.get("waits", ())),
+        capacity_argv=capacity_argv,
+        shortage=shortage,
+        parts_wait=parts_wait,
+        last_words=tuple(_last_word(one) for one in of_kind.get("ends", ())),
         gone="|".join(one.one("says") for one in of_kind.get("gone", ())) or None,
     )
+    return reasons, tuple(_refusal(one) for one in of_kind.get("refuses", ()))
 
 
 def _wait(known: Paragraph, form: str) -> WaitReason:

@@ -60,9 +60,8 @@ def ask_scheduler(argv: Sequence[str]) -> proc.CommandOutput:
     return ask_patiently(argv, b"", _COMMAND_TIMEOUT_S)
 
 
-_QUESTION_LIMIT: list[
-    float
-] = []  # in a process that only shows state: the limit of a question, in seconds
+# In a process that only shows state: the limit of a question, in seconds.
+_QUESTION_LIMIT: list[float] = []
 _SILENT: dict[tuple[str, ...], float] = {}  # silent clusters, and until when to skip them
 _SILENT_S = 20.0
 
@@ -178,9 +177,9 @@ def ask_views(
     together: dict[str, list[str]] = {}
     for job_id in job_ids:
         together.setdefault(objects.apart(job_id), []).append(job_id)
-    found: dict[str, JobView] = {}
     if len(together) == 1:
         return _ask_views(dialect, job_ids, ask)
+    found: dict[str, JobView] = {}
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(_MOST_AT_ONCE, "clusters") as pool:
@@ -259,9 +258,8 @@ def _whole_answer(dialect: Dialect, argv: Sequence[str], said: proc.CommandOutpu
     if objects is None or said.status != 0:
         return text
     for more in objects.more_argv(argv, text):
-        with contextlib.suppress(
-            MusterError
-        ):  # e.g. events may be forbidden: the state is known without them
+        # E.g. events may be forbidden: the state is known without them.
+        with contextlib.suppress(MusterError):
             answer = ask(more)
             text += answer.stdout.decode(errors="replace") if answer.status == 0 else ""
     return text

@@ -19,8 +19,13 @@ from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import Follow
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect, object_dialect
-from torchmuster.launcher.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
-from torchmuster.launcher.jobs.never import NeverStartsWatch
+from torchmuster.launcher.jobs.jobs import (
+    NeverStartsWatch,
+    cancel_jobs,
+    describe_link,
+    settled_result,
+    view_newest,
+)
 from torchmuster.launcher.model.job import JobView, describe_job
 from torchmuster.launcher.views.run_view import lost_head
 
@@ -35,46 +40,6 @@ _OWN_WORDS = ("muster: ", "error: ", "  at: ", "  because: ", "hint: ")
 _SAY_EVERY_S = 10.0  # for the same wait with other details
 _SILENT_S = 5.0
 _LAST_ANSWER_S = 2.0
-
-
-@dataclass(slots=True)
-class CtrlCHandler:
-    """Ctrl-C while jobs are followed: once leaves them alone, again within 3 s cancels them.
-
-    Attributes:
-        goes_on: Returns the message after the first Ctrl-C.
-        cancelling: Returns the message after the second.
-        cancel: Cancels the jobs.
-    """
-
-    voice: TerminalVoice
-    goes_on: Callable[[], str]
-    cancelling: Callable[[], str]
-    cancel: Callable[[], object]
-    _since: float | None = None
-    _leaves: bool = False
-
-    def listen(self) -> None:
-        """Handle SIGINT from now on."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._take)
-
-    def leaves(self) -> bool:
-        """Return whether to leave the jobs: no second Ctrl-C came, or they can't be cancelled."""
-        since = self._since
-        return self._leaves or (since is not None and time.monotonic() - since > _SECOND_CTRL_C_S)
-
-    def _take(self) -> None:
-        if self._since is None:
-            self._since = time.monotonic()
-            self.voice.say(self.goes_on())
-            return
-        self._since = None
-        self.voice.say(self.cancelling())
-        try:
-            self.cancel()
-        except MusterError as error:
-            self.voice.say(f"{error.what}: {error.why}")
-            self._leaves = True
 
 
 def _run_in_thread(work: Callable[[], float]) -> asyncio.Future[float]:
@@ -144,17 +109,32 @@ class JobsFollower(ABC, Generic[Ended]):
     def __init__(self, voice: TerminalVoice, scheduler: str) -> None:
         self.voice = voice
         self.scheduler = scheduler
+        self._interrupted_at: float | None = None
+        self._leaves = False
+
+    def _interrupt(self) -> None:
+        """Take Ctrl-C: once leaves the jobs alone, again within 3 s cancels them."""
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+            go_on, them = ("continues", "it") if self.is_one else ("continue", "them")
+            self.voice.say(f"{self.jobs} {go_on}; again within 3 s cancels {them}")
+            return
+        self._interrupted_at = None
+        self.voice.say(f"cancelling {self.jobs}")
+        try:
+            self.cancel()
+        except MusterError as error:
+            self.voice.say(f"{error.what}: {error.why}")
+            self._leaves = True
+
+    def _is_to_leave(self, now: float) -> bool:
+        """Return whether to leave the jobs: no second Ctrl-C came, or they can't be cancelled."""
+        since = self._interrupted_at
+        return self._leaves or (since is not None and now - since > _SECOND_CTRL_C_S)
 
     async def follow(self) -> Ended | None:
         """Return the result; None if the jobs continue without us, or ended without a result."""
-        go_on, them = ("continues", "it") if self.is_one else ("continue", "them")
-        interrupts = CtrlCHandler(
-            self.voice,
-            lambda: f"{self.jobs} {go_on}; again within 3 s cancels {them}",
-            lambda: f"cancelling {self.jobs}",
-            self.cancel,
-        )
-        interrupts.listen()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         poll_at, ended_at, is_said = 0.0, None, False
         asking: asyncio.Future[float] | None = None
         while True:
@@ -166,10 +146,8 @@ class JobsFollower(ABC, Generic[Ended]):
             now = time.monotonic()
             if self.has_news():
                 poll_at = now
-            if interrupts.leaves() or (ended_at is not None and now > ended_at + _SETTLE_S):
-                if (
-                    asking is not None
-                ):  # it may be recording an end and cancelling a job: let it do both
+            if self._is_to_leave(now) or (ended_at is not None and now > ended_at + _SETTLE_S):
+                if asking is not None:  # it may be recording an end and cancelling a job: let it
                     await asyncio.wait({asking}, timeout=_LAST_ANSWER_S)
                 return None
             if asking is None and now >= poll_at:

@@ -14,36 +14,61 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from torchmuster.core import plugs
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id, size_of
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec, contract
+from torchmuster.core.model.codec import from_arguments
+from torchmuster.core.model.links import ResubmitMethod
 from torchmuster.core.model.narration import shortened
+from torchmuster.core.model.owner_policy import JobTime
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import RunState
+from torchmuster.core.model.succession import SucceedOrder
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import write_owner
+from torchmuster.core.owner.parts import Deadline, RunDisplay
 from torchmuster.core.owner.record import next_attempt, read_plan, read_result
-from torchmuster.core.owner.stops import Deadline
-from torchmuster.errors import HeadLostError, RunDirectoryError
-from torchmuster.launcher.engines.allocation import AllocationEngine
-from torchmuster.launcher.engines.base import Dialect
-from torchmuster.launcher.engines.own_job import own_job
+from torchmuster.core.owner.session import EarlyStop
+from torchmuster.core.owner.supervise import own_run
+from torchmuster.errors import HeadLostError, MusterError, RunDirectoryError
+from torchmuster.launcher.engines.allocation import (
+    AllocationEngine,
+    InheritedEngine,
+    OwnJob,
+    own_job,
+)
+from torchmuster.launcher.engines.base import Dialect, PreemptionQuestion
 from torchmuster.launcher.engines.wait_reasons import EndReason, reasons_of
 from torchmuster.launcher.jobs import succession
 from torchmuster.launcher.jobs.answers import ask_views
-from torchmuster.launcher.jobs.inside import is_preempted_for_good, make_deadline, own_run_inside
-from torchmuster.launcher.jobs.jobs import cancelled_before_start
-from torchmuster.launcher.jobs.links import is_cancelled
-from torchmuster.launcher.jobs.succession import ConductOptions
+from torchmuster.launcher.jobs.jobs import (
+    MAY_BE_CONTINUED,
+    WAITING_STATES,
+    cancelled_before_start,
+    forget_views,
+    is_cancelled,
+    read_links,
+    view_jobs,
+)
+from torchmuster.launcher.jobs.succession import ConductOptions, read_estate
 from torchmuster.launcher.notify.watcher import notifying_inside
-from torchmuster.launcher.owner.resubmit import Chain, ask_quickly, parse_method
+from torchmuster.launcher.owner.resubmit import (
+    COMMAND_TIMEOUT_S,
+    Ask,
+    Chain,
+    ask_quickly,
+    ask_spared,
+    find_end,
+    parse_method,
+    restarts_spent,
+)
 
 # The login node and the compute node may have different processors: report it, and replace an
 # interpreter that can't run.
@@ -137,12 +162,6 @@ def _read(output: str, since: int) -> str:
         return ""
 
 
-def answer_on(dialect: Dialect, job_id: str) -> str:
-    """Return what the scheduler says about a job now, verbatim; empty if nothing."""
-    view = ask_views(dialect, (job_id,), lambda argv: ask_quickly([*argv])).get(job_id)
-    return view.reason or "" if view is not None else ""
-
-
 def _joined(result: Result, word: EndReason, line: str) -> Result:
     known = result.report.hint if result.report is not None else None
     if word.kind == "node" and result.node_was_lost and result.report is not None:
@@ -188,8 +207,7 @@ def conduct(words: ConductOptions) -> int:
     job_id = job.allocation.job_id
     chain = Chain(run_dir, job.dialect, job_id, words.resubmit)
     chain.way = parse_method(words.resubmit_with)
-    nothing_to_do = chain.begin(next_attempt(run_dir))
-    if nothing_to_do is not None:
+    if (nothing_to_do := chain.begin(next_attempt(run_dir))) is not None:
         sys.stderr.write(f"muster: job {job_id}: {nothing_to_do}\n")
         if read_result(run_dir) is None:  # the run was cancelled before it began
             atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
@@ -207,9 +225,8 @@ def conduct(words: ConductOptions) -> int:
     link = f", {chain.links.label}" if chain.links.most > 1 else ""
     voice.say(f"job {job_id}{link}: {', '.join(job.node_names)}")
     node, machine = job.node_names[0], os.uname().machine
-    difference = describe_difference(words.submitted_from, node, machine)
-    if difference is not None:
-        voice.say(difference)
+    if (line := describe_difference(words.submitted_from, node, machine)) is not None:
+        voice.say(line)
     deadline = make_deadline(job, warn_s=words.warn, goes_on=chain.has_link_left)
     output = words.output or run_dir.job_log
     since = size_of(output)
@@ -217,15 +234,17 @@ def conduct(words: ConductOptions) -> int:
         result = own_run_inside(engine, voice, deadline)
     except HeadLostError:
         return _outlive(run_dir, voice)
-    with_reason = with_scheduler_reason(
-        result, run_dir, job.dialect, output, since, lambda: answer_on(job.dialect, job_id)
-    )
+
+    def asked() -> str:
+        view = ask_views(job.dialect, (job_id,), lambda argv: ask_quickly([*argv])).get(job_id)
+        return view.reason or "" if view is not None else ""
+
+    with_reason = with_scheduler_reason(result, run_dir, job.dialect, output, since, asked)
     if with_reason is not result:
         atomic.write_json(run_dir.result, codec.to_plain(with_reason))
         if with_reason.state is RunState.PREEMPTED and deadline.limit.goes_on:
             deadline.limit.was_up = deadline.limit.was_up or is_preempted_for_good(job)
-    result = with_reason
-    return finish(result, chain, deadline, voice)
+    return finish(with_reason, chain, deadline, voice)
 
 
 def _outlive(run_dir: RunDir, voice: TerminalVoice) -> int:
@@ -253,12 +272,8 @@ def finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoic
         return not stopping.is_set() or deadline.is_over()
 
     goes_on = chain.go_on(result, time_was_up=deadline.is_up(), say=voice.say, pause=pause)
-    if goes_on:
-        voice.flush(5.0)
-        return result.exit_code
-    if result.report is not None and result.state is not RunState.SUCCEEDED:
+    if not goes_on and result.report is not None and result.state is not RunState.SUCCEEDED:
         explained = plugs.find("ends", "explain")
-
         report = explained(result, chain.run_dir) if explained is not None else None
         report = report or result.report
         voice.print(render_report(shortened(report, result, voice.shown)))
@@ -273,3 +288,173 @@ def _set_aside_result(run_dir: RunDir) -> bool:
     with contextlib.suppress(OSError):
         os.replace(run_dir.result, f"{run_dir.result}.{next_attempt(run_dir)}")
     return True
+
+
+# A run on the nodes of a job: its agents, its earlier attempts, the end of its time.
+
+_ENDS_S = 30.0  # more, for a scheduler that is late
+_LONGEST_GRACE_S = 3600.0
+_TRIES = 3
+
+
+def own_run_inside(engine: AllocationEngine, display: RunDisplay, deadline: Deadline) -> Result:
+    """Start the agents on the nodes of a job and follow the run to its end."""
+    if engine.job.launcher.sentence is not None:
+        display.say(engine.job.launcher.sentence)
+    spent = restarts_spent(engine.run_dir, engine.plan.limits.max_restarts)
+    early = EarlyStop()
+    engine.start_all(first_attempt=next_attempt(engine.run_dir), restarts_spent=spent)
+    deadline.find_out()  # while the agents start
+    is_deposed = engine.is_deposed
+    result = own_run(engine, display, deadline=deadline, early=early, is_deposed=is_deposed)
+    return _outlast_preemption(engine, result, deadline, display.say)
+
+
+def _outlast_preemption(
+    engine: AllocationEngine,
+    result: Result,
+    deadline: Deadline,
+    say: Callable[[str], None],
+) -> Result:
+    """Keep the job alive while the scheduler preempts it: a job that ends by itself isn't requeued.
+
+    The scheduler's warning looks like a cancel, so the scheduler is asked what it was. For a job
+    that is not requeued, `--resubmit` continues the run as at the end of its time.
+    """
+    # The signal reaches all processes: a worker that died from it may have ended the run first.
+    if result.state is RunState.SUCCEEDED or is_cancelled(engine.run_dir):
+        return result
+    grace_s = _grace_s(engine.job, ask_quickly)
+    if grace_s is None:
+        return result
+    name = engine.job.dialect.name
+    report = Report(
+        error=f"{name} preempts the job for another one",
+        because=result.report.because if result.report is not None else (),
+        hint=f"muster restart {short_id(result.run_id)}, unless {name} starts the job again",
+    )
+    code = contract.EX_TEMPFAIL
+    result = replace(result, state=RunState.PREEMPTED, exit_code=code, report=report)
+    atomic.write_json(engine.run_dir.result, codec.to_plain(result))
+    if deadline.limit.goes_on and is_preempted_for_good(engine.job):
+        say(f"{name} preempts this job, and does not start it again")
+        deadline.limit.was_up = True
+        return result
+    within = f", in at most {grace_s:.0f} s" if grace_s < _LONGEST_GRACE_S else ""
+    say(
+        f"{name} preempts this job: it stays until {name} ends it{within}, so that it can be started again"
+    )
+    threading.Event().wait(min(grace_s, _LONGEST_GRACE_S) + _ENDS_S)
+    return result
+
+
+def _question(job: OwnJob) -> PreemptionQuestion | None:
+    question: PreemptionQuestion | None = getattr(job.dialect, "preemption", None)
+    return question
+
+
+def _grace_s(job: OwnJob, ask: Ask) -> float | None:
+    """Return the grace before the preemption of this job; None if not preempted or unknown."""
+    question = _question(job)
+    if question is None:
+        return None
+    return question.grace_s(_answer(question.argv_for(job.allocation.job_id), ask))
+
+
+def is_preempted_for_good(job: OwnJob) -> bool:
+    """Return whether the scheduler preempts this job and does not requeue it."""
+    question = _question(job)
+    if question is None:
+        return False
+    asked = question.argv_for(job.allocation.job_id), question.argv_of_rules
+    return question.is_the_end(*(_answer(argv, ask_quickly) for argv in asked))
+
+
+def _answer(argv: Sequence[str], ask: Ask) -> str:
+    """Return the output of a scheduler's command; empty if it fails."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(MusterError):
+            answer = ask(list(argv))
+            if answer.status == 0:
+                return answer.stdout.decode(errors="replace")
+    return ""
+
+
+def make_deadline(job: OwnJob, *, warn_s: float, goes_on: bool = False) -> Deadline:
+    """Return the watch of the job's end, which the environment or the scheduler provides."""
+    ask = partial(find_end, job.dialect, job.allocation.job_id, time.time)
+
+    def again() -> float | None:
+        end = ask(ask=ask_spared)  # the end of a preemption's grace is not a time limit
+        return None if end is not None and _grace_s(job, ask_spared) is not None else end
+
+    ends_at = job.allocation.ends_at
+    return Deadline(JobTime(warn_s, ends_at, goes_on=goes_on), ask=ask, ask_again=again)
+
+
+def note_the_end(job: OwnJob, ask: Ask = ask_quickly) -> None:
+    """Tell the agents by a variable when the job ends: PBS and old versions of Slurm set none."""
+    from torchmuster.launcher.facts.collect import ALLOCATION_ENDS_AT
+
+    if job.allocation.ends_at is not None:
+        return
+    end = find_end(job.dialect, job.allocation.job_id, time.time, ask)
+    if end is not None:
+        os.environ[ALLOCATION_ENDS_AT] = str(int(end))
+
+
+# The owner of a run in a job whose first node was lost; the agent that became the head starts it.
+# It does what the owner in the job's script did, and ends the job, since that script can't.
+
+
+def main_of_successor(arguments: list[str]) -> int:
+    """Own the run to its end, then end the job; return the exit code."""
+    words = from_arguments(SucceedOrder, arguments)
+    with notifying_inside(RunDir(words.run_dir)):
+        return succeed(words)
+
+
+def succeed(words: SucceedOrder) -> int:
+    """Own the run to its end, then end the job; return the exit code."""
+    run_dir = RunDir(words.run_dir)
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    proc.die_with_parent(words.head_pid)
+    estate = read_estate(run_dir)
+    job = estate.job.with_launcher(estate.words.way)
+    chain = Chain(run_dir, job.dialect, job.allocation.job_id, estate.words.resubmit)
+    chain.way = parse_method(estate.words.resubmit_with)
+    chain.links = read_links(run_dir) or chain.links
+    write_owner(run_dir)
+    voice = TerminalVoice()
+    voice.start()
+    voice.say(f"{job.node_names[words.place]} has become the head of this run")
+    engine = InheritedEngine(
+        plan, run_dir, job, place=words.place, head_pid=words.head_pid, port=words.head_port
+    )
+    deadline = make_deadline(job, warn_s=estate.words.warn, goes_on=chain.has_link_left)
+    deadline.find_out()
+    result = read_result(run_dir)
+    try:
+        if result is None:  # else the previous owner was killed at the end of the run
+            result = own_run(engine, voice, deadline=deadline, is_deposed=engine.is_deposed)
+    except HeadLostError as error:
+        voice.say(error.what)  # yet another node has taken over
+        voice.flush(1.0)
+        return error.exit_code
+    before = len(chain.links.links)
+    code = finish(result, chain, deadline, voice)
+    requeued = [link.way for link in chain.links.links[before:]] == [ResubmitMethod.REQUEUE]
+    if not requeued and not (result.state in MAY_BE_CONTINUED and _was_taken(job)):
+        with contextlib.suppress(MusterError):  # the job then ends at its time limit
+            proc.ask(job.dialect.cancel_argv(job.allocation.job_id), b"", COMMAND_TIMEOUT_S)
+    return code
+
+
+def _was_taken(job: OwnJob) -> bool:
+    """Return whether the scheduler ended the job, e.g. at a reboot, and may requeue it."""
+    job_id = job.allocation.job_id
+    forget_views()
+    view = view_jobs(job.dialect, (job_id,)).get(job_id)
+    return view is not None and view.state in WAITING_STATES

@@ -1,4 +1,4 @@
-"""Submit jobs to a scheduler, ask about them, cancel them."""
+"""A run's jobs at a scheduler: submit, ask about them, end those that can never start, cancel."""
 
 import contextlib
 import json
@@ -7,32 +7,37 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
+from torchmuster.core.model.links import Links
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.states import RunState
+from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import failed_before_start
+from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import (
     PYTHON,
     Dialect,
     EngineError,
+    NodeQuestion,
     ObjectDialect,
     Refusal,
     object_dialect,
 )
 from torchmuster.launcher.engines.registry import dialect_of_record, load_dialect
 from torchmuster.launcher.engines.sites import job_of_site
+from torchmuster.launcher.engines.wait_reasons import WaitReasons, reasons_of
 from torchmuster.launcher.files import code_copy
-from torchmuster.launcher.jobs.answers import JobStatusCache
+from torchmuster.launcher.jobs.answers import Ask, JobStatusCache, ask_scheduler, find_node_loss
 from torchmuster.launcher.jobs.succession import ConductOptions
 from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, JobView
 
@@ -47,14 +52,9 @@ _STAYS = "what was made of {name} before it was refused may stay on the cluster"
 Say = Callable[[str], None]
 
 
-def _say_nothing(_: str) -> None:
-    """Drop a message."""
-
-
 _CONDUCT = "conduct"  # the program in a job's script
-_STATUS_CACHE = (
-    JobStatusCache()
-)  # waits poll files ten times a second, but all users share a scheduler
+# Waits poll files ten times a second, but all users share a scheduler.
+_STATUS_CACHE = JobStatusCache()
 
 
 class JobRefusedError(MusterError):
@@ -112,7 +112,9 @@ def num_resubmits(site: "Site", request: "RunRequest") -> int:
     return (site.resubmit or 0) if request.resubmit is None else request.resubmit
 
 
-def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = _say_nothing) -> str:
+def submit_job(
+    job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = lambda _: None
+) -> str:
     """Submit the job of a run; record and return its id. Notes for the user go to `say`.
 
     Raises:
@@ -208,19 +210,17 @@ def submit_chain(
     """
     plain = atomic.read_json(run_dir.job)
     ids = [plain["job_id"]]
-    refusal: MusterError | None = None
     for _ in range(num_more):
         after = (JobDependency(job_id=ids[-1], kind=AfterKind.ANY),)
         try:
             ids.append(submit_script(replace(job, after=after), run_dir.job_script, dialect))
         except MusterError as error:
-            refusal = error
-            break
+            return ids[1:], error
         atomic.write_json(run_dir.job, {**plain, "chain": ids[1:]})
-    return ids[1:], refusal
+    return ids[1:], None
 
 
-def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = _say_nothing) -> str:
+def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = lambda _: None) -> str:
     """Write a job's script to `path`, submit it, and return the job's id. `say` gets notes on it.
 
     Raises:
@@ -312,15 +312,12 @@ def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
 
     The client records the first job, the head of each link the next one.
     """
-    plain = atomic.read_json(run_dir.job)
-    if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
+    found = all_jobs(run_dir)
+    if found is None:
         return None
-    dialect = dialect_of_record(str(plain.get("engine")))
-    noted = atomic.read_json(run_dir.links)
-    links = noted.get("links") if isinstance(noted, dict) else None
-    if isinstance(links, list) and links and isinstance(links[-1], dict):
-        return dialect, str(links[-1].get("job_id", plain["job_id"]))
-    return dialect, plain["job_id"]
+    links = read_links(run_dir)
+    newest = links.newest if links is not None else None
+    return found[0], newest.job_id if newest is not None else found[1][0]
 
 
 def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
@@ -353,3 +350,280 @@ def cancel_job(dialect: Dialect, job_id: str) -> None:
         hints = (one.hint for one in known if re.search(one.pattern, why or "", re.IGNORECASE))
         what = f"job {job_id} can't be cancelled"
         raise EngineError(what, where=" ".join(argv), why=why, fix=next(hints, None))
+
+
+# A run's past, current and further jobs, as recorded by the client and the heads of its links. The
+# client writes `job.json` and `cancelled.json`, the head of the newest link `links.json`.
+
+WAITING_STATES = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
+_VISIBLE_S = 10.0  # from its creation until every answer of its cluster shows an object
+_FATE_KNOWN_S = 900.0  # after the end by a signal; later the scheduler isn't asked
+# A link with such an end may be followed by another; only its head knows.
+MAY_BE_CONTINUED = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
+
+
+def read_links(run_dir: RunDir) -> Links | None:
+    """Return the links that the heads have recorded; None before the first has started."""
+    try:
+        return codec.from_plain(Links, atomic.read_json(run_dir.links))
+    except codec.CodecError:
+        return None
+
+
+def write_links(run_dir: RunDir, links: Links) -> None:
+    """Record the links of a run; only the head of the newest link may."""
+    atomic.write_json(run_dir.links, codec.to_plain(links))
+
+
+def read_chain(run_dir: RunDir) -> tuple[str, ...]:
+    """Return the jobs that the client has submitted, in the order in which they run."""
+    plain = atomic.read_json(run_dir.job)
+    if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
+        return ()
+    chain = plain.get("chain", [])
+    return (plain["job_id"], *(str(job_id) for job_id in chain if isinstance(chain, list)))
+
+
+def all_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
+    """Return the dialect and every job of a run once, oldest first; None if it has no job."""
+    chain = read_chain(run_dir)
+    if not chain:
+        return None
+    plain = atomic.read_json(run_dir.job)
+    links = read_links(run_dir)
+    noted = tuple(link.job_id for link in links.links) if links is not None else ()
+    return dialect_of_record(str(plain.get("engine"))), tuple(dict.fromkeys((*chain, *noted)))
+
+
+def view_newest(run_dir: RunDir) -> JobView | None:
+    """Return the scheduler's view of the run's current job; None if it has none.
+
+    If a link was killed before it could record the next, the current job is the one after it in the
+    chain.
+    """
+    found = open_jobs(run_dir)
+    if found is None:
+        return None
+    dialect, job_ids = found
+    views = view_jobs(dialect, job_ids)
+    living = (views[i] for i in job_ids if i in views and not views[i].state.is_final)
+    view = next(living, views.get(job_ids[0]))
+    if view is None and object_dialect(dialect) is not None:
+        # A cluster that doesn't answer gets an UNKNOWN view: this one answered, without the Job.
+        if _must_be_visible(run_dir):
+            return JobView(job_id=job_ids[0], state=JobState.CANCELLED, reason="it was deleted")
+        return JobView(job_id=job_ids[0], state=JobState.PENDING)
+    return view
+
+
+def describe_lost_head(run_dir: RunDir, job: JobView) -> str | None:
+    """Return the scheduler's words if it says that a running head's node is lost; else None.
+
+    Where the job outlives that node, the next head reports it.
+    """
+    found = open_jobs(run_dir)
+    if found is None or job.state is not JobState.RUNNING or not job.nodes:
+        return None
+    dialect, node = found[0], job.nodes[0]
+    question: NodeQuestion | None = getattr(dialect, "lost_node", None)
+    if question is None or question.outlives:
+        return None
+    words = find_node_loss(question, job.job_id, node, ask_scheduler)
+    where = f"{dialect.name} says that {node} is lost, where the head of the run is"
+    return f"{where}: {words}" if words is not None else None
+
+
+def _must_be_visible(run_dir: RunDir) -> bool:
+    """Return whether the run's job is old enough to show in every answer."""
+    try:
+        return time.time() - os.stat(run_dir.job).st_mtime > _VISIBLE_S
+    except OSError:
+        return False
+
+
+def open_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
+    """Return a run's newest job and those after it in its chain; None if it has no job."""
+    job = read_job(run_dir)
+    if job is None:
+        return None
+    dialect, job_id = job
+    chain = read_chain(run_dir)
+    following = chain[chain.index(job_id) + 1 :] if job_id in chain else ()
+    return dialect, (job_id, *following)
+
+
+def describe_link(run_dir: RunDir) -> str | None:
+    """Return e.g. `link 2 of 4` for a run that may have several links, else None."""
+    links = read_links(run_dir)
+    return links.label if links is not None and links.most > 1 else None
+
+
+def settled_result(run_dir: RunDir) -> Result | None:
+    """Return the result of a run that has ended; None while it continues, also in a waiting job.
+
+    A preempted link has a result, too. It is the run's result once its head says that no link
+    follows, or no job of the run is left.
+    """
+    result = read_result(run_dir)
+    if result is None or result.state not in MAY_BE_CONTINUED or not os.path.isfile(run_dir.job):
+        return result
+    links = read_links(run_dir)
+    if links is None or links.ended is not None:
+        return None if links is not None and _comes_back(run_dir, links) else result
+    view = view_newest(run_dir)
+    if view is not None and not view.state.is_final:
+        return None
+    result = read_result(run_dir)  # the head may have written it just now
+    if result is not None and result.state is RunState.PREEMPTED and is_cancelled(run_dir):
+        links = read_links(run_dir)
+        return result if links is not None and links.ended is not None else None
+    return result
+
+
+def _comes_back(run_dir: RunDir, links: Links) -> bool:
+    """Return whether the scheduler requeues the job itself: after a preemption, or a lost node."""
+    # No scheduler requeues a job whose time was up; PBS shows it as running for `kill_delay`
+    # more.
+    states = {state.value for state in MAY_BE_CONTINUED - {RunState.TIMED_OUT}}
+    if links.ended not in states or is_cancelled(run_dir):
+        return False
+    try:
+        age_s = time.time() - os.stat(run_dir.result).st_mtime
+    except OSError:
+        return True  # set aside just now: the job has started again
+    if age_s > _FATE_KNOWN_S:
+        return False
+    view = view_newest(run_dir)
+    # RUNNING: the scheduler hasn't shown the end yet, or the head of the next start hasn't begun.
+    return view is not None and view.state in WAITING_STATES | {JobState.RUNNING}
+
+
+def mark_cancelled(run_dir: RunDir) -> None:
+    """Record that the user wants no further link."""
+    atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
+
+
+def is_cancelled(run_dir: RunDir) -> bool:
+    """Return whether the user wants no further link."""
+    return os.path.exists(run_dir.cancelled)
+
+
+def cancel_jobs(run_dir: RunDir) -> bool:
+    """Cancel every job of a run, the last of its chain first; return whether it has any.
+
+    Raises:
+        EngineError: The scheduler refused to end the running job.
+    """
+    found = all_jobs(run_dir)
+    if found is None:
+        return False
+    was_cancelled = is_cancelled(run_dir)
+    mark_cancelled(run_dir)
+    try:
+        return _cancel_all(run_dir, *found)
+    except MusterError:
+        if not was_cancelled:  # the run continues
+            os.unlink(run_dir.cancelled)
+        raise
+
+
+def _cancel_all(run_dir: RunDir, dialect: Dialect, job_ids: Sequence[str]) -> bool:
+    if object_dialect(dialect) is not None:
+        from torchmuster.launcher.views.elsewhere import elsewhere
+
+        return elsewhere().cancel_run(run_dir)
+    newest = read_job(run_dir)
+    for job_id in reversed(job_ids):
+        try:
+            cancel_job(dialect, job_id)
+        except MusterError:  # another one has ended, or follows the one that ends now
+            if newest is not None and job_id == newest[1]:
+                raise
+    return True
+
+
+# Jobs that can never start. A scheduler accepts such a job and shows its reason for ever. Commands
+# that wait for the job end it; `status` and `ps` only report it.
+
+# A scheduler may say so while nodes are added or a partition changes: it must still say so after
+# this time.
+MIN_PERSIST_S = 5.0
+WAITS = frozenset({JobState.PENDING, JobState.HELD})
+
+
+@dataclass(slots=True)
+class NeverStartsWatch:
+    """Detects jobs that can never start; asks the scheduler once per job and reason."""
+
+    ask: Ask = ask_scheduler
+    clock: Callable[[], float] = time.monotonic
+    _since: dict[tuple[str, str], float] = field(default_factory=dict)
+    _looked_at: set[tuple[str, str]] = field(default_factory=set)
+
+    def judge(self, view: JobView | None, dialect: Dialect) -> Report | None:
+        """Return a report on a job that can't start, however long it waits; None while it may."""
+        reasons = reasons_of(dialect)
+        wait = view.wait if view is not None else None
+        if view is None or reasons is None or wait is None or view.state not in WAITS:
+            return None
+        patience_s = MIN_PERSIST_S if wait.patience_s is None else wait.patience_s
+        if not (wait.never or wait.may_be_never or wait.patience_s):
+            return None
+        # Not keyed by the reason's text: it changes when a second pod has the same problem.
+        key = (view.job_id, wait.sentence)
+        if self.clock() - self._since.setdefault(key, self.clock()) < patience_s:
+            return None
+        if key in self._looked_at:
+            return None
+        self._looked_at.add(key)
+        has = self._shortage(reasons, view.job_id)
+        if not (wait.never or wait.patience_s) and has is None:
+            return None  # perhaps nodes are only down
+        at = f"job {view.job_id} of {dialect.name}"
+        if not wait.never and has is None:
+            words = f"{dialect.name} says for {patience_s:.0f} s: {view.reason}"
+            error = f"job {view.job_id} does not start: {wait.sentence}"
+            return Report(error=error, at=at, because=(words,), hint=wait.hint)
+        words = f"{dialect.name} says: {view.reason}"
+        return Report(
+            error=f"job {view.job_id} can never start: {wait.sentence}",
+            at=at,
+            because=(has, words) if has is not None else (words,),
+            hint=wait.hint,
+        )
+
+    def _shortage(self, reasons: WaitReasons, job_id: str) -> str | None:
+        answers: list[str] = []
+        for argv in reasons.capacity_argv(job_id):
+            try:
+                answers.append(self.ask(argv).stdout.decode(errors="replace"))
+            except MusterError:
+                return None
+        return reasons.shortage(answers)
+
+    def cancel_if_hopeless(self, run_dir: RunDir) -> None:
+        """Cancel a run's job if it can never start, and record the reason as the run's result."""
+        job = read_job(run_dir)
+        report = self.judge(view_newest(run_dir), job[0]) if job is not None else None
+        if report is None or read_result(run_dir) is not None:
+            return
+        # The verdict is valid even if the scheduler is silent.
+        with contextlib.suppress(MusterError):
+            cancel_jobs(run_dir)
+        result = failed_before_start(run_dir, EngineError.exit_code, report)
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+
+
+def note_group(run_dir: RunDir, group: str, report: Report) -> None:
+    """Record a report as the outcome of a workflow's group whose job can never start."""
+    from torchmuster.core.model.states import State
+    from torchmuster.core.model.verdict import GroupOutcome
+
+    outcome = GroupOutcome(
+        group=group,
+        state=State.FAILED_BACKEND_ERROR,
+        exit_code=EngineError.exit_code,
+        elapsed_s=0.0,
+        report=report,
+    )
+    atomic.write_json(run_dir.group(group).result, codec.to_plain(outcome))

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.core import proc
-from torchmuster.core.model import events
+from torchmuster.core.model import codec, events
 from torchmuster.core.model.events import RecordEvent
 from torchmuster.core.model.text import few_of
 from torchmuster.core.net.address import own_addresses
 from torchmuster.core.proc import Starter, describe_end
 from torchmuster.errors import MusterError
-from torchmuster.launcher.engines.own_job import OwnJob
+from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.model.job import NodeLauncher
 from torchmuster.launcher.programs.enter import EnterOrder, enter_argv
 
@@ -48,7 +48,7 @@ class SpreadOrder:
 
     def to_text(self) -> str:
         """Encode the order as the value of a variable."""
-        return json.dumps({"place": self.place, "host": self.host, "heads": self.heads})
+        return codec.to_word(self)
 
 
 def take_order() -> SpreadOrder | None:
@@ -61,10 +61,8 @@ def take_order() -> SpreadOrder | None:
     if text is None:
         return None
     try:
-        plain = json.loads(text)
-        heads = tuple((str(host), int(port)) for host, port in plain["heads"])
-        return SpreadOrder(place=int(plain["place"]), host=str(plain["host"]), heads=heads)
-    except (ValueError, TypeError, KeyError) as error:
+        return codec.from_plain(SpreadOrder, json.loads(text))
+    except ValueError as error:
         fix = f"unset {ORDER}: only `muster torchrun` itself sets it"
         raise MusterError(
             "this is no order of a head", where=ORDER, why=str(error), fix=fix
@@ -126,7 +124,6 @@ class Spreader:
     command: list[str]
     environment: str
     after_s: float = SPREAD_AFTER_S
-    hint: str = ""
     _event: Callable[[RecordEvent], object] | None = None
     _starts: dict[int, _Start] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)

@@ -4,25 +4,29 @@ import contextlib
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.succession import Term
+from torchmuster.core.model.succession import NodeLostOrder, Term
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.parts import RunDisplay
 from torchmuster.core.owner.record import read_result
 from torchmuster.errors import HeadLostError, RunDirectoryError
+from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.engines.base import NodeQuestion
-from torchmuster.launcher.engines.own_job import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
+from torchmuster.launcher.jobs.answers import find_node_loss
 from torchmuster.launcher.model.job import Allocation
 
 _POLL_S = 1.0
@@ -190,3 +194,23 @@ def _answers(run_dir: RunDir) -> bool:
             socket.create_connection((host.strip("[]"), int(port)), _CALL_LIMIT_S).close()
             return True
     return False
+
+
+# An agent that has lost its head asks the scheduler whether the head's node is lost.
+
+_LIMIT_S = 3.0
+
+
+def main(arguments: list[str]) -> int:
+    """Ask, and print the answer; return 0 if the node is lost, else 1."""
+    asked = from_arguments(NodeLostOrder, arguments)
+    estate, node = read_estate(RunDir(asked.run_dir)), asked.node
+    question = question_of(estate.job)
+    if question is None:
+        return 1
+    job_id = estate.allocation.job_id
+    words = find_node_loss(question, job_id, node, lambda argv: proc.ask(argv, b"", _LIMIT_S))
+    if words is None:
+        return 1
+    sys.stdout.write(f"{estate.words.engine} says that {node} is lost: {words}\n")
+    return 0

@@ -56,11 +56,6 @@ class CodeVersion:
     difference: str = ""
     left_out: str = ""
 
-    @property
-    def is_clean(self) -> bool:
-        """Say whether the files are those of the commit."""
-        return bool(self.commit) and not self.num_changed and not self.num_untracked
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torchmuster.core import proc
@@ -14,8 +14,13 @@ from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.engines.base import Dialect, EngineError, Refusal
 from torchmuster.launcher.engines.schedulers import facts_of
-from torchmuster.launcher.jobs.jobs import cancel_job
-from torchmuster.launcher.jobs.links import is_cancelled, read_chain, read_links, write_links
+from torchmuster.launcher.jobs.jobs import (
+    cancel_job,
+    is_cancelled,
+    read_chain,
+    read_links,
+    write_links,
+)
 from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest
 from torchmuster.launcher.model.run import record_of
 
@@ -146,10 +151,11 @@ class Chain:
                 say(f"{self.links.label} has ended, and --resubmit {self.num_resubmits} is spent")
             self._note(replace(self.links, ended="no link is left"))
             return False
+        ways = dict.fromkeys((self.way, *self.dialect.resubmit_methods))
         pause_s, shown = _TRY_EVERY_S, set[str]()
         while True:
             is_away = False
-            for way in self._ways():
+            for way in filter(None, ways):
                 why = self._try(way, result.attempts)
                 if why is None:
                     newest = self.links.newest
@@ -189,11 +195,6 @@ class Chain:
             f"job {self.job_id} has lost a node for good: it is requeued, as {name} does with a job that has no muster in it"
         )
         return True
-
-    def _ways(self) -> Iterator[ResubmitMethod]:
-        if self.way is not None:
-            yield self.way
-        yield from (way for way in self.dialect.resubmit_methods if way is not self.way)
 
     def _try(self, way: ResubmitMethod, first_attempt: int) -> str | None:
         """Make the next link; return why it was refused, or None."""

@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from torchmuster.core import proc
 from torchmuster.core.files.claims import Claims
@@ -37,7 +38,7 @@ from torchmuster.core.node.agent import Agent
 from torchmuster.core.node.head_link import HeadLink
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.programs.head_host import HeadHost
-from torchmuster.core.programs.launch import began_at, machines_left_out
+from torchmuster.core.programs.main import began_at, machines_left_out
 from torchmuster.errors import MusterError
 
 _LOOK_EVERY_S = 0.5
@@ -47,10 +48,11 @@ _SAY_EVERY_S = 30.0
 _GONE_S = 2.0  # how long the head's machine must run with nothing listening there
 
 
+@dataclass(slots=True)
 class SuccessionWatch:
     """One agent's part in replacing a lost head.
 
-    Args:
+    Attributes:
         claims: The run's claims.
         place: The agent's place.
         node: The engine's name for its machine.
@@ -61,26 +63,25 @@ class SuccessionWatch:
         say: Shows a sentence to the user on this node.
     """
 
-    def __init__(
-        self,
-        claims: Claims,
-        *,
-        place: int,
-        node: str,
-        link: HeadLink,
-        is_idle: Callable[[], bool],
-        take_over: Callable[[Term], Awaitable[None]],
-        ask: Callable[[str], list[str]],
-        say: Callable[[str], None],
-    ) -> None:
-        self._claims, self._node, self._link = claims, node, link
-        self._heir = Heir(place)
-        self._is_idle, self._take_over, self._ask, self._say = is_idle, take_over, ask, say
-        self._proved = -1
-        self._say_at = self._seldom_at = 0.0
-        self._failure = ""
-        self._damaged: str | None = None
-        self._asking: asyncio.Task[None] | None = None
+    claims: Claims
+    _: KW_ONLY
+    place: int
+    node: str
+    link: HeadLink
+    is_idle: Callable[[], bool]
+    take_over: Callable[[Term], Awaitable[None]]
+    ask: Callable[[str], list[str]]
+    say: Callable[[str], None]
+    _heir: Heir = field(init=False)
+    _proved: int = -1
+    _say_at: float = 0.0
+    _seldom_at: float = 0.0
+    _failure: str = ""
+    _damaged: str | None = None
+    _asking: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._heir = Heir(self.place)
 
     def has_proof_of(self, term: int) -> bool:
         """Return whether the engine has said that the machine of this term's head is lost."""
@@ -97,14 +98,12 @@ class SuccessionWatch:
                 why = error.strerror or str(error)  # without the path, which differs each time
                 if why != self._failure:
                     self._failure = why
-                    where = self._claims.folder
-                    self._say(
-                        f"whether another node becomes the head can't be seen: {where}: {why}"
-                    )
+                    where = self.claims.folder
+                    self.say(f"whether another node becomes the head can't be seen: {where}: {why}")
 
     async def _look(self) -> bool:
         """Check the head and make one move; return whether this agent has become the head."""
-        now, silent = self._link.clock(), self._link.silent_s() is not None
+        now, silent = self.link.clock(), self.link.silent_s() is not None
         if not silent and not self._heir.has_voted and now < self._seldom_at:
             return False
         self._seldom_at = now + _SELDOM_S
@@ -112,56 +111,56 @@ class SuccessionWatch:
         sight = HeirView(
             newest=newest,
             votes=votes,
-            is_silent=silent and self._link.silent_s() is not None,
-            is_idle=self._is_idle(),
+            is_silent=silent and self.link.silent_s() is not None,
+            is_idle=self.is_idle(),
             is_proved=newest is not None
-            and (self._proved == newest.number or self._link.gone_s > _GONE_S),
+            and (self._proved == newest.number or self.link.gone_s > _GONE_S),
         )
-        if self._claims.damaged is not None and self._claims.damaged != self._damaged:
-            self._damaged = self._claims.damaged
-            self._say(f"{self._damaged} is no claim: it counts as nobody's")
-        move = self._heir.look(self._link.clock(), sight)
+        if self.claims.damaged is not None and self.claims.damaged != self._damaged:
+            self._damaged = self.claims.damaged
+            self.say(f"{self._damaged} is no claim: it counts as nobody's")
+        move = self._heir.look(self.link.clock(), sight)
         return newest is not None and await self._do(move, newest, votes)
 
     def _read(self, fresh: bool) -> tuple[Term | None, frozenset[int]]:
-        newest = self._claims.newest(fresh=fresh)
-        votes = self._claims.votes(newest.number) if newest is not None and fresh else frozenset()
+        newest = self.claims.newest(fresh=fresh)
+        votes = self.claims.votes(newest.number) if newest is not None and fresh else frozenset()
         return newest, votes
 
     async def _do(self, move: Move, newest: Term, votes: frozenset[int]) -> bool:
-        place = self._heir.place
+        place = self.place
         match move:
             case Move.VOTE:
-                self._say(f"this node has lost the head on {newest.node}: has another one, too?")
-                await asyncio.to_thread(self._claims.vote, newest.number, place)
+                self.say(f"this node has lost the head on {newest.node}: has another one, too?")
+                await asyncio.to_thread(self.claims.vote, newest.number, place)
             case Move.WITHDRAW:
-                self._say("the head is there again")
-                await asyncio.to_thread(self._claims.withdraw, newest.number, place)
+                self.say("the head is there again")
+                await asyncio.to_thread(self.claims.withdraw, newest.number, place)
             case Move.ASK:
                 if self._asking is None or self._asking.done():
                     self._asking = asyncio.create_task(self._ask_engine(newest, votes))
             case Move.CLAIM:
-                claim = self._heir.next_claim(votes, secrets.token_hex(8), self._node)
-                if await asyncio.to_thread(self._claims.take, claim):
-                    await self._take_over(claim)
+                claim = self._heir.next_claim(votes, secrets.token_hex(8), self.node)
+                if await asyncio.to_thread(self.claims.take, claim):
+                    await self.take_over(claim)
                     return True
             case _:
                 pass
         return False
 
     async def _ask_engine(self, newest: Term, votes: frozenset[int]) -> None:
-        argv = self._ask(newest.node)
+        argv = self.ask(newest.node)
         try:
             answer = await asyncio.to_thread(proc.ask_spared, argv, _ASK_LIMIT_S)
         except MusterError:
             return  # it can't be asked now
         if answer.status == 0:
             self._proved = newest.number
-            self._say(answer.stdout.decode(errors="replace").strip())
-        elif self._link.clock() >= self._say_at:
-            self._say_at = self._link.clock() + _SAY_EVERY_S
+            self.say(answer.stdout.decode(errors="replace").strip())
+        elif self.link.clock() >= self._say_at:
+            self._say_at = self.link.clock() + _SAY_EVERY_S
             lost = len(votes & set(newest.members))
-            self._say(
+            self.say(
                 f"{lost} of {len(newest.members)} nodes have lost the head on {newest.node}: more than half must have, or the"
                 " scheduler say that its machine is lost, before another node becomes the head"
             )

@@ -20,8 +20,7 @@ from torchmuster.core.net import messages
 from torchmuster.core.owner.record import Follow, recorded_seconds
 from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.links import cancel_jobs
-from torchmuster.launcher.jobs.never import NeverStartsWatch
+from torchmuster.launcher.jobs.jobs import NeverStartsWatch, cancel_jobs
 from torchmuster.launcher.views.elsewhere import RecordCopy, is_elsewhere
 from torchmuster.launcher.views.find import (
     any_result,

@@ -141,8 +141,7 @@ def ask_for_all(folders: Sequence[RunDir]) -> None:
     if not batch:
         return  # the usual case costs no import
     from torchmuster.launcher.jobs.answers import limit_questions
-    from torchmuster.launcher.jobs.jobs import read_jobs, view_jobs
-    from torchmuster.launcher.jobs.links import open_jobs
+    from torchmuster.launcher.jobs.jobs import open_jobs, read_jobs, view_jobs
 
     asked: dict[str, tuple[Dialect, list[str]]] = {}
     for folder in batch:
@@ -329,7 +328,7 @@ def _settled_result(run_dir: RunDir) -> Result | None:
     result = read_result(run_dir)
     if result is None or not os.path.isfile(run_dir.job):
         return result  # the usual case costs no import
-    from torchmuster.launcher.jobs.links import settled_result
+    from torchmuster.launcher.jobs.jobs import settled_result
 
     return settled_result(run_dir)
 
@@ -398,8 +397,7 @@ def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
         return str(arrays["engine"]), tuple(str(one["job_id"]) for one in arrays["arrays"])
     if not os.path.isfile(run_dir.job) and not os.path.isfile(run_dir.jobs):
         return None  # the usual case costs no import
-    from torchmuster.launcher.jobs.jobs import read_jobs
-    from torchmuster.launcher.jobs.links import all_jobs
+    from torchmuster.launcher.jobs.jobs import all_jobs, read_jobs
 
     if (one := all_jobs(run_dir)) is not None:
         return one[0].name, one[1]
@@ -412,7 +410,7 @@ def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
 
 def view_job(run_dir: RunDir) -> JobView | None:
     """Return the scheduler's view of a run's job; None without a job or an answer."""
-    from torchmuster.launcher.jobs.links import view_newest
+    from torchmuster.launcher.jobs.jobs import view_newest
 
     return view_newest(run_dir)
 

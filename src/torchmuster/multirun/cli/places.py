@@ -99,7 +99,7 @@ class JobWait:
             MusterError: The job has ended.
         """
         from torchmuster.core.files.layout import last_lines
-        from torchmuster.launcher.jobs.links import view_newest
+        from torchmuster.launcher.jobs.jobs import view_newest
         from torchmuster.launcher.model.job import describe_job
 
         view = view_newest(self._run_dir)

@@ -93,7 +93,7 @@ def start(**given: Any) -> int:
 @options.hostfile
 def hold(run_dir: str, **given: Any) -> int:
     """Own a session on hosts of ssh: what `start` leaves in the background."""
-    from torchmuster.launcher.cli.places.hosts import hold_session
+    from torchmuster.launcher.cli.hosts import hold_session
 
     return hold_session(run_dir, given)
 

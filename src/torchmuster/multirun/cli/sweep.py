@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import ending, options
-from torchmuster.core.cli.answer import answers, whole_word
+from torchmuster.core.cli.ending import answers, whole_word
 from torchmuster.core.cli.options import complete, complete_files
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.plan import GRACE_S

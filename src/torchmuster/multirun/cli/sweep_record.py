@@ -46,7 +46,7 @@ def check_replay(view: "SweepRun") -> None:
 
 def print_status(view: "SweepRun", *, as_json: bool) -> int:
     """Print the state of a sweep: its members with their values, states and metric."""
-    from torchmuster.launcher.cli.account import print_account
+    from torchmuster.launcher.cli.record import print_account
     from torchmuster.launcher.views.account import account_of
 
     sweep = view.sweep_view()

@@ -30,7 +30,7 @@ from torchmuster.core.node.setup import go_on_holding, keep_holding, make_socket
 from torchmuster.core.node.spawner.serve import import_for_workers, reason_not_to_fork
 from torchmuster.core.node.spawner.start import control_pair
 from torchmuster.core.proc import ForkedChild
-from torchmuster.core.programs.launch import read_plan_file
+from torchmuster.core.programs.main import read_plan_file
 from torchmuster.multirun.server import messages
 from torchmuster.multirun.server.call import client_lives, own_setup, peer_uid, server_file
 from torchmuster.multirun.server.messages import SessionSetup
@@ -198,8 +198,7 @@ def become_agent(
         os.umask(order.umask)
         os.chdir(order.cwd)
         importlib.invalidate_caches()
-        from torchmuster.core.programs.launch import read_launch
-        from torchmuster.core.programs.main import run_agent
+        from torchmuster.core.programs.main import read_launch, run_agent
 
         listen_fd = fds[4] if order.has_head else None
         agent_order = from_arguments(AgentOrder, list(order.arguments))

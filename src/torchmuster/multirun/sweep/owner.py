@@ -37,10 +37,9 @@ from torchmuster.core.node.setup import make_socket_folder, start_sweep
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import SpawnerKeeper
 from torchmuster.core.node.workers import HeldMemory, NodeAttempt, WorkerSettings
-from torchmuster.core.owner.parts import RecordWriter
+from torchmuster.core.owner.parts import RecordWriter, Stops
 from torchmuster.core.owner.record import read_result
 from torchmuster.core.owner.session import EarlyStop
-from torchmuster.core.owner.stops import Stops
 from torchmuster.errors import MusterError, RunDirectoryError
 from torchmuster.multirun.sweep.members import (
     MemberRecords,

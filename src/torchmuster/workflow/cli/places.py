@@ -13,7 +13,7 @@ import click
 
 from torchmuster.core.files.layout import short_id
 from torchmuster.errors import ChannelError, ManyErrors, UsageError
-from torchmuster.launcher.cli.ssh import make_bundle_for, make_wishes
+from torchmuster.launcher.cli.sites import make_bundle_for, make_wishes
 
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir

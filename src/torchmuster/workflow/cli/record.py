@@ -38,7 +38,7 @@ def check_replay(view: "WorkflowRun") -> None:
 def print_status(view: "WorkflowRun", *, as_json: bool) -> int:
     """Print the status of a workflow: every task with its state and the reason for every wait."""
     from torchmuster.core.cli.messages import paint_report
-    from torchmuster.launcher.cli.account import print_account
+    from torchmuster.launcher.cli.record import print_account
     from torchmuster.launcher.views.account import account_of
     from torchmuster.workflow.cli.workflow import workflow_summary
 

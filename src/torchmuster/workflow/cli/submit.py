@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli import ending, options
-from torchmuster.core.cli.answer import AnswerCommand, answers
+from torchmuster.core.cli.ending import AnswerCommand, answers
 from torchmuster.core.cli.options import complete_files, complete_runs
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.plan import GRACE_S

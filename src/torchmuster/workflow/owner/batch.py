@@ -16,8 +16,13 @@ from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.jobs.batch import JobsFollower
-from torchmuster.launcher.jobs.jobs import cancel_job, submit_script, view_jobs
-from torchmuster.launcher.jobs.never import NeverStartsWatch, note_group
+from torchmuster.launcher.jobs.jobs import (
+    NeverStartsWatch,
+    cancel_job,
+    note_group,
+    submit_script,
+    view_jobs,
+)
 from torchmuster.launcher.views.find import view_run
 from torchmuster.workflow.jobs import plan_jobs
 from torchmuster.workflow.owner.create import link_reused_outputs

@@ -16,7 +16,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.net.address import bind, own_addresses
 from torchmuster.errors import UsageError
-from torchmuster.launcher.engines.own_job import OwnJob, own_job
+from torchmuster.launcher.engines.allocation import OwnJob, own_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
 from torchmuster.workflow.head.group_main import (
     ProcessStarter,

@@ -31,10 +31,9 @@ from torchmuster.core.owner.supervise import own_run
 from torchmuster.core.spec.launch import check_script, count_workers
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
-from torchmuster.launcher.engines.allocation import AllocationEngine
-from torchmuster.launcher.engines.own_job import OwnJob, find_own_job
+from torchmuster.launcher.engines.allocation import AllocationEngine, OwnJob, find_own_job
 from torchmuster.launcher.engines.schedulers import set_by_schedulers
-from torchmuster.launcher.jobs.inside import make_deadline, own_run_inside
+from torchmuster.launcher.jobs.conduct import make_deadline, own_run_inside
 from torchmuster.launcher.net.remote_messages import StartNode
 from torchmuster.launcher.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE, proxy_argv
 from torchmuster.workflow.plan import PODS_ENGINE, TaskNode, TrainingInput

@@ -14,10 +14,15 @@ from dataclasses import replace
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.errors import UsageError
-from torchmuster.launcher.engines.ssh_bundle import Bundle
+from torchmuster.launcher.engines.ssh import SshOptions, bad_hosts
 from torchmuster.launcher.engines.ssh_command import HostProblem, SshHost
-from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
-from torchmuster.launcher.engines.ssh_places import SshOptions, bad_hosts
+from torchmuster.launcher.engines.ssh_host import (
+    Bundle,
+    HostError,
+    RemoteHost,
+    in_parallel,
+    share_token,
+)
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.broker import AgentBroker, AgentRequest
 from torchmuster.launcher.node.remote.files import TOKEN_FILE

@@ -34,11 +34,9 @@ from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import GroupOutcome, Report, WorkflowResult
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import bind
-from torchmuster.core.owner.head_follower import HeadFollower
-from torchmuster.core.owner.parts import RecordWriter
+from torchmuster.core.owner.parts import HeadFollower, RecordWriter, Stops
 from torchmuster.core.owner.record import next_task_attempts, read_outcome
 from torchmuster.core.owner.session import EarlyStop
-from torchmuster.core.owner.stops import Stops
 from torchmuster.errors import MusterError
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.owner.capacity import Capacity, Machine

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from torchmuster.core.model.owner_policy import AskForEnd, JobTime, Say, StopWorkers, TellEnd, Warn
-from torchmuster.core.owner import stops
-from torchmuster.core.owner.stops import Deadline
+from torchmuster.core.owner import parts
+from torchmuster.core.owner.parts import Deadline
 
 
 class World:
@@ -165,7 +165,7 @@ def test_an_answer_that_took_long_is_an_answer(world):
 
 
 def test_the_clock_of_a_job_acts_and_asks_beside_it(monkeypatch):
-    monkeypatch.setattr(stops, "_LOOK_EVERY_S", 0.005)
+    monkeypatch.setattr(parts, "_LOOK_EVERY_S", 0.005)
     monkeypatch.setattr("torchmuster.core.model.owner_policy._ASK_EVERY_S", 0.02)
     monkeypatch.setattr("torchmuster.core.model.owner_policy._MOVED_S", 0.05)
     now, ends, done = time.time(), [], []

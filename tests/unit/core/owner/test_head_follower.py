@@ -12,9 +12,8 @@ from torchmuster.core.model.owner_policy import OwnerPolicy, RestartBudget
 from torchmuster.core.model.verdict import AT_ONCE, StopCause
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import write_secret
-from torchmuster.core.owner import head_follower
-from torchmuster.core.owner.head_follower import HeadFollower
-from torchmuster.core.owner.stops import Stops
+from torchmuster.core.owner import parts
+from torchmuster.core.owner.parts import HeadFollower, Stops
 from unit.core.net.loopback import SECRET, listening
 
 WATCH = messages.Watch(owner=True)
@@ -73,7 +72,7 @@ async def hear(channel):
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch):
-    monkeypatch.setattr(head_follower, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(parts, "_LOOK_EVERY_S", 0.01)
 
 
 async def test_the_conversation_ends_when_enough_was_heard(tmp_path):
@@ -161,7 +160,7 @@ async def test_a_head_that_stands_still_is_killed(tmp_path):
 async def test_what_a_listener_can_not_take_is_not_swallowed(tmp_path):
     owner = Owner(tmp_path)
     async with listening() as (listener, doorman):
-        owner.head._hear = lambda message: 1 / 0
+        owner.head.hear = lambda message: 1 / 0
         following = owner.follow(listener)
         channel, _ = await begin(doorman, 1)
         channel.send_nowait(LAST)

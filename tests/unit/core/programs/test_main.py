@@ -4,7 +4,7 @@ import pytest
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.programs.head_host import StorePorts
-from torchmuster.core.programs.launch import job_environment, machines_left_out
+from torchmuster.core.programs.main import job_environment, machines_left_out
 
 
 def test_the_port_of_a_store_takes_callers_before_the_store_has_begun():

@@ -30,8 +30,7 @@ from torchmuster.kubernetes.pods.members import (
     submit_pods,
 )
 from torchmuster.kubernetes.pods.reach import job_of, pod_order
-from torchmuster.launcher.jobs.jobs import forget_views
-from torchmuster.launcher.jobs.never import MIN_PERSIST_S
+from torchmuster.launcher.jobs.jobs import MIN_PERSIST_S, forget_views
 from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.sweep.arrays import read_arrays
 from torchmuster.multirun.sweep.create import create_sweep_dir

@@ -5,8 +5,7 @@ import pytest
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir
-from torchmuster.launcher.engines.allocation import AllocationEngine
-from torchmuster.launcher.engines.own_job import LaunchCommand, OwnJob
+from torchmuster.launcher.engines.allocation import AllocationEngine, LaunchCommand, OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
 

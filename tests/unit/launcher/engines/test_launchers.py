@@ -3,8 +3,8 @@
 import pytest
 
 from torchmuster.errors import UsageError
+from torchmuster.launcher.engines.allocation import choose_launcher, find_commands, parse_launchers
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.engines.own_job import choose_launcher, find_commands, parse_launchers
 from torchmuster.launcher.engines.pbs import DIALECT as PBS
 from torchmuster.launcher.engines.slurm import DIALECT as SLURM
 from torchmuster.launcher.model.job import AllocatedNode, NodeLauncher

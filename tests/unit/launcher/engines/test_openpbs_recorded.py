@@ -7,7 +7,7 @@ from tests.unit.launcher.model.jobs import request
 
 from torchmuster.core.model.states import JobState
 from torchmuster.launcher.engines.base import EngineError, NodeStart
-from torchmuster.launcher.engines.pbs import DIALECT
+from torchmuster.launcher.engines.pbs import DIALECT, view_of
 from torchmuster.launcher.model.job import AllocatedNode, NodeChunk
 
 RUN = "Job run at Fri Nov 20 at 10:28 on (n1:ncpus=2:ngpus=1)+(n2:ncpus=2:ngpus=1)"
@@ -191,6 +191,6 @@ def test_any_key_of_a_chunk_and_any_line_can_be_added():
 
 def test_a_job_does_not_wait_for_those_that_wait_for_it():
     fields = {"job_state": "H", "depend": "afterok:1028.ctl@ctl,beforeok:1030.ctl@ctl"}
-    assert DIALECT.view("1029.ctl", fields).reason == "waits: afterok:1028.ctl@ctl"
+    assert view_of("1029.ctl", fields).reason == "waits: afterok:1028.ctl@ctl"
     finished = {"job_state": "H", "depend": "beforeany:16.ctl@ctl"}
-    assert DIALECT.view("15.ctl", finished).reason is None
+    assert view_of("15.ctl", finished).reason is None

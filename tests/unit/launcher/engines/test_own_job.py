@@ -5,7 +5,7 @@ import os
 import pytest
 
 from torchmuster.errors import UsageError
-from torchmuster.launcher.engines.own_job import OwnJob, find_own_job, own_job
+from torchmuster.launcher.engines.allocation import OwnJob, find_own_job, own_job
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
 

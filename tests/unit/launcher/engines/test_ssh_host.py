@@ -3,9 +3,8 @@
 import pytest
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.launcher.engines.ssh_bundle import Bundle
 from torchmuster.launcher.engines.ssh_command import SshHost
-from torchmuster.launcher.engines.ssh_host import RemoteHost
+from torchmuster.launcher.engines.ssh_host import Bundle, RemoteHost
 
 
 @pytest.mark.parametrize(("silent_s", "is_answering"), [(0.0, True), (9.0, True), (11.0, False)])

@@ -3,8 +3,8 @@
 import pytest
 
 from kit.values import run_plan
+from torchmuster.launcher.engines.ssh import HostPlaces, bad_hosts, place_to_free, workers_of
 from torchmuster.launcher.engines.ssh_command import HostProblem, SshHost
-from torchmuster.launcher.engines.ssh_places import HostPlaces, bad_hosts, place_to_free, workers_of
 
 A, B, C = (SshHost(name=name) for name in "abc")
 

@@ -4,9 +4,9 @@ import pytest
 
 from torchmuster.core.proc import CommandOutput
 from torchmuster.errors import MusterError
+from torchmuster.launcher.cli.engines import ask, find_tool, list_queues, parse_version
 from torchmuster.launcher.engines.pbs import parse_qstat
 from torchmuster.launcher.engines.slurm import parse_sinfo
-from torchmuster.launcher.jobs.detect import ask, find_tool, list_queues, parse_version
 
 SINFO = """\
 main*|up|1-00:00:00|4|64|256000|gpu:a100:4

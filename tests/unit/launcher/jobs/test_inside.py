@@ -5,10 +5,10 @@ import os
 import pytest
 
 from torchmuster.core import proc
-from torchmuster.launcher.engines.own_job import OwnJob
+from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.facts.collect import ALLOCATION_ENDS_AT
-from torchmuster.launcher.jobs import inside
+from torchmuster.launcher.jobs import conduct
 from torchmuster.launcher.model.job import Allocation
 
 
@@ -26,13 +26,13 @@ def said(text, status=0):
 
 
 def test_the_end_of_an_allocation_is_left_to_the_agents(monkeypatch):
-    monkeypatch.setattr(inside.time, "time", lambda: 1000.0)
-    inside.note_the_end(job_of("slurm"), said("left|10:00\n"))
+    monkeypatch.setattr(conduct.time, "time", lambda: 1000.0)
+    conduct.note_the_end(job_of("slurm"), said("left|10:00\n"))
     assert os.environ[ALLOCATION_ENDS_AT] == "1600"
 
 
 def test_a_scheduler_that_does_not_say_leaves_nothing():
-    inside.note_the_end(job_of("pbs"), said("qstat: cannot connect", 111))
+    conduct.note_the_end(job_of("pbs"), said("qstat: cannot connect", 111))
     assert os.environ[ALLOCATION_ENDS_AT] == ""
 
 
@@ -43,6 +43,6 @@ def test_the_partition_says_whether_a_preempted_job_comes_back(monkeypatch, mode
         told = job if "job" in argv else f"PartitionName=main PreemptMode={mode} State=UP"
         return proc.CommandOutput(status=0, stdout=told.encode(), stderr=b"")
 
-    monkeypatch.setattr(inside, "ask_quickly", ask)
-    assert inside.is_preempted_for_good(job_of("slurm")) is is_the_end
-    assert not inside.is_preempted_for_good(job_of("pbs"))  # it is not asked
+    monkeypatch.setattr(conduct, "ask_quickly", ask)
+    assert conduct.is_preempted_for_good(job_of("slurm")) is is_the_end
+    assert not conduct.is_preempted_for_good(job_of("pbs"))  # it is not asked

@@ -8,7 +8,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.conduct import with_scheduler_reason
-from torchmuster.launcher.jobs.links import mark_cancelled
+from torchmuster.launcher.jobs.jobs import mark_cancelled
 
 PBS = load_dialect("pbs")
 MEMORY = "=>> PBS: job killed: mem 799544kb exceeded limit 716800kb"

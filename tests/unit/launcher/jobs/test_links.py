@@ -11,8 +11,8 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.links import Links
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.proc import CommandOutput
-from torchmuster.launcher.jobs import links
-from torchmuster.launcher.jobs.links import (
+from torchmuster.launcher.jobs import jobs
+from torchmuster.launcher.jobs.jobs import (
     describe_lost_head,
     mark_cancelled,
     settled_result,
@@ -38,7 +38,7 @@ def says(monkeypatch):
 
     def say(state):
         view = None if state is None else JobView(job_id="5", state=state)
-        monkeypatch.setattr(links, "view_newest", lambda _: view)
+        monkeypatch.setattr(jobs, "view_newest", lambda _: view)
 
     return say
 
@@ -90,7 +90,7 @@ def test_what_pbs_says_of_the_host_of_the_head_is_told(tmp_path, monkeypatch, sa
         asked.append(argv)
         return CommandOutput(status=0, stdout=HOST.format(said).encode(), stderr=b"")
 
-    monkeypatch.setattr(links, "ask_scheduler", ask)
+    monkeypatch.setattr(jobs, "ask_scheduler", ask)
     job = JobView(job_id="5.ctl", state=JobState.RUNNING, nodes=("n3", "n1"))
 
     assert describe_lost_head(made, job) == words
@@ -100,7 +100,7 @@ def test_what_pbs_says_of_the_host_of_the_head_is_told(tmp_path, monkeypatch, sa
 
 
 def test_where_a_job_lives_on_without_its_first_node_nothing_is_asked(run_dir, monkeypatch):
-    monkeypatch.setattr(links, "ask_scheduler", pytest.fail)
+    monkeypatch.setattr(jobs, "ask_scheduler", pytest.fail)
     job = JobView(job_id="5", state=JobState.RUNNING, nodes=("n1", "n2"))
 
     assert describe_lost_head(run_dir, job) is None

@@ -3,8 +3,8 @@
 import os
 
 from torchmuster.core import proc
+from torchmuster.launcher.cli.engines import reach_hosts
 from torchmuster.launcher.engines.ssh_command import SshHost
-from torchmuster.launcher.jobs.reach import reach_hosts
 
 
 def answer(status=0, out="", err=""):
@@ -25,12 +25,12 @@ def test_each_host_is_named_with_what_became_of_it():
         return answers[argv[-2]]
 
     found = reach_hosts([SshHost(name=name) for name in answers], asking)
-    assert [(one.host, one.is_here, one.words) for one in found] == [
-        ("good", True, f"{machine}, Python 3.12.1"),
-        ("arm", True, f"other, here {machine}, no python3 on PATH"),
-        ("bad", False, "bad: Permission denied (publickey)."),
-        ("slow", False, "it did not answer within 10 s"),
-        ("-o", False, "`-o` is not a valid host"),
+    assert [(one["check"], one["ok"], one["found"]) for one in found] == [
+        ("host good", True, f"{machine}, Python 3.12.1"),
+        ("host arm", True, f"other, here {machine}, no python3 on PATH"),
+        ("host bad", False, "bad: Permission denied (publickey)."),
+        ("host slow", False, "it did not answer within 10 s"),
+        ("host -o", False, "`-o` is not a valid host"),
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from kit.waiting import wait_until_async
 from torchmuster.core.model.events import AgentJoinedEvent, NodeLostEvent
 from torchmuster.errors import MusterError
-from torchmuster.launcher.engines.own_job import OwnJob
+from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.jobs.spread import (
     ORDER,
     Spreader,

@@ -5,8 +5,8 @@ import pytest
 
 from torchmuster.core.net.channel import MAGIC
 from torchmuster.errors import JoinTimeoutError, UsageError
-from torchmuster.launcher.owner import head_port
-from torchmuster.launcher.owner.head_port import claim, claim_or_find_head, is_muster
+from torchmuster.launcher.cli import torchrun
+from torchmuster.launcher.cli.torchrun import claim, claim_or_find_head, is_muster
 
 HERE = "127.0.0.1"
 
@@ -46,8 +46,8 @@ def test_a_port_that_is_in_use_without_a_listener_accuses_no_listener():
 
 
 def test_a_port_that_becomes_free_in_the_wait_is_taken(taken, monkeypatch):
-    monkeypatch.setattr(head_port, "_FIRST_SAY_S", 0.0)
-    monkeypatch.setattr(head_port, "_ANSWERS_WITHIN_S", 0.05)
+    monkeypatch.setattr(torchrun, "_FIRST_SAY_S", 0.0)
+    monkeypatch.setattr(torchrun, "_ANSWERS_WITHIN_S", 0.05)
     port, said = port_of(taken), []
 
     def say(text):
@@ -61,7 +61,7 @@ def test_a_port_that_becomes_free_in_the_wait_is_taken(taken, monkeypatch):
 
 
 def test_a_port_that_stays_taken_is_an_error_with_its_owner(taken, monkeypatch):
-    monkeypatch.setattr(head_port, "_ANSWERS_WITHIN_S", 0.05)
+    monkeypatch.setattr(torchrun, "_ANSWERS_WITHIN_S", 0.05)
 
     with pytest.raises(JoinTimeoutError, match="was not free within 0 s") as caught:
         claim_or_find_head(HERE, port_of(taken), HERE, 0.0, print)
@@ -84,6 +84,6 @@ def test_a_head_is_told_by_its_first_words(taken, words, muster):
 
 
 def test_another_agent_that_is_the_head_already_is_joined(taken, monkeypatch):
-    monkeypatch.setattr(head_port, "is_muster", lambda host, port: True)
+    monkeypatch.setattr(torchrun, "is_muster", lambda host, port: True)
 
     assert claim_or_find_head(HERE, port_of(taken), HERE, 30.0, print) is None

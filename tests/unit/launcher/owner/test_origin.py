@@ -65,7 +65,7 @@ def test_a_clean_tree_is_its_commit(repository):
         "trunk",
         "",
     )
-    assert code.is_clean
+    assert (code.num_changed, code.num_untracked) == (0, 0)
     assert code.difference == ""
 
 
@@ -76,7 +76,7 @@ def test_a_changed_tree_is_its_commit_and_the_difference(repository):
 
     code, _ = find_code_version(str(repository))
 
-    assert not code.is_clean
+    assert (code.num_changed, code.num_untracked) != (0, 0)
     assert (code.changed, code.untracked) == (("prod.env", "train.py"), ("new.txt",))
     assert "-two\n+three\n+key = 'x'\n+api_key = '<hidden>'" in code.difference
     assert "PASSWORD" not in code.difference

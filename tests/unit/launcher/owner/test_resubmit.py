@@ -15,7 +15,7 @@ from torchmuster.core.model.links import Link, Links, ResubmitMethod
 from torchmuster.core.model.states import RunState
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.jobs.links import mark_cancelled, read_links, write_links
+from torchmuster.launcher.jobs.jobs import mark_cancelled, read_links, write_links
 from torchmuster.launcher.owner.resubmit import Chain, find_end, parse_method, restarts_spent
 
 

@@ -15,7 +15,7 @@ from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.create import choose_run_id
 from torchmuster.core.spec.launch import JobLimits, RunRequest
 from torchmuster.errors import NotFoundError, UsageError
-from torchmuster.launcher.cli.places.hosts import hosts_restart_place
+from torchmuster.launcher.cli.hosts import hosts_restart_place
 from torchmuster.launcher.cli.views import ps, status
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import load_dialect

@@ -7,8 +7,8 @@ import pytest
 from torchmuster.core.spec.launch import JobLimits, RunRequest
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.places.in_job import InsideJobPlace
-from torchmuster.launcher.engines.own_job import OwnJob
+from torchmuster.launcher.cli.jobs import InsideJobPlace
+from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
 from torchmuster.multirun.cli.places import SweepHere

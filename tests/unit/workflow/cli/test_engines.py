@@ -9,11 +9,9 @@ import pytest
 
 from kit.command import call
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.engines import engines
-from torchmuster.launcher.cli.init import init, section
+from torchmuster.launcher.cli.engines import Queue, QueueList, engines, init, section
 from torchmuster.launcher.cli.sites import my_sites
 from torchmuster.launcher.engines.schedulers import SCHEDULERS
-from torchmuster.launcher.jobs.detect import Queue, QueueList
 from torchmuster.launcher.spec.site import load_sites
 from torchmuster.workflow.data.reference import datasets_url
 

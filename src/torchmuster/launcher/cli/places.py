@@ -1,5 +1,6 @@
 """Choose the launcher's place for runs that a command means, from sites and the job around it."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torchmuster.core.model.plan import RunPlan
     from torchmuster.core.spec.launch import RunRequest
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.launcher.engines.own_job import OwnJob
+    from torchmuster.launcher.engines.allocation import OwnJob
     from torchmuster.launcher.spec.site import Site
     from torchmuster.launcher.views.run_view import RunView
 
@@ -39,20 +40,20 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
     named = where.engine or ("ssh" if names_hosts else None)
     engine = choose_engine(named, here=where.here)
     if engine == "local" and not names_hosts:
-        from torchmuster.launcher.cli.places.in_job import InsideJobPlace
+        from torchmuster.launcher.cli.jobs import InsideJobPlace
 
         inside = None if where.here else find_allocation()
         return None if inside is None else InsideJobPlace(inside)
     if (make := plugs.load_other("places", engine)) is not None:
         other: Place = make(where, problems)
         return other
-    from torchmuster.launcher.cli.ssh import find_ssh_site
+    from torchmuster.launcher.cli.sites import find_ssh_site
 
     if (hosts := find_ssh_site(engine, where.hosts, where.hostfile)) is not None:
-        from torchmuster.launcher.cli.places.hosts import HostsPlace
+        from torchmuster.launcher.cli.hosts import HostsPlace
 
         return HostsPlace(hosts, by_slots=where.by_slots)
-    site = check_engine(engine, problems)
+    site = _find_site(engine, problems)
     return _place_of_jobs(site) if site is not None else UnknownPlace()
 
 
@@ -79,7 +80,7 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 def _place_of_jobs(site: "Site") -> Place:
     """Return the place for runs of a site with jobs, from another room if they are objects."""
-    from torchmuster.launcher.cli.places.jobs import JobPlace
+    from torchmuster.launcher.cli.jobs import JobPlace
     from torchmuster.launcher.engines.base import object_dialect
     from torchmuster.launcher.engines.registry import load_dialect
 
@@ -97,33 +98,27 @@ def find_restart_place(plan: "RunPlan", view: "RunView") -> tuple[Place, str | N
     Raises:
         UsageError: It can't be restarted, because something it needs is missing.
     """
-    snapshots = view.run_dir.snapshots
+    from torchmuster.core.cli.here import Here
+    from torchmuster.core.files.layout import short_id
+
+    snapshots, name = view.run_dir.snapshots, short_id(view.run_id)
     if os.path.isfile(view.run_dir.job):
-        from torchmuster.launcher.cli.places.jobs import job_restart_place
+        from torchmuster.launcher.cli.jobs import job_restart_place
 
         return job_restart_place(view.run_dir)
-    if plan.job_id is not None:
-        return _job_around(plan, view), snapshots
+    if plan.job_id is not None:  # that job has ended, or is the one around us
+        from torchmuster.launcher.cli.jobs import InsideJobPlace
+
+        if (inside := find_allocation()) is not None:
+            return InsideJobPlace(inside), snapshots
+        what = f"the run {name} used the nodes of job {plan.job_id}, and this shell is not in a job"
+        raise UsageError(what, fix=f"in a new job: muster restart {name}")
     if plan.engine != "local":
-        from torchmuster.launcher.cli.places.hosts import hosts_restart_place
+        from torchmuster.launcher.cli.hosts import hosts_restart_place
 
         return hosts_restart_place(plan, view), snapshots
-    from torchmuster.core.cli.here import Here
-
     _check_snapshots(view)
     return Here(), snapshots
-
-
-def _job_around(plan: "RunPlan", view: "RunView") -> Place:
-    """Return the job around us: the one that the run was in has ended, or is this one."""
-    from torchmuster.core.files.layout import short_id
-    from torchmuster.launcher.cli.places.in_job import InsideJobPlace
-
-    if (inside := find_allocation()) is not None:
-        return InsideJobPlace(inside)
-    name = short_id(view.run_id)
-    what = f"the run {name} used the nodes of job {plan.job_id}, and this shell is not in a job"
-    raise UsageError(what, fix=f"in a new job: muster restart {name}")
 
 
 def _check_snapshots(view: "RunView") -> None:
@@ -148,7 +143,7 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
         UsageError: It is not a dry run: a run uses one engine.
     """
     from torchmuster.core.owner.create import new_run_id
-    from torchmuster.errors import ManyErrors, MusterError, UsageError
+    from torchmuster.errors import ManyErrors, MusterError
     from torchmuster.launcher.engines.schedulers import sees_files
     from torchmuster.launcher.spec.site import BUILT_IN
 
@@ -200,30 +195,21 @@ def choose_engine(named: str | None, *, here: bool) -> str:
     return "local"
 
 
-def find_site(name: str) -> "Site":
-    """Return the site that `--on` names, if it takes jobs.
-
-    Raises:
-        UsageError: There is none, or it takes no jobs.
-    """
-    site = my_sites().get(name)
-    if not site.is_batch:
-        what = f"`{name}` takes no jobs: it is of kind {site.kind}"
-        fix = "muster run --here" if site.kind == "local" else "muster run or submit --on " + name
-        from torchmuster.launcher.engines.registry import engine_entries
-
-        kinds = ", ".join(engine_entries())
-        raise UsageError(what, where=site.origin, fix=f"{fix}; kinds that do: {kinds}")
-    return site
-
-
-def check_engine(name: str, problems: "Problems") -> "Site | None":
-    """Return the site of an engine that takes jobs; else None, and add the problem."""
+def _find_site(name: str, problems: "Problems") -> "Site | None":
+    """Return the site that `--on` names if it takes jobs; else None, and add the problem."""
     try:
-        return find_site(name)
+        site = my_sites().get(name)
     except UsageError as error:
         problems.found.append(error)
         return None
+    if site.is_batch:
+        return site
+    from torchmuster.launcher.engines.registry import engine_entries
+
+    fix = "muster run --here" if site.kind == "local" else f"muster run or submit --on {name}"
+    fix += f"; kinds that do: {', '.join(engine_entries())}"
+    problems.add(f"`{name}` takes no jobs: it is of kind {site.kind}", site.origin, fix=fix)
+    return None
 
 
 def find_allocation() -> "OwnJob | None":
@@ -232,27 +218,20 @@ def find_allocation() -> "OwnJob | None":
 
     if not may_be_in_job(os.environ):
         return None  # the usual case costs no import
-    from torchmuster.launcher.engines.own_job import find_own_job
+    from torchmuster.launcher.engines.allocation import find_own_job
 
     return find_own_job()
 
 
 def engine_names() -> list[str]:
     """Return engine kinds and the names of the user's engines, for completion."""
+    import tomllib
+
     from torchmuster.launcher.engines.registry import engine_entries
 
     names = ["local", "ssh", *engine_entries()]
-    for path in (user_file(os.environ), project_file(os.getcwd())):
-        names += _engines_of(path) if path is not None else []
-    return names
-
-
-def _engines_of(path: str) -> list[str]:
-    import tomllib
-
-    try:
-        with open(path, "rb") as file:
+    for path in filter(None, (user_file(os.environ), project_file(os.getcwd()))):
+        with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
             engines: Any = tomllib.load(file).get("engines")
-    except (OSError, ValueError):
-        return []
-    return list(engines) if isinstance(engines, dict) else []
+            names += engines if isinstance(engines, dict) else []
+    return names

@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.places.find import check_alone
+from torchmuster.launcher.cli.places import check_alone
 
 OF_SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4"}
 

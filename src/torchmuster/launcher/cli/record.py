@@ -1,22 +1,28 @@
-"""What `muster status`, `logs`, `restart` and `replay` do with a run, or a session."""
+"""What commands do with a record by its kind; `status`, `logs` and `replay` of a run or session."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from torchmuster.core import plugs
+from torchmuster.core.cli.ending import last_line
+from torchmuster.core.cli.messages import last_report, paint_report
 from torchmuster.core.files.layout import short_id
+from torchmuster.core.model import codec
 from torchmuster.core.model.events import fields_of
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import few_of, in_one_line, span
 from torchmuster.errors import NotFoundError
-from torchmuster.launcher.cli.account import print_account
 from torchmuster.launcher.cli.echo import echo, echo_json
+from torchmuster.launcher.model.job import describe_job
+from torchmuster.launcher.model.progress import quiet_s
+from torchmuster.launcher.model.run import since_suffix
+from torchmuster.launcher.ui.table import render_table
+from torchmuster.launcher.views.account import Account, account_of, find_saved, how_to_go_on
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
-
-if TYPE_CHECKING:
-    from torchmuster.launcher.model.run import EpochView
-    from torchmuster.launcher.views.account import Account
-    from torchmuster.launcher.views.run_view import RunView
-    from torchmuster.launcher.views.training import TrainingView
+from torchmuster.launcher.views.find import view_job
+from torchmuster.launcher.views.live import last_sample, said_of
+from torchmuster.launcher.views.run_view import RunView, problems_of
+from torchmuster.launcher.views.training import TrainingView, training_of
 
 _LOG_LINES = 10  # of a pod's log, in a status
 _MOST_SAID = 2
@@ -41,9 +47,6 @@ def plain_of(view: "RunView", account: "Account") -> dict[str, Any]:
 
 def _quiet_words(view: "RunView") -> str:
     """Return e.g. `, quiet for 1:20` if the last recorded sample shows idle ranks."""
-    from torchmuster.launcher.model.progress import quiet_s
-    from torchmuster.launcher.views.live import last_sample
-
     sample = last_sample(view.run_dir) if not view.state.is_final else None
     attempts = view.record.attempts
     if sample is None or not attempts or sample.attempt != attempts[-1].number:
@@ -54,15 +57,6 @@ def _quiet_words(view: "RunView") -> str:
 
 def print_status(view: "RunView", *, as_json: bool) -> int:
     """Print the state of a run; return 0."""
-    from torchmuster.core.cli.ending import last_line
-    from torchmuster.core.cli.messages import last_report, paint_report
-    from torchmuster.core.model import codec
-    from torchmuster.launcher.views.account import account_of, find_saved, how_to_go_on
-    from torchmuster.launcher.views.find import view_job
-    from torchmuster.launcher.views.live import said_of
-    from torchmuster.launcher.views.run_view import problems_of
-    from torchmuster.launcher.views.training import training_of
-
     only_log = report_reach(view)
     training = training_of(view.run_dir)
     job = view_job(view.run_dir) if view.result is None else None
@@ -91,8 +85,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     for problem in problems_of(view):
         echo(f"problem  {in_one_line(problem)}")
     if job is not None:
-        from torchmuster.launcher.jobs.links import describe_link, describe_lost_head
-        from torchmuster.launcher.model.job import describe_job
+        from torchmuster.launcher.jobs.jobs import describe_link, describe_lost_head
 
         link = describe_link(view.run_dir)
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
@@ -154,7 +147,6 @@ def _print_pod_log(view: "RunView") -> None:
 
 
 def _print_attempts(view: "RunView") -> None:
-    from torchmuster.launcher.ui.table import render_table
 
     attempts = view.attempts
     rows: list[list[str]] = []
@@ -169,32 +161,21 @@ def _print_attempts(view: "RunView") -> None:
 
 
 def _print_training(training: "TrainingView", saved_step: int | None) -> None:
-    from torchmuster.launcher.ui.table import render_table
 
     saved = "no snapshot yet" if saved_step is None else f"saved {saved_step}"
     echo(f"\ntraining  step {training.step}, {saved}{_words(training.values, training.not_finite)}")
-    rows = [
-        [
-            str(e.epoch),
-            str(e.step),
-            span(e.elapsed_s),
-            _ledger(e),
-            _words(e.values).strip(", "),
-        ]
-        for e in training.epochs[-10:]
-    ]
+    rows: list[list[str]] = []
+    for e in training.epochs[-10:]:
+        ledger = "-"
+        if e.samples is not None:
+            ledger = f"{e.samples}, each once" + ("" if e.is_whole else " (left early)")
+        means = _words(e.values).strip(", ")
+        rows.append([str(e.epoch), str(e.step), span(e.elapsed_s), ledger, means])
     if rows:
         echo(render_table(["EPOCH", "STEP", "TIME", "SAMPLES", "MEANS"], rows), nl=False)
 
 
-def _ledger(epoch: "EpochView") -> str:
-    if epoch.samples is None:
-        return "-"
-    return f"{epoch.samples}, each once" + ("" if epoch.is_whole else " (left early)")
-
-
 def _words(values: dict[str, float], not_finite: dict[str, int] | None = None) -> str:
-    from torchmuster.launcher.model.run import since_suffix
 
     since = {name: since_suffix(step) for name, step in (not_finite or {}).items()}
     return "".join(f", {name} {value:.4g}{since.get(name, '')}" for name, value in values.items())
@@ -214,3 +195,63 @@ def check_logs(view: "RunView", task: str | None) -> None:
 def check_replay(view: "RunView") -> None:
     """Accept the run: it has steps."""
     del view
+
+
+class KindCommands(Protocol):
+    """Interface of the module that a kind plugs in as its `commands`."""
+
+    def print_status(self, view: "RunView", *, as_json: bool) -> int:
+        """Print the state; return the exit code."""
+
+    def check_logs(self, view: "RunView", task: str | None) -> None:
+        """Refuse, with a `MusterError`, logs that it doesn't have."""
+
+    def check_replay(self, view: "RunView") -> None:
+        """Refuse, with a `MusterError`, a record without steps."""
+
+
+class Restart(Protocol):
+    """Restarts a record of this kind; returns the exit code."""
+
+    def __call__(self, view: "RunView", *, detach: bool) -> int:
+        """Restart it."""
+
+
+def restart_of(view: "RunView") -> Restart:
+    """Return the function that restarts a record of this kind."""
+    found: Restart = plugs.find("kinds", f"{view.kind.value} restart")
+    return found
+
+
+def commands_of(view: "RunView") -> KindCommands:
+    """Return the commands for a record of this kind."""
+    found: KindCommands = plugs.find("kinds", f"{view.kind.value} commands")
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Format a time, in seconds since 1970, in this machine's time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def print_account(account: "Account", *, has_job_line: bool = False) -> None:
+    """Print where and how long it ran, and how it ended, even if the scheduler has forgotten it."""
+    if account.jobs and not has_job_line:
+        many = "s" if len(account.jobs) > 1 else " "
+        echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
+    elif not account.jobs:
+        echo(f"on       {account.engine}")
+    duration = f", {span(account.elapsed_s)} since it began"
+    if account.exit_code is not None:
+        duration = f", took {span(account.elapsed_s)}"
+    elif account.ended_by is not None:  # the end was not recorded
+        duration = f", last heard of after {span(account.elapsed_s)}"
+    lasted = duration if account.elapsed_s is not None else ""
+    echo(f"time     submitted {clock(account.submitted)}{lasted}")
+    if account.exit_code is not None:
+        why = f": {in_one_line(account.ended_by)}" if account.ended_by else ""
+        echo(f"exit     {account.exit_code}{why}")
+    elif account.ended_by is not None:
+        echo(f"end      {in_one_line(account.ended_by)}")
+    for line in account.notifiers:
+        echo(f"notify   {line}")

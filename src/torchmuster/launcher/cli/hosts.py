@@ -11,22 +11,34 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.core.cli.place import Place, too_few
-from torchmuster.core.files.layout import short_id
+from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model.events import RecordEvent, WorkerEndedEvent
+from torchmuster.core.owner.create import note_failed_start
+from torchmuster.core.owner.record import read_plan
+from torchmuster.core.owner.session import EarlyStop, note_on_session
+from torchmuster.core.owner.supervise import own_run
+from torchmuster.core.spec.launch import JobLimits, RunRequest, plan_run
 from torchmuster.errors import UsageError
-from torchmuster.launcher.cli.sites import my_sites
-from torchmuster.launcher.cli.ssh import find_ssh_site, make_bundle_for, make_wishes
+from torchmuster.launcher.cli.ship import begin_to_pack
+from torchmuster.launcher.cli.sites import (
+    find_ssh_site,
+    make_bundle_for,
+    make_wishes,
+    my_sites,
+    nodes_of_site,
+)
+from torchmuster.launcher.engines.sites import with_node_setup
+from torchmuster.launcher.engines.ssh import SshEngine, SshOptions
+from torchmuster.launcher.files.code_copy import find_code
+from torchmuster.launcher.views.account import find_saved
 
 if TYPE_CHECKING:
     from torchmuster.core.cli.place import Follow
-    from torchmuster.core.files.layout import RunDir
-    from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.model.plan import RunPlan
     from torchmuster.core.model.verdict import Result
-    from torchmuster.core.spec.launch import JobLimits, RunRequest
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.launcher.engines.ssh_bundle import Bundle
-    from torchmuster.launcher.engines.ssh_places import SshOptions
+    from torchmuster.launcher.engines.ssh_host import Bundle
     from torchmuster.launcher.spec.site import Site
     from torchmuster.launcher.views.run_view import RunView
 
@@ -50,7 +62,6 @@ class HostsPlace(Place):
         self.wishes = make_wishes(site, by_slots=by_slots)
 
     def fill(self, request: "RunRequest") -> "RunRequest":
-        from torchmuster.launcher.cli.sites import nodes_of_site
 
         nodes = request.nodes or nodes_of_site(self.site, spares=request.spares) or "1"
         return replace(request, nodes=nodes)
@@ -63,8 +74,6 @@ class HostsPlace(Place):
     def plan(
         self, request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
     ) -> "RunPlan | None":
-        from torchmuster.core.spec.launch import plan_run
-        from torchmuster.launcher.engines.sites import with_node_setup
 
         del limits
         # The interpreter is the hosts': it need not exist here.
@@ -86,28 +95,18 @@ class HostsPlace(Place):
             python = tuple(shlex.split(request.python))
             plan = replace(plan, program=replace(plan.program, python=python))
         if request.ship_env is not None and not problems.found:
-            plan = self._with_environment(plan, request.ship_env)
+            # The hosts get a virtual environment of this machine.
+            self.wishes = replace(self.wishes, environment=begin_to_pack(request.ship_env))
+            old = plan.node_setup
+            setup = replace(old, lines=(*old.lines, *_SENT_LINES), python_follows=True)
+            program = replace(plan.program, python=("python3", *plan.program.python[1:]))
+            plan = replace(plan, node_setup=setup, program=program)
         return plan
-
-    def _with_environment(self, plan: "RunPlan", named: str) -> "RunPlan":
-        """Add a virtual environment of this machine, which the hosts get, to the plan.
-
-        Raises:
-            UsageError: There is none, or it can't be sent.
-        """
-        from torchmuster.launcher.cli.ship import begin_to_pack
-
-        self.wishes = replace(self.wishes, environment=begin_to_pack(named))
-        old = plan.node_setup
-        setup = replace(old, lines=(*old.lines, *_SENT_LINES), python_follows=True)
-        program = replace(plan.program, python=("python3", *plan.program.python[1:]))
-        return replace(plan, node_setup=setup, program=program)
 
     def _bundle(self, plan: "RunPlan") -> "Bundle":
         return make_bundle_for((sys.executable, plan.program.python[0]), self.wishes)
 
     def show(self, plan: "RunPlan") -> None:
-        from torchmuster.launcher.files.code_copy import find_code
 
         bundle = self._bundle(plan)
         if self.wishes.environment is not None:
@@ -125,16 +124,18 @@ class HostsPlace(Place):
         return partial(own_on_hosts, plan, run_dir, self.wishes, self._bundle(plan))
 
     def look(self) -> list[dict[str, Any]]:
-        from torchmuster.launcher.cli.engine_rows import host_rows
+
+        from torchmuster.launcher.cli.engines import host_rows
 
         return host_rows(self.wishes.hosts)
 
     def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
-        from torchmuster.launcher.cli.engine_rows import reach_rows
+
+        from torchmuster.launcher.cli.engines import reach_hosts
 
         del limit_s  # ssh has its own limit
         note = "each host was contacted, nothing was started there"
-        return reach_rows(self.wishes.hosts), note
+        return reach_hosts(self.wishes.hosts), note
 
 
 def own_on_hosts(
@@ -145,11 +146,6 @@ def own_on_hosts(
     voice: "TerminalVoice",
 ) -> "Result":
     """Start a run on ssh hosts and follow it to its end."""
-    from torchmuster.core.owner.create import note_failed_start
-    from torchmuster.core.owner.session import EarlyStop, note_on_session
-    from torchmuster.core.owner.supervise import own_run
-    from torchmuster.launcher.engines.ssh import SshEngine
-
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
     try:
         with note_failed_start(run_dir):
@@ -174,10 +170,6 @@ def hold_session(path: str, given: dict[str, Any]) -> int:
     Raises:
         UsageError: It has no plan, or no hosts.
     """
-    from torchmuster.core.files.layout import RunDir
-    from torchmuster.core.files.terminal import TerminalVoice
-    from torchmuster.core.owner.record import read_plan
-
     run_dir = RunDir(path)
     plan = read_plan(run_dir)
     site = find_ssh_site(given["engine"], given["hosts"], given["hostfile"])
@@ -212,8 +204,6 @@ def hosts_restart_place(plan: "RunPlan", view: "RunView") -> HostsPlace:
     Raises:
         UsageError: Its snapshots are only on its hosts, or its environment was sent to them.
     """
-    from torchmuster.launcher.views.account import find_saved
-
     old, name = view.run_dir, short_id(view.run_id)
     if _SENT_LINES[0] in plan.node_setup.lines:
         raise UsageError(

@@ -1,1 +1,0 @@
-"""How commands handle each kind of record."""

@@ -1,1 +1,0 @@
-"""Places for runs: hosts, jobs of a scheduler."""
