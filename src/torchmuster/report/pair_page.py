@@ -98,6 +98,4 @@ def _metric(number: int, one: SeriesStory, other: SeriesStory, mine: str, theirs
             name=theirs, points=[*zip(other.steps, other.values, strict=True)], style="line other"
         ),
     ]
-    return PlotSheet(
-        key=labels.key, title=one.name, words=words, svg=plots.line_plot(labels, lines)
-    )
+    return PlotSheet(labels=labels, svg=plots.line_plot(labels, lines))
