@@ -167,15 +167,8 @@ def step_time_plot(story: Story, prefix: str) -> PlotSheet | None:
     known = sorted(v for v in series.values if v is not None)
     median = known[len(known) // 2] if known else None
     words = f"The time from one record of metrics to the next, by steps: saves and evaluations are in it. Median {span(median)}."
-    lines = [
-        PlotLine(
-            name="a step",
-            points=[
-                (s, v * 1000 if v is not None else None)
-                for s, v in zip(series.steps, series.values, strict=True)
-            ],
-        )
-    ]
+    in_ms = [v * 1000 if v is not None else None for v in series.values]
+    lines = [PlotLine(name="a step", points=[*zip(series.steps, in_ms, strict=True)])]
     labels = PlotLabels(
         key=f"{prefix}steptime", title="Time of a step", words=words, x="step", y="ms"
     )
@@ -210,7 +203,7 @@ def phases_plot(ranks: RanksStory | None, prefix: str) -> PlotSheet | None:
     )
     if has_bars:
         rows = [_phase_bar(one, is_marked=one.rank == slow) for one in totals]
-        svg = plots.bar_plot(labels, rows, is_time=False, left=150)
+        svg = plots.bar_plot(labels, rows, is_time=False)
     else:
         layers = [
             (style, [1000 * getattr(t, key) / t.phased_steps for t in totals])
@@ -243,8 +236,9 @@ def _phase_bar(one: RankTotals, *, is_marked: bool) -> PlotBar:
 
 def rank_heat_plot(ranks: RanksStory | None, prefix: str) -> PlotSheet | None:
     """Return a heat map of each rank's own work over time; None without data."""
-    own_ms = ranks.own_ms if ranks is not None else ()
-    if len(own_ms) < 2 or not any(v is not None for row in own_ms for v in row):
+    if ranks is None or len(ranks.own_ms) < 2:
+        return None
+    if not any(v is not None for row in ranks.own_ms for v in row):
         return None
     words = f"A step's own work of each rank in spans of {span(ranks.width_s)}: a bright row is a rank that is slow all the time, a bright column a moment that was slow for all."
     labels = PlotLabels(
@@ -293,11 +287,9 @@ def band_plot(ranks: RanksStory, band: Band, prefix: str, number: int) -> PlotSh
 def slowest_of(ranks: RanksStory | None) -> tuple[RankTotals, ...]:
     """Return the ranks with the most own work per step, the slowest first."""
     known = [one for one in (ranks.totals if ranks else ()) if one.own_s is not None]
-    return (
-        tuple(sorted(known, key=lambda one: -(one.own_s or 0.0))[:_SLOWEST])
-        if len(known) > 1
-        else ()
-    )
+    if len(known) < 2:
+        return ()
+    return tuple(sorted(known, key=lambda one: -(one.own_s or 0.0))[:_SLOWEST])
 
 
 # Cost and network.
@@ -367,12 +359,8 @@ def matrix_of(story: Story) -> tuple[tuple[tuple[str, str], ...], ...]:
                 rate = f"{figure(pair.mb_per_s)} MB/s" if pair.mb_per_s is not None else ""
                 delay = f"{figure(pair.latency_us)} µs" if pair.latency_us is not None else ""
                 slow = pair.mb_per_s is not None and pair.mb_per_s < half
-                row.append(
-                    (
-                        " ".join(part for part in (rate, delay) if part) or "reached",
-                        "warn" if slow else "",
-                    )
-                )
+                words = " ".join(filter(None, (rate, delay))) or "reached"
+                row.append((words, "warn" if slow else ""))
         rows.append(tuple(row))
     return tuple(rows)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.text import span
+from torchmuster.core.owner.record import RecordTail
 from torchmuster.launcher.model.run import mapped, number, text, whole
-from torchmuster.report.loose import TolerantRecord
 from torchmuster.report.story import FORM, RankTotals, SeriesStory, Story
 from torchmuster.report.words import figure, node_time, percent
 
@@ -95,7 +95,7 @@ Points = dict[int, dict[str, Point]]
 def compare(one: Story, other: Story) -> Comparison:
     """Return how two runs differ; read their metrics again, because a story thins long series."""
     mine, theirs = (
-        _points(TolerantRecord(RunDir(story.folder).training)) for story in (one, other)
+        _points(RecordTail(RunDir(story.folder).training).read()[0]) for story in (one, other)
     )
     first, num_common = first_difference(mine, theirs)
     code, environment = _code(one, other), _environment(one, other)

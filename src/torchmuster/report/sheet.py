@@ -67,7 +67,7 @@ def attempts_plot(story: Story, prefix: str) -> PlotSheet | None:
     )
     return PlotSheet(
         labels=labels,
-        svg=plots.bar_plot(labels, rows, is_time=True, left=150),
+        svg=plots.bar_plot(labels, rows, is_time=True),
         is_wide=True,
     )
 
@@ -153,7 +153,7 @@ def rank_lanes_plot(story: Story, prefix: str) -> PlotSheet | None:
         words=words,
         x="since the start of the run",
     )
-    svg = plots.bar_plot(labels, kept, is_time=True, left=150)
+    svg = plots.bar_plot(labels, kept, is_time=True)
     return PlotSheet(labels=labels, svg=svg, is_wide=True)
 
 

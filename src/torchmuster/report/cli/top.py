@@ -49,7 +49,7 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
         if as_json:
             echo_json([codec.to_plain(row) for row in rows])
             return 0
-        from torchmuster.report.top.frame import overview_lines
+        from torchmuster.report.top import overview_lines
 
         if not rows:
             echo("no runs yet", err=True)
@@ -60,7 +60,7 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
     if as_json:
         echo_json(codec.to_plain(live))
         return 0
-    from torchmuster.report.top.picture import run_picture
+    from torchmuster.report.top import run_picture
 
     _print(run_picture(live, _PLAIN_COLUMNS))
     return 0
