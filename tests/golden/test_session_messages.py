@@ -20,10 +20,10 @@ from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.create import create_run_dir, write_owner
 from torchmuster.errors import ChannelError, SessionBusyError
-from torchmuster.multirun.cli.places import error_at_end
+from torchmuster.multirun.cli.session import error_at_end
 from torchmuster.multirun.engine import HeldSession, ended
 from torchmuster.multirun.server.call import SESSION_FILE, SessionAgent
-from torchmuster.multirun.sweep.hosts import error_of_start
+from torchmuster.multirun.sweep.runs import error_of_start
 from torchmuster.multirun.views.sessions import why_gone
 
 FILE = "sessions.txt"

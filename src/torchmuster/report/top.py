@@ -15,7 +15,7 @@ from torchmuster.launcher.ui.run_lines import (
     table_lines,
     task_lines,
 )
-from torchmuster.launcher.ui.words import DASH, Line, Span, line
+from torchmuster.launcher.ui.table import DASH, Line, Span, line
 
 
 class Page(enum.Enum):

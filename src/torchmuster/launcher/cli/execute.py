@@ -120,7 +120,7 @@ def _command_of(
 def _run_at_rank(view: "RunView", rank: int | None, node: str | None, order: "ExecOrder") -> int:
     import asyncio
 
-    from torchmuster.launcher.views.ranks import execute_at_rank
+    from torchmuster.launcher.views.execute import execute_at_rank
 
     word = f"node {node}" if node is not None else f"rank {rank or 0}"
     try:

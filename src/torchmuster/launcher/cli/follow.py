@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchmuster.core.model.plan import RunPlan
     from torchmuster.core.model.verdict import Result
     from torchmuster.launcher.engines.base import Dialect
-    from torchmuster.launcher.views.debugger import DebuggerServer
+    from torchmuster.launcher.views.execute import DebuggerServer
 
 _BEGIN_S = 5.0  # a shorter run needs no status, and a start needs the processor
 _EVERY_S = 2.0  # as often as agents report
@@ -57,9 +57,9 @@ class StatusLine:
         if self._ends.wait(_BEGIN_S):
             return
         from torchmuster.core.owner.record import DAMAGED
-        from torchmuster.launcher.ui.status_line import status_rows
-        from torchmuster.launcher.views.board_watch import BoardWatch
+        from torchmuster.launcher.ui.run_lines import status_rows
         from torchmuster.launcher.views.find import view_run
+        from torchmuster.launcher.views.head_call import BoardWatch
         from torchmuster.launcher.views.live import LiveReader
 
         view = view_run(self._run_dir)
@@ -108,7 +108,7 @@ class DebuggerScreen:
         """Start listening if the run has a debugger."""
         if getattr(self._plan, "debugger", None) is None:
             return
-        from torchmuster.launcher.views.debugger import DebuggerServer
+        from torchmuster.launcher.views.execute import DebuggerServer
 
         folder, voice = self._plan.program.cwd, self._voice
         self._server = DebuggerServer(self._run_dir, folder, voice.explain, voice.print)

@@ -21,8 +21,8 @@ def stacks(run: str, *, as_json: bool) -> int:
     import asyncio
     import json
 
+    from torchmuster.launcher.views.execute import ask_stacks
     from torchmuster.launcher.views.find import find_run
-    from torchmuster.launcher.views.ranks import ask_stacks
 
     found = asyncio.run(ask_stacks(find_run(run)))
     if as_json:

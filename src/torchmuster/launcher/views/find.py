@@ -26,7 +26,7 @@ from torchmuster.core.owner.record import (
     read_result,
     unreadable,
 )
-from torchmuster.errors import NotFoundError
+from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.model.run import RunRecord, record_of
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
@@ -370,22 +370,25 @@ def owner_is_here(run_dir: RunDir) -> bool:
     return owner_lives(run_dir)
 
 
+def owner_is_on(view: RunView, ssh: str, command: str) -> ChannelError:
+    """Return the error for a run whose owner is on another machine, where a command would help."""
+    owner = atomic.read_json(view.run_dir.owner)
+    host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
+    what = f"the owner of the run {view.run_id} is on {host}"
+    return ChannelError(what, fix=f"{ssh} {host} muster {command}")
+
+
 def owner_lives(run_dir: RunDir) -> bool:
     """Return whether the owning process or job still exists; on another machine, assume so."""
-    if os.path.isfile(run_dir.job):
-        return _job_lives(run_dir)
+    if os.path.isfile(run_dir.job):  # a job that the scheduler has forgotten has ended
+        job = view_job(run_dir)
+        return job is not None and not job.state.is_final
     if os.path.isfile(run_dir.jobs):  # even if other files are damaged
         view: ViewOfKind | None = plugs.find("kinds", "workflow view")
         return view is not None and not view(run_dir, RunRecord()).state.is_final
     if os.path.isfile(run_dir.arrays):
         return not view_run(run_dir).state.is_final
     return owner_process_lives(run_dir)
-
-
-def _job_lives(run_dir: RunDir) -> bool:
-    """Ask the scheduler whether the job lives; a job that it has forgotten has ended."""
-    view = view_job(run_dir)
-    return view is not None and not view.state.is_final
 
 
 def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:

@@ -17,24 +17,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import click
 
 from torchmuster.core import proc
 from torchmuster.core.cli import ending
-from torchmuster.core.cli.run import RunCommand, request_of
+from torchmuster.core.cli.run import RunCommand, check_debugger, choose_id, request_of, start_run
 from torchmuster.core.cli.run import run as run_command
+from torchmuster.core.files.layout import muster_home
 from torchmuster.core.model.text import span
 from torchmuster.core.model.verdict import AT_ONCE
+from torchmuster.core.spec.launch import RunRequest, plan_run
+from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import MusterError
 from torchmuster.multirun.cli.forks import import_for_runs, run_client
-
-if TYPE_CHECKING:
-    from torchmuster.core.spec.launch import RunRequest
-    from torchmuster.multirun.server.messages import ClientProcess, SessionSetup
-    from torchmuster.multirun.watched import SavedFiles
-
+from torchmuster.multirun.cli.session import (
+    end_session,
+    find_session_place,
+    start_session,
+    wait_until_open,
+)
+from torchmuster.multirun.server.call import client_lives, read_setup, this_process
+from torchmuster.multirun.server.messages import ClientProcess, SessionSetup
+from torchmuster.multirun.views.sessions import find_session, living_sessions, plan_of
+from torchmuster.multirun.watched import SavedFiles
 
 # Decide what `muster dev` does after a saved file, a key or the end of a run; without I/O.
 
@@ -105,30 +112,24 @@ class DevLoop:
         return Act.CANCEL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastRun:
-    """The run that has ended.
+def status_of(
+    code: int, took_s: float, saved: Sequence[str], saved_at: str, *, has_keys: bool
+) -> str:
+    """Return the status line below the output of a run.
 
-    Attributes:
+    Args:
         code: Its exit code.
         took_s: The time from its start to its end.
-        saved: The files saved before it, relative to the folder; `saved_at` is the time of day.
+        saved: The files saved before it, relative to the folder.
+        saved_at: The time of day at which they were.
+        has_keys: Whether the user can press keys.
     """
-
-    code: int
-    took_s: float
-    saved: tuple[str, ...] = ()
-    saved_at: str = ""
-
-
-def status_of(last: LastRun, *, has_keys: bool) -> str:
-    """Return the status line below the output of a run."""
     parts = []
-    if last.saved:
-        more = f" and {len(last.saved) - 1} more" if len(last.saved) > 1 else ""
-        parts.append(f"saved {last.saved[0]}{more} {last.saved_at}")
-    took = span(last.took_s)
-    parts.append(f"ran {took}" if last.code == 0 else f"failed in {took} (exit code {last.code})")
+    if saved:
+        more = f" and {len(saved) - 1} more" if len(saved) > 1 else ""
+        parts.append(f"saved {saved[0]}{more} {saved_at}")
+    took = span(took_s)
+    parts.append(f"ran {took}" if code == 0 else f"failed in {took} (exit code {code})")
     keys = " (Enter: again, q: quit)" if has_keys else ""
     return "; ".join([*parts, f"waiting for a change{keys}"])
 
@@ -180,7 +181,6 @@ def dev(*, until_error: bool, **given: Any) -> int:
         given["max_restarts"] = 0
     asked = request_of({**dict.fromkeys(_NOT_HERE), **_off(), **given})
     _check(asked, given)
-    from torchmuster.multirun.watched import SavedFiles
 
     with _Session(asked, given) as held:
         watch = SavedFiles(_folders(asked))
@@ -200,11 +200,6 @@ def _check(request: "RunRequest", given: dict[str, Any]) -> None:
     Raises:
         ManyErrors: All problems of the command line.
     """
-    from torchmuster.core.cli.run import check_debugger, choose_id
-    from torchmuster.core.spec.launch import plan_run
-    from torchmuster.core.spec.problems import Problems
-    from torchmuster.multirun.cli.session import find_session_place
-
     problems = Problems()
     check_debugger(request, problems)
     if request.session is None:
@@ -257,9 +252,6 @@ class _Session:
             NotFoundError: The user has named a session that is not alive.
             click.exceptions.Exit: The session can't be started; the error has been printed.
         """
-        from torchmuster.multirun.server.call import read_setup, this_process
-        from torchmuster.multirun.views.sessions import find_session, living_sessions
-
         if self._request.session is not None:
             find_session(self._request.session)
             return
@@ -284,9 +276,6 @@ class _Session:
 
     def _folder_of(self, setup: "SessionSetup") -> str:
         """Return the folder whose runs may use a session; empty if it is another's, or ends."""
-        from torchmuster.multirun.server.call import client_lives
-        from torchmuster.multirun.views.sessions import find_session, plan_of
-
         lives = client_lives(setup)
         if lives is False:  # on other nodes it stays for a while
             with contextlib.suppress(MusterError):
@@ -294,8 +283,6 @@ class _Session:
         return "" if lives else setup.folder
 
     def _warn_of_other_dev(self, setups: "Iterable[SessionSetup]") -> None:
-        from torchmuster.multirun.server.call import client_lives
-
         for one in setups:
             if one.client is not None and one.folder == os.getcwd() and client_lives(one):
                 other = f"another `muster dev` runs in this folder (process {one.client.pid})"
@@ -304,22 +291,16 @@ class _Session:
 
     def _start(self, lock: int) -> int:
         """Start the session and wait until it is open; release the lock when others can see it."""
-        from torchmuster.core.spec.problems import Problems
-        from torchmuster.multirun.cli import session
-
         names = (*_OF_SESSION, "nproc_per_node", "preload", "python")
         given = {name: self._given[name] for name in names}
         nodes = int(self._request.nodes) if self._request.nodes else None
         own = {"nodes": nodes, "name": self.name, "idle": _IDLE, "client": self._client}
-        held = session.start_session({**given, **own}, Problems())
+        held = start_session({**given, **own}, Problems())
         os.close(lock)
-        session.wait_until_open(held, self.name)
+        wait_until_open(held, self.name)
         return 0
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        from torchmuster.multirun.cli.session import end_session
-        from torchmuster.multirun.views.sessions import find_session
-
         if self._is_own:
             with contextlib.suppress(MusterError):  # it has already ended
                 end_session(find_session(self.name).run_dir, self.name)
@@ -332,8 +313,6 @@ def _name_lock() -> Iterator[int]:
     A process forked meanwhile holds it too, until it closes the descriptor. File systems without
     locks get none.
     """
-    from torchmuster.core.files.layout import muster_home
-
     home = muster_home()
     os.makedirs(home, mode=0o700, exist_ok=True)
     lock = os.open(os.path.join(home, "dev.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -415,18 +394,19 @@ class _Runner:
     def _start(self) -> None:
         self._status = ""
         self._held.open()
-        if _is_terminal():
+        if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             sys.stdout.write("\x1b[H\x1b[2J")  # keeps the scrollback
         sys.stdout.flush()
         sys.stderr.flush()
         request = self._held.without_place(self._asked)
         self._began_at = time.monotonic()
-        with self._keys.lent(to_child=self._asked.pdb):
-            parent = os.getpid()
-            self._pid = os.fork()
-            if self._pid == 0:
-                proc.die_with_parent(parent)
-                run_client(partial(_run, request), 0 if self._asked.pdb else None)
+        if self._asked.pdb:
+            self._keys.lend()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            proc.die_with_parent(parent)
+            run_client(partial(_run, request), 0 if self._asked.pdb else None)
         self._pidfd = os.pidfd_open(self._pid)
 
     def _cancel(self) -> None:
@@ -445,20 +425,15 @@ class _Runner:
         if act is Act.START:
             return self._loop.start()
         if act is None:
-            last = LastRun(
-                code=self._code,
-                took_s=time.monotonic() - self._began_at,
-                saved=self._saved,
-                saved_at=self._saved_at,
+            took_s, has_keys = time.monotonic() - self._began_at, self._keys.is_terminal
+            self._status = status_of(
+                self._code, took_s, self._saved, self._saved_at, has_keys=has_keys
             )
-            self._status = status_of(last, has_keys=self._keys.is_terminal)
             say(self._status)
         return act
 
 
 def _run(request: "RunRequest") -> int:
-    from torchmuster.core.cli.run import start_run
-
     ending.is_brief = True
     return start_run(request)
 
@@ -521,13 +496,10 @@ class _Keys:
             with contextlib.suppress(termios.error):  # the terminal has gone
                 termios.tcsetattr(self.fd, termios.TCSADRAIN, self._before)
 
-    @contextlib.contextmanager
-    def lent(self, *, to_child: bool) -> Iterator[None]:
-        """Give the terminal to the child that is started in this context, if `to_child`."""
-        if to_child:
-            self._is_lent = True
-            self._give_back()
-        yield
+    def lend(self) -> None:
+        """Give the terminal to the child that is started now."""
+        self._is_lent = True
+        self._give_back()
 
     def fds(self, *, idle: bool) -> Sequence[int]:
         """Return the descriptors to poll for keys."""
@@ -548,10 +520,6 @@ def _is_in_front(fd: int) -> bool:
         return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
         return False
-
-
-def _is_terminal() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def say(sentence: str) -> None:

@@ -42,7 +42,7 @@ _CLIENT_MODULES = (
     "torchmuster.core.owner.supervise",
     "torchmuster.launcher.views.account",
     "torchmuster.launcher.views.control",
-    "torchmuster.launcher.views.debugger",
+    "torchmuster.launcher.views.execute",
     "torchmuster.multirun.views.sessions",
     "torchmuster.report.at_end",
     "torchmuster.core.spec.launch",

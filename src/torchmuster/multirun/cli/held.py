@@ -94,7 +94,7 @@ class SessionPlace(Place):
         return plan if self.is_here else self._on_its_nodes(plan, request)
 
     def _on_its_nodes(self, plan: "RunPlan", request: "RunRequest") -> "RunPlan":
-        from torchmuster.multirun.cli.places import run_node_setup
+        from torchmuster.multirun.cli.session import run_node_setup
 
         given = request.python is not None
         return replace(
@@ -113,7 +113,7 @@ class SessionPlace(Place):
         from torchmuster.core.cli.ending import go_to_the_background
         from torchmuster.core.owner.detach import start_background_owner
         from torchmuster.core.owner.session import own_terminal
-        from torchmuster.multirun.cli.places import say_when_it_ends
+        from torchmuster.multirun.cli.session import say_when_it_ends
         from torchmuster.multirun.engine import SessionEngine
 
         if self.is_here:

@@ -1,160 +1,164 @@
-"""The cells of sweeps and sessions: how each starts at each place for runs."""
+"""The plan of a sweep from the command line, and its cells: how it starts at each place for runs."""
 
-import json
+import ast
 import os
-import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from torchmuster.core import proc
 from torchmuster.core.cli.place import JOB_OPTIONS, say_ignored_of_a_job, warn
-from torchmuster.errors import ChannelError, MusterError, UsageError
+from torchmuster.core.model.plan import ScriptKind
+from torchmuster.core.owner.create import choose_run_id
+from torchmuster.core.spec.launch import RunRequest, plan_run
+from torchmuster.core.spec.problems import Problems
+from torchmuster.errors import UsageError
+from torchmuster.multirun.sweep.plan import (
+    MetricChoice,
+    MetricGoal,
+    SweepPlace,
+    SweepPlan,
+    ValueStyle,
+)
+from torchmuster.multirun.sweep.space import check_members, plan_members
 
 if TYPE_CHECKING:
-    from torchmuster.core.files.layout import RunDir
-    from torchmuster.core.model.plan import NodeSetup, RunPlan
-    from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.spec.site import Site
-    from torchmuster.multirun.server.messages import SessionSetup
-    from torchmuster.multirun.sweep.plan import SweepPlace, SweepPlan
 
 
-# What sessions need: node setup, the owner, the wait for the job, and errors at the end.
+# Options that mean for a member what they mean for a run.
+_OF_MEMBER = (
+    *("script", "args", "module", "python", "set_env", "preload", "start", "grace", "time_limit"),
+    *("queue", "account", "cpus_per_node", "gpus_per_node", "mem"),
+)
 
 
-_SOON_S = 600.0
+def sweep_request(given: dict[str, Any], *, in_pods: bool = False) -> "RunRequest":
+    """Return the request for a member of a sweep, as for `muster run`.
 
-
-def with_site(plan: "RunPlan", site: "Site", *, python_given: bool) -> "RunPlan":
-    """Return the plan with the site's node setup; the servers learn which variables the site sets."""
-    from torchmuster.core.model import contract
-    from torchmuster.launcher.engines.sites import with_node_setup
-
-    of_site = dict(site.environment)
-    own = tuple((name, text) for name, text in plan.node_setup.environment if name not in of_site)
-    names = (contract.SITE_NAMES_VARIABLE, " ".join(of_site))
-    plan = replace(plan, node_setup=replace(plan.node_setup, environment=(*own, names)))
-    return with_node_setup(plan, site, python_given=python_given)
-
-
-def run_node_setup(setup: "NodeSetup", of_session: "RunPlan", *, python_given: bool) -> "NodeSetup":
-    """Return the node setup for a run in a session.
-
-    The servers have already done the session's; a restart outside of the session does it again.
+    Raises:
+        UsageError: It has several nodes and no pods; only a session can do that.
     """
-    from torchmuster.core.model import contract
-
-    theirs = of_session.node_setup
-    variables = dict(theirs.environment)
-    of_site = variables.get(contract.SITE_NAMES_VARIABLE, "").split()
-    exports = tuple(f"export {name}={shlex.quote(variables[name])}" for name in of_site)
-    return replace(
-        setup,
-        lines=(*exports, *theirs.lines),
-        scratch=theirs.scratch,
-        origin=theirs.origin,
-        python_follows=theirs.python_follows and not python_given,
-    )
-
-
-def with_session_setup(plan: "RunPlan", setup: "SessionSetup") -> "RunPlan":
-    """Pass the setup to the servers by a variable: not every node sees the client's files."""
-    from torchmuster.core.model import codec, contract
-
-    text = json.dumps(codec.to_plain(setup))
-    added = (*plan.node_setup.environment, (contract.SESSION_VARIABLE, text))
-    return replace(plan, node_setup=replace(plan.node_setup, environment=added))
-
-
-def start_owner(argv: list[str], run_dir: "RunDir", *, own_package: bool = False) -> None:
-    """Start the owner of a session in the background."""
-    from torchmuster.core.owner.create import write_owner
-
-    log = os.open(run_dir.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    environment = proc.own_package_environment() if own_package else None
-    try:
-        child = proc.start(argv, env=environment, stdout=log, stderr=log)
-    finally:
-        os.close(log)
-    write_owner(run_dir, child.pid)
-
-
-class JobWait:
-    """Reports the state of a session's job until the session is open."""
-
-    def __init__(self, run_dir: "RunDir") -> None:
-        from torchmuster.launcher.jobs.batch import JobReportFilter
-
-        self._run_dir, self._news = run_dir, JobReportFilter()
-
-    def look(self, name: str) -> None:
-        """Ask for the state of the job, and print it if it is news.
-
-        Raises:
-            MusterError: The job has ended.
-        """
-        from torchmuster.core.files.layout import last_lines
-        from torchmuster.launcher.jobs.links import view_newest
-        from torchmuster.launcher.model.job import describe_job
-
-        view = view_newest(self._run_dir)
-        if view is None:
-            return
-        text = describe_job(view)
-        if self._news.should_report(text, view, time.monotonic()):
-            click.echo(f"muster: {text}", err=True)
-        if view.state.is_final:
-            raise MusterError(
-                f"the session {name} has ended before it was open",
-                where=self._run_dir.job_log,
-                why="\n".join(last_lines(self._run_dir.job_log, 12)) or view.reason,
-                fix=f"muster session start --name {name}",
-            )
-
-
-def error_at_end(run_dir: "RunDir", name: str) -> MusterError:
-    """Return the error for a session that ended before it was open, with its result's report."""
-    from torchmuster.core.files.layout import short_id
-    from torchmuster.core.owner.record import read_result
-
-    what, result = f"the session {name} has ended before it was open", read_result(run_dir)
-    report = result.report if result is not None else None
-    has_logs = os.path.isdir(run_dir.logs) and any(
-        entry.startswith("attempt-") for entry in os.listdir(run_dir.logs)
-    )
-    logs = f"muster logs {short_id(os.path.basename(run_dir.path))}" if has_logs else None
-    if report is None:
-        return MusterError(what, where=run_dir.path, fix=logs or f"cat {run_dir.supervisor_log}")
-    at = f"at: {report.at}" if report.at is not None else ""
-    why = "\n".join(filter(None, (report.error, at, *report.because)))
-    return MusterError(what, where=run_dir.path, why=why, fix=report.hint or logs)
-
-
-def say_when_it_ends(run_dir: "RunDir", name: str) -> None:
-    """Warn if the session's time limit ends soon; its idle time starts again with the run."""
-    from torchmuster.core.model.text import in_minutes
-    from torchmuster.multirun.server import messages
-    from torchmuster.multirun.server.call import ask
-
-    try:
-        state = ask(run_dir, 0, messages.AskServerState())
-    except ChannelError:
-        return  # the start of the run reports it
-    if not isinstance(state, messages.SessionServerState):
-        return
-    left_s = state.ends_in_s
-    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
-        click.echo(
-            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
+    if given["nodes"] > 1 and not in_pods:
+        raise UsageError(
+            "members of several nodes are for clusters whose nodes are pods",
+            where="--nodes",
+            fix="`muster session start --nodes N`, then `muster sweep --session NAME`, runs each member on all nodes",
         )
+    return RunRequest(
+        call=given.get("call"),
+        nproc_per_node=given["nproc_per_node"] or "1",
+        nodes=str(given["nodes"]) if in_pods else None,
+        tee="none",
+        **{name: given[name] for name in _OF_MEMBER},
+    )
 
 
-# `muster sweep --hosts a,b`: slots on hosts.
+def plan_sweep(
+    given: dict[str, Any],
+    request: "RunRequest",
+    gpus: "Sequence[str]",
+    problems: "Problems",
+    *,
+    is_job: bool = False,
+) -> "SweepPlan":
+    """Return the plan of a sweep.
+
+    Args:
+        given: The options of the command line.
+        request: The request for a member.
+        gpus: The GPUs of this machine, or of a node of the job.
+        problems: The problems found so far.
+        is_job: Whether members run elsewhere, so this machine does not limit the slots.
+
+    Raises:
+        ManyErrors: All problems of the command line.
+    """
+    run_id = ""
+    try:
+        run_id = choose_run_id(given["script"], given["run_id"], given["name"])
+    except UsageError as error:
+        problems.found.append(error)
+    if (order := given.get("order")) is not None:
+        names, members = check_members(order.names, order.members, problems)
+    else:
+        names, members = plan_members(given["grid"], given["zipped"], problems)
+    if given["stop"] is not None and given["metric"] is None:
+        fix = "--metric loss, or another that the script records or prints"
+        problems.add("`--stop` compares members by a metric", "--stop", fix=fix)
+    run = problems.checked(plan_run(request, run_id, gpus, problems, simulated=not is_job))
+    script: str | None = os.path.join(run.program.cwd, run.program.target)
+    if run.program.kind is not ScriptKind.FILE:
+        script = run.program.call.module_file if run.program.call is not None else None
+    is_alone = script is not None and run.num_workers(0) == 1 and not is_job
+    if is_alone and needs_only_the_standard_library(str(script)):
+        run = replace(run, program=replace(run.program, has_torch=False))
+    metric = None
+    if given["metric"] is not None:
+        metric = MetricChoice(name=given["metric"], goal=MetricGoal(given["goal"]))
+    room = len(gpus) * given["per_gpu"] if gpus else len(os.sched_getaffinity(0))
+    slots = given["slots"] or (len(members) if is_job else max(1, room // run.num_workers(0)))
+    return SweepPlan(
+        run=run,
+        names=names,
+        members=members,
+        style=ValueStyle(given["style"]),
+        slots=min(slots, len(members)),
+        per_gpu=given["per_gpu"],
+        metric=metric,
+        stop=given["stop"],
+    )
+
+
+# A script that imports the standard library only: the exit of a process with torch costs 0.25 s of
+# CPU time, that of a small one 0.01 s.
+
+
+_MOST_FILES = 200
+
+
+def needs_only_the_standard_library(script: str) -> bool:
+    """Return whether a script and its neighbouring modules import the standard library only.
+
+    Return False if that can't be determined.
+    """
+    folder = os.path.dirname(os.path.abspath(script))
+    waiting, seen = [script], set[str]()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        names = _imported(path)
+        if names is None or len(seen) > _MOST_FILES:
+            return False
+        for name in names:
+            neighbour = os.path.join(folder, f"{name}.py")
+            if os.path.isfile(neighbour):
+                waiting.append(neighbour)
+            elif name not in sys.stdlib_module_names:
+                return False
+    return True
+
+
+def _imported(path: str) -> set[str] | None:
+    """Return the top-level names that a file imports; None if they can't be determined."""
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level or not node.module:
+                return None
+            names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Name) and node.id in ("__import__", "exec", "eval"):
+            return None
+    return None if names & {"importlib", "runpy"} else names
 
 
 def plan_on_hosts(given: dict[str, Any], site: "Site", problems: "Problems") -> "SweepPlan":
@@ -165,7 +169,6 @@ def plan_on_hosts(given: dict[str, Any], site: "Site", problems: "Problems") -> 
     """
     from torchmuster.launcher.engines.sites import with_node_setup
     from torchmuster.launcher.spec.site import site_hosts
-    from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
 
     hosts = [host.name for host in site_hosts(site)]
     request = sweep_request(given)
@@ -182,7 +185,6 @@ def _places(
     site: str, hosts: Sequence[str], num_slots: int, num_gpus: int, num_workers: int
 ) -> "tuple[SweepPlace, ...]":
     """Return where the slots are: round-robin over the hosts, and over the GPUs of each."""
-    from torchmuster.multirun.sweep.plan import SweepPlace
     from torchmuster.multirun.sweep.runs import gpus_of_slots
 
     on_one = -(-num_slots // len(hosts))
@@ -191,6 +193,9 @@ def _places(
         SweepPlace(site=site, host=hosts[slot % len(hosts)], gpus=gpus[slot // len(hosts)])
         for slot in range(num_slots)
     )
+
+
+# The cells.
 
 
 StartSweep = Callable[..., int]  # takes a plan, and its folder if it exists already
@@ -221,8 +226,6 @@ class SweepNowhere(SweepCell):
     """A sweep at an invalid place, already noted as a problem: only find all other problems."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
-        from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
-
         return start(plan_sweep(given, sweep_request(given), [], problems, is_job=True))
 
 
@@ -231,7 +234,6 @@ class SweepHere(SweepCell):
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         from torchmuster.core.node.kernel import visible_gpus
-        from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
 
         gpus = visible_gpus()
         say_ignored_of_a_job(self.place, given)
@@ -277,8 +279,6 @@ class SweepInSession(SweepCell):
     """A sweep in a session: its members run one after the other, each on all nodes."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
-        from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
-
         options = {"engine": "--on", "hosts": "--hosts", "hostfile": "--hostfile", **JOB_OPTIONS}
         others = [word for option, word in options.items() if given.get(option) is not None]
         for word in [*others, *["--per-gpu"] * (given["per_gpu"] > 1)]:
@@ -293,136 +293,3 @@ class SweepInSession(SweepCell):
         request = held.sweep_request(sweep_request(given), given)
         plan = plan_sweep({**given, "slots": 1}, request, list(held.gpus), problems, is_job=is_job)
         return start(replace(plan, run=held.sweep_run(plan.run, given["python"])))
-
-
-class SessionCell:
-    """A session at a place for runs.
-
-    Attributes:
-        refusal: Why no session can be held here; empty if one can.
-    """
-
-    refusal = ""
-
-    def __init__(self, place: Any) -> None:
-        self.place = place
-
-    @property
-    def most_nodes(self) -> int | None:
-        """The number of nodes it can hold; None for any number."""
-        return None
-
-    def settle(
-        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
-    ) -> "RunPlan":
-        """Return the session's plan for its nodes here; `given` are the command line's options."""
-        raise NotImplementedError
-
-    def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Start the session's owner."""
-        raise NotImplementedError
-
-
-class SessionHere(SessionCell):
-    """A session on this machine."""
-
-    def settle(
-        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
-    ) -> "RunPlan":
-        del setup, given
-        return plan
-
-    def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        from torchmuster.core.owner.detach import start_background_owner
-
-        del plan, given
-        start_background_owner(run_dir)
-
-
-class SessionInJob(SessionCell):
-    """A session on the nodes of the job around this shell."""
-
-    @property
-    def most_nodes(self) -> int:
-        return len(self.place.job.nodes)
-
-    def settle(
-        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
-    ) -> "RunPlan":
-        del given
-        job = self.place.from_here or self.place.job
-        names = job.node_names[: plan.max_nodes]
-        plan = replace(plan, node_names=names, engine=self.place.name, job_id=self.place.job_id)
-        return with_session_setup(plan, setup)
-
-    def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Start `conduct`, which heads a run in a job, on the first node in the background."""
-        from torchmuster.core import proc
-        from torchmuster.core.model.codec import to_arguments
-        from torchmuster.core.model.plan import WARN_S
-        from torchmuster.launcher.jobs.succession import ConductOptions
-
-        del given
-        conduct = ConductOptions(run_dir=run_dir.path, engine=plan.engine, warn=WARN_S)
-        words = proc.node_program("conduct", *to_arguments(conduct))
-        is_here, job = self.place.from_here is not None, self.place.job
-        start_owner(words if is_here else job.argv(job.nodes[0], words), run_dir)
-
-
-class SessionOnHosts(SessionCell):
-    """A session on ssh hosts."""
-
-    @property
-    def most_nodes(self) -> int:
-        return len(self.place.wishes.hosts)
-
-    def settle(
-        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
-    ) -> "RunPlan":
-        names = tuple(host.name for host in self.place.wishes.hosts)[: plan.max_nodes]
-        plan = replace(plan, engine=self.place.name, node_names=names)
-        plan = with_site(plan, self.place.site, python_given=given["python"] is not None)
-        if not setup.preload:  # without the user's own modules no code is copied
-            plan = replace(plan, program=replace(plan.program, cwd="/"))
-        return with_session_setup(plan, replace(setup, folder="", variables=()))
-
-    def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Start `muster session hold` in the background: it keeps the connections."""
-        del plan
-        words = [w for o in ("hosts", "hostfile") if given[o] for w in (f"--{o}", given[o])]
-        argv = [sys.executable, "-m", "torchmuster", "session", "hold", run_dir.path]
-        start_owner([*argv, "--on", self.place.name, *words], run_dir, own_package=True)
-
-
-class SessionAsJob(SessionCell):
-    """A session as a job of a scheduler."""
-
-    def settle(
-        self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
-    ) -> "RunPlan":
-        plan = replace(plan, engine=self.place.name)
-        plan = with_site(plan, self.place.site, python_given=given["python"] is not None)
-        return with_session_setup(plan, setup)
-
-    def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
-        """Submit the job that owns the session.
-
-        Raises:
-            MusterError: The scheduler has refused the job.
-        """
-        from torchmuster.core.spec.launch import RunRequest, read_job_limits
-        from torchmuster.core.spec.problems import Problems
-        from torchmuster.launcher.jobs.jobs import make_job, note_refusal, submit_job
-
-        named = ("queue", "account", "cpus_per_node", "gpus_per_node", "mem", "time_limit")
-        request = RunRequest(script="session", **{name: given[name] for name in named})
-        limits = read_job_limits(request, Problems())
-        with note_refusal(run_dir):
-            job = make_job(plan, run_dir, self.place.site, request, limits)
-            submit_job(job, run_dir, self.place.dialect)
-
-
-class NoSessionInPods(SessionCell):
-    """Sessions in pods, which are not possible yet."""
-
-    refusal = "pods of a session are not made yet"

@@ -71,7 +71,7 @@ def _read_once(view: "RunView") -> "LiveRun":
 
     if view.state.is_final or not view.has_ranks:
         return LiveReader(view.run_dir).read()
-    from torchmuster.launcher.views.board_watch import BoardWatch
+    from torchmuster.launcher.views.head_call import BoardWatch
 
     watch = BoardWatch(view)
     watch.start()

@@ -27,7 +27,7 @@ from torchmuster.core.plainfile import write_all
 from torchmuster.errors import MusterError
 from torchmuster.launcher.head.hangs.watch import rank_first
 from torchmuster.launcher.model.live import LiveRow, LiveRun
-from torchmuster.launcher.ui.words import Line
+from torchmuster.launcher.ui.table import Line
 from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
 from torchmuster.launcher.views.execute import RawTerminal
 from torchmuster.launcher.views.find import find_run
@@ -52,7 +52,7 @@ from torchmuster.report.top import (
 
 if TYPE_CHECKING:
     from torchmuster.launcher.model.progress import RankSample
-    from torchmuster.launcher.views.board_watch import BoardWatch
+    from torchmuster.launcher.views.head_call import BoardWatch
 
 # From the bytes of a terminal to the names of keys.
 
@@ -328,7 +328,7 @@ class _Viewer:
         view = self._view
         if self._is_called or view is None or self._run is None:
             return
-        from torchmuster.launcher.views.board_watch import BoardWatch
+        from torchmuster.launcher.views.head_call import BoardWatch
 
         self._is_called = True
         if is_elsewhere(view.run_dir):
@@ -367,7 +367,7 @@ class _Viewer:
     def _stacks(self, rank: int | None) -> list[str]:
         import asyncio
 
-        from torchmuster.launcher.views.ranks import ask_stacks
+        from torchmuster.launcher.views.execute import ask_stacks
 
         if self._view is None:
             return []
