@@ -19,8 +19,10 @@ from torchmuster.report.story import (
     SeriesStory,
     Story,
     SweepStory,
+    figure,
+    node_time,
+    percent,
 )
-from torchmuster.report.words import figure, node_time, percent
 
 _BARS_UP_TO = 24  # ranks; more are drawn as columns
 _SLOWEST = 8

@@ -11,8 +11,15 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.text import span
 from torchmuster.core.owner.record import RecordTail
 from torchmuster.launcher.model.run import mapped, number, text, whole
-from torchmuster.report.story import FORM, RankTotals, SeriesStory, Story
-from torchmuster.report.words import figure, node_time, percent
+from torchmuster.report.story import (
+    FORM,
+    RankTotals,
+    SeriesStory,
+    Story,
+    figure,
+    node_time,
+    percent,
+)
 
 _MAX_LINES = 2000  # of the difference between two differences
 

@@ -14,12 +14,12 @@ import jinja2
 from markupsafe import Markup
 
 from torchmuster.core.model.text import span
-from torchmuster.report import plots, words
+from torchmuster.report import plots
 from torchmuster.report.charts import PHASES, PlotSheet
 from torchmuster.report.compare import Compared, Comparison, value_text
 from torchmuster.report.plots import PlotLabels, PlotLine
 from torchmuster.report.sheet import MAX_METRICS, Answer, sheet_of
-from torchmuster.report.story import SeriesStory, Story
+from torchmuster.report.story import SeriesStory, Story, clock, figure, node_time, percent
 
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{script}';"
@@ -51,9 +51,8 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("clock", "figure", "percent", "node_time"):
-        found.filters[name] = getattr(words, name)
-    found.filters["span"] = span
+    for show in (clock, figure, node_time, percent, span):
+        found.filters[show.__name__] = show
     return found
 
 

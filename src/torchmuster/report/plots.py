@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from torchmuster.core.model.text import span
 from torchmuster.launcher.model.run import thinned
-from torchmuster.report.words import figure
+from torchmuster.report.story import figure
 
 # Heat maps as PNG with a palette: 512 ranks by 240 time spans are one image, not 100,000 shapes.
 

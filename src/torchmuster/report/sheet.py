@@ -28,8 +28,10 @@ from torchmuster.report.story import (
     Story,
     SweepStory,
     TrainingStory,
+    figure,
+    node_time,
+    percent,
 )
-from torchmuster.report.words import figure, node_time, percent
 
 # Bars over time: attempts, ranks or nodes, tasks.
 

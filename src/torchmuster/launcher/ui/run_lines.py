@@ -19,6 +19,7 @@ from torchmuster.launcher.ui.table import (
     curve,
     curve_range,
     line,
+    render_table,
     show_bytes,
     show_mib,
     show_number,
@@ -144,26 +145,17 @@ def _bar(share: float, *, unicode: bool) -> str:
 
 def task_lines(run: LiveRun, chosen: int | None = None) -> list[Line]:
     """Return the header and a line per task of a workflow or member of a sweep; mark `chosen`."""
-    table = [("GROUP", "TASK", "STATE", "ATTEMPT", "WHY")]
-    table += [(t.group, t.name, t.state, str(t.attempt), t.why) for t in run.tasks]
-    shown = [[in_one_line(cell) for cell in row] for row in table]
-    widths = [max(len(row[at]) for row in shown) for at in range(len(table[0]))]
-    return [
-        line(
-            Span(
-                ("> " if number - 1 == chosen else "  ")
-                + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip(),
-                "title" if number == 0 else _style_of_task(row[2], is_chosen=number - 1 == chosen),
-            )
-        )
-        for number, row in enumerate(shown)
+    cells = [(t.group, t.name, t.state, str(t.attempt), t.why) for t in run.tasks]
+    header, *rows = render_table(("GROUP", "TASK", "STATE", "ATTEMPT", "WHY"), cells).split("\n")[
+        :-1
     ]
-
-
-def _style_of_task(state: str, *, is_chosen: bool) -> str:
-    if is_chosen:
-        return "chosen"
-    return "bad" if "failed" in state.lower() else ""
+    lines = [line(Span(f"  {header}", "title"))]
+    for number, (task, row) in enumerate(zip(run.tasks, rows, strict=True)):
+        style = "bad" if "failed" in task.state.lower() else ""
+        is_chosen = number == chosen
+        mark = "> " if is_chosen else "  "
+        lines.append(line(Span(mark + row, "chosen" if is_chosen else style)))
+    return lines
 
 
 def time_left_s(run: LiveRun) -> float | None:

@@ -722,7 +722,6 @@ class DebuggerServer:
         with stream:
 
             def write(task: str, number: int, data: bytes) -> None:
-                del task
                 if number == 1:
                     stream.sendall(data)
                 else:
@@ -742,7 +741,6 @@ class DebuggerServer:
         self._say(f"rank {rank} on {event.node} {what}; all ranks wait while you look ({keys})")
 
         def write(task: str, number: int, data: bytes) -> None:
-            del task, number
             view = memoryview(data)
             while view:
                 view = view[os.write(1, view) :]

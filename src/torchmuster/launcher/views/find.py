@@ -114,11 +114,6 @@ def _names() -> list[str]:
         ) from error
 
 
-def _last_run() -> RunDir | None:
-    """Return the run submitted last, without asking a scheduler."""
-    return next(iter(_last(filter(_is_of_user, all_dirs()), 1)), None)
-
-
 def _submitted(run_dir: RunDir) -> float:
     first = next(read_events(run_dir.events), None)
     return submitted_at(run_dir, first.at if first is not None else None)
@@ -189,8 +184,8 @@ def find_run(word: str) -> RunView:
     if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
         return _view_found(RunDir(exact))
     names = _names()
-    if word == "last" and (newest := _last_run()) is not None:
-        return _view_found(newest)
+    if word == "last" and (newest := _last(filter(_is_of_user, all_dirs()), 1)):
+        return _view_found(newest[0])  # without a question to a scheduler
     matching = [name for name in names if short_id(name) == word]
     # A name given with --name wins over a part of another name.
     matching = matching or _last_of_restarts(

@@ -71,7 +71,6 @@ class SessionPlace(Place):
     ) -> "RunPlan | None":
         from torchmuster.core.spec.launch import plan_run
 
-        del limits
         given = request if self.is_here else replace(request, python=None)
         plan = plan_run(given, run_id, self.gpus, problems, simulated=self.is_here)
         there = self._setup.nodes
@@ -170,7 +169,6 @@ def find_held(where: "Where", problems: "Problems") -> SessionPlace | None:
     Raises:
         NotFoundError: There is no such session.
     """
-    del problems
     return SessionPlace(where.session) if where.session is not None else None
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchmuster.core.cli.place import JOB_OPTIONS, say_ignored_of_a_job, warn
 from torchmuster.core.model.plan import ScriptKind
@@ -21,10 +21,6 @@ from torchmuster.multirun.sweep.plan import (
     ValueStyle,
 )
 from torchmuster.multirun.sweep.space import check_members, plan_members
-
-if TYPE_CHECKING:
-    from torchmuster.launcher.spec.site import Site
-
 
 # Options that mean for a member what they mean for a run.
 _OF_MEMBER = (
@@ -161,26 +157,6 @@ def _imported(path: str) -> set[str] | None:
     return None if names & {"importlib", "runpy"} else names
 
 
-def plan_on_hosts(given: dict[str, Any], site: "Site", problems: "Problems") -> "SweepPlan":
-    """Return the plan of a sweep with slots on ssh hosts, by default one on each.
-
-    Raises:
-        ManyErrors: All problems of the options and the hosts.
-    """
-    from torchmuster.launcher.engines.sites import with_node_setup
-    from torchmuster.launcher.spec.site import site_hosts
-
-    hosts = [host.name for host in site_hosts(site)]
-    request = sweep_request(given)
-    num_gpus = given["gpus_per_node"] or site.gpus_per_node or 0
-    slots = given["slots"] or len(hosts)
-    words = {**given, "slots": slots}
-    plan = plan_sweep(words, request, [], problems, is_job=True)
-    run = with_node_setup(plan.run, site, python_given=request.python is not None)
-    places = _places(site.name, hosts, plan.slots, num_gpus, run.num_workers(0))
-    return replace(plan, run=run, places=places)
-
-
 def _places(
     site: str, hosts: Sequence[str], num_slots: int, num_gpus: int, num_workers: int
 ) -> "tuple[SweepPlace, ...]":
@@ -256,13 +232,24 @@ class SweepInJob(SweepHere):
 
 
 class SweepOnHosts(SweepCell):
-    """A sweep on ssh hosts."""
+    """A sweep with slots on ssh hosts, by default one on each."""
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         if given["time_limit"] is not None:
             fix = "leave it out; `--stop` ends members early"
             raise UsageError("`--time` is for sweeps that are jobs", where="--time", fix=fix)
-        return start(plan_on_hosts(given, self.place.site, problems))
+        from torchmuster.launcher.engines.sites import with_node_setup
+        from torchmuster.launcher.spec.site import site_hosts
+
+        site = self.place.site
+        hosts = [host.name for host in site_hosts(site)]
+        request = sweep_request(given)
+        num_gpus = given["gpus_per_node"] or site.gpus_per_node or 0
+        words = {**given, "slots": given["slots"] or len(hosts)}
+        plan = plan_sweep(words, request, [], problems, is_job=True)
+        run = with_node_setup(plan.run, site, python_given=request.python is not None)
+        places = _places(site.name, hosts, plan.slots, num_gpus, run.num_workers(0))
+        return start(replace(plan, run=run, places=places))
 
 
 class SweepAsArray(SweepCell):
@@ -271,7 +258,6 @@ class SweepAsArray(SweepCell):
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         from torchmuster.multirun.cli.sweep_jobs import submit_sweep
 
-        del start
         return submit_sweep(given, self.place.site, problems)
 
 

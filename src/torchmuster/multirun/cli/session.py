@@ -208,13 +208,11 @@ class SessionHere(SessionCell):
     def settle(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
     ) -> "RunPlan":
-        del setup, given
         return plan
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
         from torchmuster.core.owner.detach import start_background_owner
 
-        del plan, given
         start_background_owner(run_dir)
 
 
@@ -228,7 +226,6 @@ class SessionInJob(SessionCell):
     def settle(
         self, plan: "RunPlan", setup: "SessionSetup", given: "Mapping[str, Any]"
     ) -> "RunPlan":
-        del given
         job = self.place.from_here or self.place.job
         names = job.node_names[: plan.max_nodes]
         plan = replace(plan, node_names=names, engine=self.place.name, job_id=self.place.job_id)
@@ -239,7 +236,6 @@ class SessionInJob(SessionCell):
         from torchmuster.core import proc
         from torchmuster.launcher.jobs.succession import ConductOptions
 
-        del given
         conduct = ConductOptions(run_dir=run_dir.path, engine=plan.engine, warn=WARN_S)
         words = proc.node_program("conduct", *to_arguments(conduct))
         is_here, job = self.place.from_here is not None, self.place.job
@@ -265,7 +261,6 @@ class SessionOnHosts(SessionCell):
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
         """Start `muster session hold` in the background: it keeps the connections."""
-        del plan
         words = [w for o in ("hosts", "hostfile") if given[o] for w in (f"--{o}", given[o])]
         argv = [sys.executable, "-m", "torchmuster", "session", "hold", run_dir.path]
         start_owner([*argv, "--on", self.place.name, *words], run_dir, own_package=True)
@@ -353,13 +348,11 @@ def start(**given: Any) -> int:
     problems = Problems()
     run_dir = start_session(given, problems)
     name = given["name"]
-    wait_until_open(run_dir, name)
-    view = _view(run_dir)
-    if view is not None and view.state is not None and view.state.problem:
+    view = wait_until_open(run_dir, name)
+    if view.state is not None and view.state.problem:
         click.echo(f"muster: nothing is imported ahead: {view.state.problem}", err=True)
-    where = view.where if view is not None else "this machine"
-    nodes = view.setup.nodes if view is not None else 1
-    words = f"{nodes} node{'s' if nodes != 1 else ''} of {where}"
+    nodes = view.setup.nodes
+    words = f"{nodes} node{'s' if nodes != 1 else ''} of {view.where}"
     click.echo(f"muster: session {name}: {words}; muster run --session {name} SCRIPT", err=True)
     return 0
 
@@ -485,8 +478,8 @@ def _duration(text: str, option: str, problems: "Problems") -> float | None:
     return seconds
 
 
-def wait_until_open(run_dir: "RunDir", name: str) -> None:
-    """Wait until all servers of a session are open.
+def wait_until_open(run_dir: RunDir, name: str) -> SessionView:
+    """Wait until all servers of a session are open; return its view.
 
     Raises:
         MusterError: The session has ended before it was open.
@@ -495,7 +488,7 @@ def wait_until_open(run_dir: "RunDir", name: str) -> None:
     while True:
         view = _view(run_dir)
         if view is not None and view.state is not None:
-            return
+            return view
         if wait is not None:
             wait.look(name)
         if not lives(run_dir):
@@ -518,7 +511,7 @@ def list_sessions(*, as_json: bool) -> int:
     if as_json:
         plain = [
             {
-                "run_id": view.run_id,
+                "run_id": os.path.basename(view.run_dir.path),
                 **codec.to_plain(view.setup),
                 "where": view.where,
                 "door": codec.to_plain(view.state) if view.state is not None else None,

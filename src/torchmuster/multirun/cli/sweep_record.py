@@ -30,7 +30,6 @@ def check_logs(view: "SweepRun", task: str | None) -> None:
     Raises:
         NotFoundError: Always, because only its members write logs.
     """
-    del task
     name = short_id(view.run_id)
     what = f"the sweep {name} writes no log of its own: each member does"
     raise NotFoundError(what, fix=f"muster logs {name}.0; muster status {name}")

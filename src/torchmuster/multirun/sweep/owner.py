@@ -101,7 +101,7 @@ class _MemberSpawnerLink:
         self._keeper.order(message, *fds)
 
 
-class ForkSlots:
+class ForkSlots(Slots):
     """Starts members as forks of one spawner.
 
     Args:
@@ -123,8 +123,6 @@ class ForkSlots:
         say: Callable[[str], None],
     ) -> None:
         self.voice: Voice = LogVoice(log, disk)
-        self.refusal: Report | None = None
-        self.is_busy = False  # no other runs use this spawner
         self._plan, self._disk, self._take_end, self._say = plan, disk, take_end, say
         self._folder = make_socket_folder()
         self._slots = [
@@ -144,11 +142,6 @@ class ForkSlots:
         self._keeper = SpawnerKeeper(plan.run.program, environment, path, OwnClock(), self)
 
     # Start and end.
-
-    def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
-        """Return None: all slots see the same files."""
-        del run_dir
-        return None
 
     async def open(self) -> None:
         """Start the spawner; wait until it can start members, or has failed: then set `refusal`.

@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
@@ -25,6 +24,7 @@ from torchmuster.core.model.verdict import AT_ONCE, Report
 from torchmuster.core.owner.create import write_owner
 from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError, SessionBusyError
+from torchmuster.launcher.api.failures import read_errors
 from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.views.account import find_saved
 from torchmuster.multirun.engine import HeldSession
@@ -71,60 +71,56 @@ def gpus_of_slots(
     return tuple(tuple(gpus[(f + w) % len(gpus)] for w in range(count)) for f in firsts)
 
 
-class Slots(Protocol):
-    """What the owner of a sweep needs of its slots."""
+class Slots:
+    """What the owner of a sweep needs of its slots.
 
-    @property
-    def refusal(self) -> Report | None:
-        """Return why no member can ever be started; None if members can be."""
+    Attributes:
+        refusal: Why no member can ever be started; None if members can be.
+        is_busy: Whether members must wait for another run.
+    """
 
-    @property
-    def is_busy(self) -> bool:
-        """Return whether members must wait for another run."""
+    refusal: Report | None = None
+    is_busy = False
 
     def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
         """Return the slots that see a member's snapshots; None if all do, or there are none."""
+        return None
 
     async def open(self) -> None:
         """Prepare the slots for members."""
+        raise NotImplementedError
 
     async def close(self) -> None:
         """End everything that still runs."""
+        raise NotImplementedError
 
     def start(self, number: int, run_dir: RunDir, attempt: int, slot_number: int) -> None:
         """Start a member in a slot."""
+        raise NotImplementedError
 
     def signal(self, number: int, signum: int) -> None:
         """Send a signal to a member, if it runs."""
+        raise NotImplementedError
 
 
 _POLL_S = 0.02
 _LOOK_FREE_S = 1.0  # between checks whether a session is free
 
 
-class RunSlots:
+class RunSlots(Slots):
     """Starts each member as a separate run, owned by a process that dies with us.
+
+    Each run reports itself why it can't start.
 
     Args:
         gpus: The GPUs of each slot; empty if the machine has none.
         take_end: Called with a member and how it ended.
-
-    Attributes:
-        refusal: Always None: each run reports itself why it can't start.
-        is_busy: Whether another run occupies the slot.
     """
 
     def __init__(self, gpus: Sequence[Sequence[str]], take_end: TakeEnd) -> None:
-        self.refusal: Report | None = None
-        self.is_busy = False
         self._gpus, self._take_end = gpus, take_end
         self._running: dict[int, tuple[proc.Child, RunDir]] = {}
         self._watching: asyncio.Task[None] | None = None
-
-    def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
-        """Return None: all slots see the same files."""
-        del run_dir
-        return None
 
     async def open(self) -> None:
         """Start watching for members that end."""
@@ -168,7 +164,6 @@ class RunSlots:
 
     def end_of(self, number: int, run_dir: RunDir) -> MemberEnd:
         """Return how a member has ended, from the result that its owner has written."""
-        del number
         result = read_result(run_dir)
         state = result.state if result is not None else RunState.LOST
         return MemberEnd(state=state, is_lost=result is None)
@@ -366,28 +361,14 @@ class HostSlots(RunSlots):
                 raise
             if status and words[0] == "start":
                 said = os.pread(log, 1 << 16, begin).decode(errors="replace")
-                raise error_of_start(said.splitlines(), path)
+                raise error_of_start(said, path)
         finally:
             os.close(log)
 
 
-def error_of_start(lines: Sequence[str], where: str) -> MusterError:
-    """Return the first error that the start of a session has printed.
-
-    The lines may also contain errors of other slots.
-    """
-    begins = [at for at, line in enumerate(lines) if line.startswith("error: ")]
-    if not begins:
+def error_of_start(text: str, where: str) -> MusterError:
+    """Return the first error that the start of a session has printed; others may be of other slots."""
+    errors = read_errors(text)
+    if not errors:
         return MusterError("a session for the slots can't be started", where=where)
-    first, after = begins[0], begins[1] if len(begins) > 1 else len(lines)
-    reasons, hint = list[str](), None
-    for line in lines[first + 1 : after]:
-        if line.startswith("  because: "):
-            reasons = [line.removeprefix("  because: ")]
-        elif line.startswith("    ") and reasons:
-            reasons.append(line.removeprefix("    "))
-        elif line.startswith("hint: "):
-            hint = line.removeprefix("hint: ")
-            break
-    error = lines[first].removeprefix("error: ")
-    return MusterError(error, where=where, why="\n".join(reasons) or None, fix=hint)
+    return MusterError(errors[0].what, where=where, why=errors[0].why, fix=errors[0].fix)

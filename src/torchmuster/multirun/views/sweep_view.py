@@ -517,7 +517,6 @@ def view_of_record(run_dir: RunDir, record: RunRecord) -> RunView:
     """Return the view of a sweep."""
     from torchmuster.launcher.views.find import owner_lives
 
-    del record  # `view_sweep` reads its members from it
     if os.path.isfile(run_dir.arrays):
         sweep = view_arrays(run_dir)
     else:
