@@ -150,8 +150,9 @@ def press(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order
         return _type(quiet, state.typed, key), None
     if state.asked is not None:
         return _answer(quiet, state.asked, key)
-    if key in _MOVES:
-        return _move(quiet, key, shown), None
+    move = _MOVES.get(key)
+    if move is not None:
+        return _move(quiet, move, shown), None
     if key in ("q", "escape", "left", "backspace"):
         return _back(quiet, key)
     if key in ("?", "h") and state.page is not Page.HELP:
@@ -220,7 +221,14 @@ def _show_log(state: ViewState, attempt: int | None, rank: int) -> tuple[ViewSta
     return replace(text, title=f"log of rank {rank}{of_attempt}"), ShowLog(rank, attempt)
 
 
-_MOVES = frozenset({"up", "down", "k", "j", "page-up", "page-down", "home", "end", "g", "G", " "})
+_MOVES = {
+    **{name: name for name in ("up", "down", "page-up", "page-down", "home", "end")},
+    "k": "up",
+    "j": "down",
+    " ": "page-down",
+    "g": "home",
+    "G": "end",
+}
 
 
 def _of_run(state: ViewState, key: str, shown: OnScreen) -> tuple[ViewState, Order | None]:
@@ -300,11 +308,11 @@ def _move(state: ViewState, key: str, shown: OnScreen) -> ViewState:
         return replace(state, chosen_rank=shown.ranks[at], first=first)
     last = max(shown.num_lines - shown.num_rows, 0)
     first = last if state.first < 0 else min(state.first, last)
-    by = {"up": -1, "k": -1, "down": 1, "j": 1, "page-up": -shown.num_rows}
-    if key in ("home", "g"):
+    by = {"up": -1, "down": 1, "page-up": -shown.num_rows}
+    if key == "home":
         return replace(state, first=0)
     to = first + by.get(key, shown.num_rows)
-    if key in ("end", "G") or (to >= last and state.page is Page.TEXT):
+    if key == "end" or (to >= last and state.page is Page.TEXT):
         return replace(state, first=-1 if state.page is Page.TEXT else last)
     return replace(state, first=min(max(to, 0), last))
 
@@ -316,14 +324,10 @@ def _index(known: Sequence[object], chosen: object) -> int:
 def _moved(at: int, key: str, num: int, num_rows: int) -> int:
     to = {
         "up": at - 1,
-        "k": at - 1,
         "down": at + 1,
-        "j": at + 1,
         "page-up": at - num_rows,
         "home": 0,
-        "g": 0,
         "end": num - 1,
-        "G": num - 1,
     }.get(key, at + num_rows)
     return min(max(to, 0), max(num - 1, 0))
 

@@ -54,6 +54,7 @@ from torchmuster.multirun.views.sessions import (
 )
 
 if TYPE_CHECKING:
+    from torchmuster.launcher.jobs.batch import JobReportFilter
     from torchmuster.launcher.spec.site import Site
 
 IDLE = "30m"
@@ -112,36 +113,28 @@ def start_owner(argv: list[str], run_dir: "RunDir", *, own_package: bool = False
     write_owner(run_dir, child.pid)
 
 
-class JobWait:
-    """Reports the state of a session's job until the session is open."""
+def _look_at_job(run_dir: RunDir, name: str, news: "JobReportFilter") -> None:
+    """Ask for the state of the job that a session waits for, and print it if it is news.
 
-    def __init__(self, run_dir: "RunDir") -> None:
-        from torchmuster.launcher.jobs.batch import JobReportFilter
+    Raises:
+        MusterError: The job has ended.
+    """
+    from torchmuster.launcher.jobs.links import view_newest
+    from torchmuster.launcher.model.job import describe_job
 
-        self._run_dir, self._news = run_dir, JobReportFilter()
-
-    def look(self, name: str) -> None:
-        """Ask for the state of the job, and print it if it is news.
-
-        Raises:
-            MusterError: The job has ended.
-        """
-        from torchmuster.launcher.jobs.links import view_newest
-        from torchmuster.launcher.model.job import describe_job
-
-        view = view_newest(self._run_dir)
-        if view is None:
-            return
-        text = describe_job(view)
-        if self._news.should_report(text, view, time.monotonic()):
-            click.echo(f"muster: {text}", err=True)
-        if view.state.is_final:
-            raise MusterError(
-                f"the session {name} has ended before it was open",
-                where=self._run_dir.job_log,
-                why="\n".join(last_lines(self._run_dir.job_log, 12)) or view.reason,
-                fix=f"muster session start --name {name}",
-            )
+    view = view_newest(run_dir)
+    if view is None:
+        return
+    text = describe_job(view)
+    if news.should_report(text, view, time.monotonic()):
+        click.echo(f"muster: {text}", err=True)
+    if view.state.is_final:
+        raise MusterError(
+            f"the session {name} has ended before it was open",
+            where=run_dir.job_log,
+            why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
+            fix=f"muster session start --name {name}",
+        )
 
 
 def error_at_end(run_dir: "RunDir", name: str) -> MusterError:
@@ -484,13 +477,17 @@ def wait_until_open(run_dir: RunDir, name: str) -> SessionView:
     Raises:
         MusterError: The session has ended before it was open.
     """
-    wait = JobWait(run_dir) if os.path.isfile(run_dir.job) else None
+    news = None
+    if os.path.isfile(run_dir.job):
+        from torchmuster.launcher.jobs.batch import JobReportFilter
+
+        news = JobReportFilter()
     while True:
         view = _view(run_dir)
         if view is not None and view.state is not None:
             return view
-        if wait is not None:
-            wait.look(name)
+        if news is not None:
+            _look_at_job(run_dir, name, news)
         if not lives(run_dir):
             raise error_at_end(run_dir, name)
         threading.Event().wait(_LOOK_S)

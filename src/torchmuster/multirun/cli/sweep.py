@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -148,26 +149,22 @@ def sweep(**given: Any) -> int:
         given |= _options_from_python(given)
     problems = Problems()
     place = find_place(where_of_options(given), problems)
-
-    def start(plan: "SweepPlan", run_dir: "RunDir | None" = None) -> int:
-        if run_dir is None:
-            return _start(given, plan)
-        return start_sweep(plan, run_dir, detach=given["detach"])
-
-    code: int = place.cell("sweep").start(given, problems, start)
+    code: int = place.cell("sweep").start(given, problems, partial(_start, given))
     return code
 
 
-def _start(given: dict[str, Any], plan: "SweepPlan") -> int:
+def _start(given: dict[str, Any], plan: "SweepPlan", run_dir: "RunDir | None" = None) -> int:
+    """Start a planned sweep, in its folder if that exists already; or show it."""
     from torchmuster.multirun.sweep.members import create_sweep_dir
 
-    if given["dry_run"]:
-        return _show(plan)
-    if plan.stop is not None and plan.metric is not None:
-        from torchmuster.multirun.sweep.metric import load_rule
+    if run_dir is None:
+        if given["dry_run"]:
+            return _show(plan)
+        if plan.stop is not None and plan.metric is not None:
+            from torchmuster.multirun.sweep.metric import load_rule
 
-        load_rule(plan.stop, plan.metric)  # fail before anything is created
-    run_dir = create_sweep_dir(plan)
+            load_rule(plan.stop, plan.metric)  # fail before anything is created
+        run_dir = create_sweep_dir(plan)
     return start_sweep(plan, run_dir, detach=given["detach"])
 
 
