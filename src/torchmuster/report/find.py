@@ -82,7 +82,6 @@ def _ending(
     report = view.result.report if view.result is not None else None
     states = sweep.counted() if sweep is not None else {}
     counted = ", ".join(f"{num} {state.value}" for state, num in states.items())
-    lacking = view.state.is_final and view.state is not RunState.SUCCEEDED
     return Ending(
         state=view.state.value,
         is_final=view.state.is_final,
@@ -91,10 +90,15 @@ def _ending(
         sentence=text(report.error if report is not None else counted),
         because=tuple(text(line) for line in (report.because if report is not None else ())[:60]),
         hint=text(report.hint or "") if report is not None else "",
-        go_on=f"continue with: muster restart {text(short_id(view.run_id), 200)}"
-        if lacking
-        else "",
+        go_on=_go_on(view),
     )
+
+
+def _go_on(view: RunView) -> str:
+    """Return how to continue; empty while it runs, and after a success."""
+    if not view.state.is_final or view.state is RunState.SUCCEEDED:
+        return ""
+    return f"continue with: muster restart {text(short_id(view.run_id), 200)}"
 
 
 def _sweep_story(sweep: SweepView) -> SweepStory:
@@ -224,9 +228,7 @@ def _workflow_ending(
         because=lines(first.get("because")),
         hint=text(first.get("hint")),
         notes=tuple(text(one.get("error")) for one in reports[1:20]),
-        go_on=f"continue with: muster restart {text(short_id(view.run_id), 200)}"
-        if view.state.is_final and view.state.value != "succeeded"
-        else "",
+        go_on=_go_on(view),
     )
 
 

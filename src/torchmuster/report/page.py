@@ -92,6 +92,7 @@ def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
         else f"{both.num_common:,} steps compared"
     )
     took = span(one.ending.elapsed_s), span(other.ending.elapsed_s)
+    order = _names(both.data)
     return [
         Answer(
             question="First step that differs?",
@@ -120,17 +121,11 @@ def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
         ),
         Answer(
             question="The order of the data?",
-            answer=_order(both),
-            more=_names(both.data),
+            answer="not known" if not both.data else "different" if order else "the same",
+            more=order,
             link="data",
         ),
     ]
-
-
-def _order(both: Comparison) -> str:
-    if not both.data:
-        return "not known"
-    return "different" if any(row.differs for row in both.data) else "the same"
 
 
 def _names(rows: tuple[Compared, ...]) -> str:

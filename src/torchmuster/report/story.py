@@ -415,11 +415,11 @@ class Story:
         return max(known, key=lambda t: t.own_s or 0.0) if len(known) > 1 else None
 
 
-def node_time(seconds: float) -> str:
+def node_time(seconds: float, what: str = "node") -> str:
     """Return node seconds as `3.21 node hours`, or below 0.1 hours as `48 node seconds`."""
     if seconds >= 360:
-        return f"{seconds / 3600:.2f} node hours"
-    return f"{seconds:.3g} node seconds"
+        return f"{seconds / 3600:.2f} {what} hours"
+    return f"{seconds:.3g} {what} seconds"
 
 
 def clock(at: float | None) -> str:

@@ -399,6 +399,7 @@ def _ask_for(
     One command covers all; further ones run only for members that it does not know.
     """
     element_of: dict[int, tuple[str, int]] = {}
+    alone = {array.job_id for array in noted.arrays if len(array.members) == 1}
     for array in noted.arrays:
         for position, number in enumerate(array.members):
             element_of[number] = (array.job_id, position)
@@ -418,7 +419,7 @@ def _ask_for(
             bare = dialect.array_key(job_id)
             view = elements.get((bare, position))
             if view is None and "[" not in job_id and (bare, position) not in elements:
-                view = jobs.get(job_id) if len(_members_of(noted, job_id)) == 1 else None
+                view = jobs.get(job_id) if job_id in alone else None
             if view is not None:
                 found[number] = view
         stderr = said.stderr.decode(errors="replace").strip()
@@ -426,10 +427,6 @@ def _ask_for(
         if wanted <= found.keys():
             break
     return found, problem
-
-
-def _members_of(noted: SweepArrays, job_id: str) -> tuple[int, ...]:
-    return next((array.members for array in noted.arrays if array.job_id == job_id), ())
 
 
 def _with_scheduler_state(
