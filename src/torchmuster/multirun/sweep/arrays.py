@@ -22,9 +22,7 @@ from torchmuster.launcher.engines.base import (
 )
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.answers import ask_scheduler
-from torchmuster.launcher.jobs.conduct import conduct
 from torchmuster.launcher.jobs.jobs import cancel_job, submit_script
-from torchmuster.launcher.jobs.succession import ConductOptions
 from torchmuster.launcher.model.job import AfterKind, JobArray, JobDependency, JobRequest
 from torchmuster.multirun.sweep.members import prepare_member
 from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
@@ -308,6 +306,9 @@ def cancel_sweep(run_dir: RunDir) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Conduct the member of this array element; return the exit code."""
+    from torchmuster.launcher.jobs.conduct import conduct  # what views of a sweep do without
+    from torchmuster.launcher.jobs.succession import ConductOptions
+
     words = codec.from_arguments(ConductMemberArgs, arguments)
     run_dir = RunDir(words.sweep_dir)
     plan, noted = read_sweep(run_dir), read_arrays(run_dir)

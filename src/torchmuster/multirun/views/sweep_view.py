@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torchmuster.core import proc
 from torchmuster.core.files.layout import Kind, RunDir, short_id
@@ -38,11 +38,13 @@ from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.model.live import LiveTask
 from torchmuster.launcher.model.run import RunRecord
 from torchmuster.launcher.views.run_view import RunView
-from torchmuster.multirun.sweep.arrays import SweepArrays, load_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir, why_of
 from torchmuster.multirun.sweep.metric import MetricReader
 from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
 from torchmuster.multirun.sweep.policy import state_of_sweep
+
+if TYPE_CHECKING:
+    from torchmuster.multirun.sweep.arrays import SweepArrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +308,8 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_cached) -> SweepView | None:
 
     A member without a result has the state that the scheduler reports for its element.
     """
+    from torchmuster.multirun.sweep.arrays import load_arrays  # what other sweeps do without
+
     plan, loaded = read_sweep(run_dir), load_arrays(run_dir)
     if plan is None or loaded is None:
         return None
@@ -338,7 +342,7 @@ def view_arrays(run_dir: RunDir, ask: Ask = ask_cached) -> SweepView | None:
     return SweepView(plan=plan, state=state, members=tuple(members), result=result)
 
 
-def _with_lost_job_state(member: MemberView, noted: SweepArrays, run_dir: RunDir) -> MemberView:
+def _with_lost_job_state(member: MemberView, noted: "SweepArrays", run_dir: RunDir) -> MemberView:
     """Return the state of a member whose job is unknown.
 
     It was cancelled with the sweep, or it had ended before others were submitted again.
@@ -392,7 +396,7 @@ def _left_by(run_dir: RunDir, plan: SweepPlan, number: int) -> MemberView:
 
 
 def _ask_for(
-    dialect: ArrayDialect, noted: SweepArrays, wanted: set[int], ask: Ask
+    dialect: ArrayDialect, noted: "SweepArrays", wanted: set[int], ask: Ask
 ) -> tuple[dict[int, JobView], str | None]:
     """Return the scheduler's states for these members, and the problem if it could not answer.
 
