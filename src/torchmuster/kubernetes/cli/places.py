@@ -132,7 +132,7 @@ def _plan(
     from torchmuster.core.spec.launch import read_job_limits
     from torchmuster.kubernetes.pods.bring import python_of, settle_place
     from torchmuster.launcher.jobs.jobs import make_job
-    from torchmuster.multirun.cli.places import plan_sweep, sweep_request
+    from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
 
     request = sweep_request(given, in_pods=True)
     limits = read_job_limits(request, problems)

@@ -46,7 +46,7 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
     """Submit a sweep and follow it until it ends; Ctrl-C stops following, twice cancels it."""
     from torchmuster.core.spec.launch import read_job_limits
     from torchmuster.launcher.engines.sites import with_node_setup
-    from torchmuster.multirun.cli.places import plan_sweep, sweep_request
+    from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
     from torchmuster.multirun.sweep.members import create_sweep_dir
 
     request = sweep_request(given)

@@ -203,7 +203,7 @@ def view_session(run_dir: RunDir) -> SessionView:
 def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan) -> SessionView:
     """Return the view of a session on other nodes; it is open only if all its servers answer."""
     from torchmuster.launcher.views.find import view_run
-    from torchmuster.multirun.held import ask_servers
+    from torchmuster.multirun.views.session_route import ask_servers
 
     try:
         states = ask_servers(view_run(run_dir), plan.node_names)

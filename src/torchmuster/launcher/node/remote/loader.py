@@ -36,7 +36,7 @@ TRAVELS = (
         "launcher/spec/source.py",
     ),
     *("launcher/spec/values.py", "launcher/ui/ranks.py", "launcher/ui/run_lines.py"),
-    *("launcher/ui/table.py", "launcher/views", "multirun/api"),
+    *("launcher/ui/table.py", "launcher/views", "multirun/api", "multirun/background.py"),
     *("multirun/server", "multirun/engine.py", "multirun/held.py", "multirun/sweep"),
     *("multirun/views", "train", "workflow/data", "workflow/head", "workflow/jobs.py"),
     *("workflow/owner", "workflow/plan.py", "workflow/sandbox"),
