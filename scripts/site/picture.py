@@ -102,9 +102,8 @@ def draw_svg(facts: dict[str, Any]) -> str:
 
     from torchmuster.core.model import codec
     from torchmuster.launcher.model.live import LiveRun
-    from torchmuster.report.top.frame import Known, draw
-    from torchmuster.report.top.painter import as_rich
-    from torchmuster.report.top.state import Page, ViewState
+    from torchmuster.report.cli.top_screen import as_rich
+    from torchmuster.report.top import Known, Page, ViewState, draw
 
     run = codec.from_plain(LiveRun, facts)
     state = ViewState(page=Page.RUN)

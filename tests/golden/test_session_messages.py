@@ -20,10 +20,10 @@ from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.create import create_run_dir, write_owner
 from torchmuster.errors import ChannelError, SessionBusyError
-from torchmuster.multirun.cli.places import error_at_end
+from torchmuster.multirun.cli.session import error_at_end
 from torchmuster.multirun.engine import HeldSession, ended
 from torchmuster.multirun.server.call import SESSION_FILE, SessionAgent
-from torchmuster.multirun.sweep.hosts import error_of_start
+from torchmuster.multirun.sweep.runs import error_of_start
 from torchmuster.multirun.views.sessions import why_gone
 
 FILE = "sessions.txt"
@@ -101,9 +101,9 @@ def test_a_session_that_never_opened_is_told_in_the_words_of_its_result(make, tm
     atomic.write_json(run_dir.result, codec.to_plain(result))
     golden(FILE, "session_on_a_host_without_address", told().replace(RUN_ID, "$SESSION"))
     lines = [*told().splitlines(), "error: of another slot", "  because: it is another"]
-    of_sweep = error_of_start(["muster: a note", *lines], "$SWEEP/logs/agents/slots.log")
+    of_sweep = error_of_start("\n".join(["muster: a note", *lines]), "$SWEEP/logs/agents/slots.log")
     golden(FILE, "slots_on_a_host_without_address", said(of_sweep))
-    assert said(error_of_start(lines[:1], "there")).splitlines()[1:] == ["  at: there"]
+    assert said(error_of_start(lines[0], "there")).splitlines()[1:] == ["  at: there"]
 
 
 def test_what_a_door_refuses_is_said_in_these_words(make, tmp_path, golden):

@@ -10,8 +10,7 @@ from kit.records import EVENTS, TRAINING, event, failure, make_run, over, result
 from torchmuster.core.model.states import RunState
 from torchmuster.report.compare import compare
 from torchmuster.report.find import find_story
-from torchmuster.report.page import render_page
-from torchmuster.report.pair_page import render_comparison
+from torchmuster.report.page import render_comparison, render_page
 from unit.report.test_network import story_of as story_of_nodes
 from unit.report.test_sweep import made as made_sweep
 

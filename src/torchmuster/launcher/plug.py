@@ -121,8 +121,7 @@ PLUGS = {
         "launcher/spec/source.py": "the same",
         "launcher/ui/ranks.py": "the calls follow runs",
         "launcher/ui/run_lines.py": "the calls follow runs",
-        "launcher/ui/status_line.py": "the calls follow runs",
-        "launcher/ui/words.py": "the calls follow runs",
+        "launcher/ui/table.py": "the calls follow runs",
         "launcher/views": "the calls follow runs",
     },
 }

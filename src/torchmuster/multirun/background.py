@@ -1,4 +1,4 @@
-"""Background owners of a run in a session and of a sweep."""
+"""Own a run in a session in the background."""
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import RunPlan
@@ -34,17 +34,5 @@ def own_in_session(plan: RunPlan, run_dir: RunDir) -> int:
         with note_failed_start(run_dir):  # a sweep starts members again
             engine.start_all(first_attempt=attempt)
         result = own_run(engine, voice)
-    voice.flush(5.0)
-    return result.exit_code
-
-
-def own_sweep(run_dir: RunDir) -> int:
-    """Own a sweep that has a run directory until it ends; return its exit code."""
-    from torchmuster.core.files.terminal import TerminalVoice
-    from torchmuster.multirun.sweep.owner import follow_sweep
-
-    voice = TerminalVoice()
-    voice.start()
-    result = follow_sweep(run_dir, voice)
     voice.flush(5.0)
     return result.exit_code

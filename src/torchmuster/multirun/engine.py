@@ -33,10 +33,6 @@ class HeldSession:
     lives: Callable[[], bool]
 
 
-def _discard(sentence: str) -> None:
-    """Discard the sentence."""
-
-
 @dataclass
 class SessionEngine(LocalEngine):
     """The agents of one run, forked by the servers of a session.
@@ -47,7 +43,7 @@ class SessionEngine(LocalEngine):
 
     keeps_agents: ClassVar[bool] = False  # a server forks again only when all its forks have ended
     session: HeldSession = field(kw_only=True)
-    say: Callable[[str], None] = _discard
+    say: Callable[[str], None] = lambda _: None
     _is_starting: bool = False
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:

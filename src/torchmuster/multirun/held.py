@@ -16,10 +16,11 @@ from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.launcher.engines.ssh import SshEngine, SshOptions
 from torchmuster.launcher.engines.ssh_command import SshHost
 from torchmuster.launcher.engines.ssh_host import Bundle
+from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.engine import HeldSession
 from torchmuster.multirun.views.session_route import SessionRoute
-from torchmuster.multirun.views.sessions import plan_of, session_job_end, why_gone
+from torchmuster.multirun.views.sessions import plan_of, why_gone
 
 _PATIENCE_S = 20.0  # torch is imported before a server opens again
 
@@ -65,7 +66,7 @@ def own_on_nodes(
         leave_environment(run_dir.environment, set_by_schedulers())
     bundle = Bundle(ssh=(), sha="", root="", files=(), way=way)
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
-    ends_at = session_job_end(held.run_dir)
+    ends_at = record_of(held.run_dir).ends_at
     deadline = Deadline(JobTime(WARN_S, ends_at)) if ends_at is not None else None
     try:
         with note_failed_start(run_dir):

@@ -1,11 +1,13 @@
 """Make the page of a failed run at its end; the client waits at most one second for it.
 
 The client makes it after the verdict, so that nothing important waits. If it takes longer, a
-separate process, `python -m torchmuster.report RUN_DIR`, makes it and outlives the client. If there
+separate process, `python -m torchmuster.report.at_end RUN_DIR`, makes it and outlives the client. If there
 is no page, `report.log` has the reason.
 """
 
 import contextlib
+import os
+import signal
 import sys
 import threading
 import traceback
@@ -17,6 +19,7 @@ from torchmuster.errors import MusterError
 from torchmuster.launcher.views.find import view_run
 
 LIMIT_S = 1.0
+_PROCESS_LIMIT_S = 300  # ends the process if a disk hangs, because nobody waits for it
 _page_processes: list[
     proc.Child
 ] = []  # processes that make pages; a notebook, which lives on, reaps them at its next run's end
@@ -68,7 +71,7 @@ def _note(run_dir: RunDir, why: str) -> None:
 
 def _continue_in_process(run_dir: RunDir) -> bool:
     """Start a process that makes the page and outlives this one; return whether it has started."""
-    words = [sys.executable, "-m", "torchmuster.report", run_dir.path]
+    words = [sys.executable, "-m", "torchmuster.report.at_end", run_dir.path]
     try:
         env, out = proc.own_package_environment(), proc.NOWHERE
         child = proc.start(words, env=env, cwd="/", stdout=out, stderr=out)
@@ -78,3 +81,14 @@ def _continue_in_process(run_dir: RunDir) -> bool:
         _note(run_dir, f"{error.what}: {error.why}\n")
         return False
     return True
+
+
+def main(folder: str) -> int:
+    """Make the page of a run whose client has ended; return the exit code."""
+    signal.alarm(_PROCESS_LIMIT_S)
+    os.nice(10)
+    return 0 if make_page(RunDir(folder)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

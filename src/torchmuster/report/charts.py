@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from markupsafe import Markup
 
@@ -18,8 +19,10 @@ from torchmuster.report.story import (
     SeriesStory,
     Story,
     SweepStory,
+    figure,
+    node_time,
+    percent,
 )
-from torchmuster.report.words import figure, node_time, percent
 
 _BARS_UP_TO = 24  # ranks; more are drawn as columns
 _SLOWEST = 8
@@ -35,15 +38,14 @@ PHASES = (
     ("save", "p-save", "save_s"),
     ("evaluate", "p-evaluate", "evaluate_s"),
 )
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSheet:
-    """A plot with its title and a sentence, and the same data as a table: head and rows."""
+    """A plot with its texts, and the same data as a table: head and rows."""
 
-    key: str
-    title: str
-    words: str
+    labels: PlotLabels
     svg: Markup
     head: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
@@ -80,40 +82,32 @@ def metric_plot(story: Story, series: SeriesStory, prefix: str, number: int) -> 
         key=f"{prefix}m{number}", title=series.name, words=words, x="step", y=series.name[:40]
     )
     return PlotSheet(
-        key=labels.key,
-        title=series.name,
-        words=words,
+        labels=labels,
         svg=plots.line_plot(labels, lines, marks=marks),
         head=("step", series.name),
         rows=tuple(
             (f"{step:,}", figure(value) if value is not None else "not finite")
-            for step, value in _few(series)
+            for step, value in _few(series.steps, series.values)
         ),
     )
 
 
 def parameter_plots(story: Story, prefix: str) -> tuple[PlotSheet, ...]:
     """Return a plot for each parameter that a sweep has varied: the members' metric against it."""
-    sweep_story = story.sweep
-    members = (
-        [one for one in sweep_story.members if one.metric is not None]
-        if sweep_story is not None
-        else []
-    )
-    if sweep_story is None or not sweep_story.metric or len(members) < 2:
+    sweep = story.sweep
+    if sweep is None or not sweep.metric:
         return ()
-    varied = [
-        at for at in range(len(sweep_story.names)) if len({one.values[at] for one in members}) > 1
-    ]
-    return tuple(
-        _parameter_plot(sweep_story, members, at, prefix) for at in varied[:_MOST_PARAMETERS]
-    )
+    members = [one for one in sweep.members if one.metric is not None]
+    if len(members) < 2:
+        return ()
+    varied = [at for at in range(len(sweep.names)) if len({one.values[at] for one in members}) > 1]
+    return tuple(_parameter_plot(sweep, members, at, prefix) for at in varied[:_MOST_PARAMETERS])
 
 
 def _parameter_plot(
-    sweep_story: SweepStory, members: Sequence[MemberStory], at: int, prefix: str
+    sweep: SweepStory, members: Sequence[MemberStory], at: int, prefix: str
 ) -> PlotSheet:
-    name, values = sweep_story.names[at], [one.values[at] for one in members]
+    name, values = sweep.names[at], [one.values[at] for one in members]
     numbers = [_as_number(value) for value in values]
     known = [value for value in numbers if value is not None]
     names = () if len(known) == len(values) else tuple(dict.fromkeys(sorted(values)))
@@ -121,23 +115,21 @@ def _parameter_plot(
         Dot(
             x=x if not names and x is not None else float(names.index(value)),
             y=one.metric or 0.0,
-            title=f"member {one.number}: {name} {value}, {sweep_story.metric} {figure(one.metric)}",
-            style="dot best" if one.number == sweep_story.best else "dot",
+            title=f"member {one.number}: {name} {value}, {sweep.metric} {figure(one.metric)}",
+            style="dot best" if one.number == sweep.best else "dot",
         )
         for one, value, x in zip(members, values, numbers, strict=True)
     ]
     best = dots[0].title  # members are sorted
     labels = PlotLabels(
         key=f"{prefix}p{at}",
-        title=f"{sweep_story.metric} against {name}",
+        title=f"{sweep.metric} against {name}",
         words=f"The best: {best}.",
         x=name[:60],
-        y=sweep_story.metric[:40],
+        y=sweep.metric[:40],
     )
     return PlotSheet(
-        key=labels.key,
-        title=labels.title,
-        words=labels.words,
+        labels=labels,
         svg=plots.dot_plot(labels, dots[::-1], [shown[:_MOST_OF_NAME] for shown in names]),
     )
 
@@ -160,14 +152,13 @@ def _split(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, floa
     return found
 
 
-def _few(series: SeriesStory) -> list[tuple[int, float | None]]:
-    points = [*zip(series.steps, series.values, strict=True)]
-    if len(points) <= _POINTS_OF_TABLE:
-        return points
-    return [
-        points[round(n * (len(points) - 1) / (_POINTS_OF_TABLE - 1))]
-        for n in range(_POINTS_OF_TABLE)
-    ]
+def _few(*columns: Sequence[T]) -> list[tuple[T, ...]]:
+    """Return the rows of these columns; if they are many, some at equal distances."""
+    rows = [*zip(*columns, strict=True)]
+    if len(rows) <= _POINTS_OF_TABLE:
+        return rows
+    last = len(rows) - 1
+    return [rows[round(n * last / (_POINTS_OF_TABLE - 1))] for n in range(_POINTS_OF_TABLE)]
 
 
 def step_time_plot(story: Story, prefix: str) -> PlotSheet | None:
@@ -178,23 +169,14 @@ def step_time_plot(story: Story, prefix: str) -> PlotSheet | None:
     known = sorted(v for v in series.values if v is not None)
     median = known[len(known) // 2] if known else None
     words = f"The time from one record of metrics to the next, by steps: saves and evaluations are in it. Median {span(median)}."
-    lines = [
-        PlotLine(
-            name="a step",
-            points=[
-                (s, v * 1000 if v is not None else None)
-                for s, v in zip(series.steps, series.values, strict=True)
-            ],
-        )
-    ]
+    in_ms = [v * 1000 if v is not None else None for v in series.values]
+    lines = [PlotLine(name="a step", points=[*zip(series.steps, in_ms, strict=True)])]
     labels = PlotLabels(
         key=f"{prefix}steptime", title="Time of a step", words=words, x="step", y="ms"
     )
-    rows = tuple((f"{step:,}", span(value)) for step, value in _few(series))
+    rows = tuple((f"{step:,}", span(value)) for step, value in _few(series.steps, series.values))
     return PlotSheet(
-        key=labels.key,
-        title=labels.title,
-        words=words,
+        labels=labels,
         svg=plots.line_plot(labels, lines),
         head=("step", "time"),
         rows=rows,
@@ -213,26 +195,24 @@ def phases_plot(ranks: RanksStory | None, prefix: str) -> PlotSheet | None:
         return None
     slow = slowest_of(ranks)[0].rank if slowest_of(ranks) else -1
     words = "The mean step of each rank by what it did. Time spent waiting for other ranks is the others' time: the rank that waits least is the one they wait for."
+    has_bars = len(totals) <= _BARS_UP_TO
     labels = PlotLabels(
         key=f"{prefix}phases",
         title="A step of each rank, by phase",
         words=words,
-        x="milliseconds a step",
+        x="milliseconds a step" if has_bars else "rank",
         y="ms a step",
     )
-    if len(totals) <= _BARS_UP_TO:
+    if has_bars:
         rows = [_phase_bar(one, is_marked=one.rank == slow) for one in totals]
-        svg = plots.bar_plot(labels, rows, is_time=False, left=150)
+        svg = plots.bar_plot(labels, rows, is_time=False)
     else:
-        labels = PlotLabels(
-            key=labels.key, title=labels.title, words=words, x="rank", y="ms a step"
-        )
         layers = [
             (style, [1000 * getattr(t, key) / t.phased_steps for t in totals])
             for _, style, key in PHASES
         ]
         svg = plots.columns(labels, [str(t.rank) for t in totals], layers)
-    return PlotSheet(key=labels.key, title=labels.title, words=words, svg=svg, is_wide=True)
+    return PlotSheet(labels=labels, svg=svg, is_wide=True)
 
 
 def _phase_bar(one: RankTotals, *, is_marked: bool) -> PlotBar:
@@ -258,11 +238,9 @@ def _phase_bar(one: RankTotals, *, is_marked: bool) -> PlotBar:
 
 def rank_heat_plot(ranks: RanksStory | None, prefix: str) -> PlotSheet | None:
     """Return a heat map of each rank's own work over time; None without data."""
-    if (
-        ranks is None
-        or len(ranks.own_ms) < 2
-        or not any(v is not None for row in ranks.own_ms for v in row)
-    ):
+    if ranks is None or len(ranks.own_ms) < 2:
+        return None
+    if not any(v is not None for row in ranks.own_ms for v in row):
         return None
     words = f"A step's own work of each rank in spans of {span(ranks.width_s)}: a bright row is a rank that is slow all the time, a bright column a moment that was slow for all."
     labels = PlotLabels(
@@ -273,7 +251,7 @@ def rank_heat_plot(ranks: RanksStory | None, prefix: str) -> PlotSheet | None:
         y="rank",
     )
     svg = plots.heat_plot(labels, ranks.own_ms, span_s=ranks.width_s, unit="ms")
-    return PlotSheet(key=labels.key, title=labels.title, words=words, svg=svg, is_wide=True)
+    return PlotSheet(labels=labels, svg=svg, is_wide=True)
 
 
 def band_plot(ranks: RanksStory, band: Band, prefix: str, number: int) -> PlotSheet:
@@ -296,19 +274,12 @@ def band_plot(ranks: RanksStory, band: Band, prefix: str, number: int) -> PlotSh
     area = Area(xs=xs, least=band.least, most=band.most)
     lines = [PlotLine(name="median rank", points=[*zip(xs, band.median, strict=True)])]
     svg = plots.line_plot(labels, lines, areas=[area], from_zero=True, is_time=True)
-    places = (
-        [round(n * (len(xs) - 1) / (_POINTS_OF_TABLE - 1)) for n in range(_POINTS_OF_TABLE)]
-        if len(xs) > _POINTS_OF_TABLE
-        else range(len(xs))
-    )
     rows = tuple(
-        (span(xs[p]), figure(band.least[p]), figure(band.median[p]), figure(band.most[p]))
-        for p in places
+        (span(at), *map(figure, numbers))
+        for at, *numbers in _few(xs, band.least, band.median, band.most)
     )
     return PlotSheet(
-        key=labels.key,
-        title=title,
-        words=words,
+        labels=labels,
         svg=svg,
         head=("after", "least", "median", "most"),
         rows=rows,
@@ -318,11 +289,9 @@ def band_plot(ranks: RanksStory, band: Band, prefix: str, number: int) -> PlotSh
 def slowest_of(ranks: RanksStory | None) -> tuple[RankTotals, ...]:
     """Return the ranks with the most own work per step, the slowest first."""
     known = [one for one in (ranks.totals if ranks else ()) if one.own_s is not None]
-    return (
-        tuple(sorted(known, key=lambda one: -(one.own_s or 0.0))[:_SLOWEST])
-        if len(known) > 1
-        else ()
-    )
+    if len(known) < 2:
+        return ()
+    return tuple(sorted(known, key=lambda one: -(one.own_s or 0.0))[:_SLOWEST])
 
 
 # Cost and network.
@@ -363,9 +332,7 @@ def cost_plot(story: Story, prefix: str) -> PlotSheet | None:
     )
     svg = plots.bar_plot(labels, [PlotBar(name="", pieces=pieces)], is_time=False, left=20)
     return PlotSheet(
-        key=labels.key,
-        title=labels.title,
-        words=words,
+        labels=labels,
         svg=svg,
         head=("part", "node time", "share"),
         rows=tuple(rows),
@@ -394,12 +361,8 @@ def matrix_of(story: Story) -> tuple[tuple[tuple[str, str], ...], ...]:
                 rate = f"{figure(pair.mb_per_s)} MB/s" if pair.mb_per_s is not None else ""
                 delay = f"{figure(pair.latency_us)} µs" if pair.latency_us is not None else ""
                 slow = pair.mb_per_s is not None and pair.mb_per_s < half
-                row.append(
-                    (
-                        " ".join(part for part in (rate, delay) if part) or "reached",
-                        "warn" if slow else "",
-                    )
-                )
+                words = " ".join(filter(None, (rate, delay))) or "reached"
+                row.append((words, "warn" if slow else ""))
         rows.append(tuple(row))
     return tuple(rows)
 
@@ -429,4 +392,4 @@ def network_heat_plot(story: Story, prefix: str) -> PlotSheet | None:
         y="from node",
     )
     svg = plots.heat_plot(labels, rows, span_s=None, unit="MB/s")
-    return PlotSheet(key=labels.key, title=labels.title, words=words, svg=svg, is_wide=True)
+    return PlotSheet(labels=labels, svg=svg, is_wide=True)

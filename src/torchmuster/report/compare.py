@@ -9,10 +9,17 @@ from typing import Any
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.text import span
+from torchmuster.core.owner.record import RecordTail
 from torchmuster.launcher.model.run import mapped, number, text, whole
-from torchmuster.report.loose import TolerantRecord
-from torchmuster.report.story import FORM, RankTotals, SeriesStory, Story
-from torchmuster.report.words import figure, node_time, percent
+from torchmuster.report.story import (
+    FORM,
+    RankTotals,
+    SeriesStory,
+    Story,
+    figure,
+    node_time,
+    percent,
+)
 
 _MAX_LINES = 2000  # of the difference between two differences
 
@@ -95,11 +102,11 @@ Points = dict[int, dict[str, Point]]
 def compare(one: Story, other: Story) -> Comparison:
     """Return how two runs differ; read their metrics again, because a story thins long series."""
     mine, theirs = (
-        _points(TolerantRecord(RunDir(story.folder).training)) for story in (one, other)
+        _points(RecordTail(RunDir(story.folder).training).read()[0]) for story in (one, other)
     )
     first, num_common = first_difference(mine, theirs)
-    code, data = _code(one, other), _data(one, other)
-    environment = _environment(one, other)
+    code, environment = _code(one, other), _environment(one, other)
+    data, speed, loss = (tuple(_joined(rows(one), rows(other))) for rows in (_data, _speed, _loss))
     return Comparison(
         one=one.name,
         other=other.name,
@@ -107,8 +114,8 @@ def compare(one: Story, other: Story) -> Comparison:
         code_difference=_between(one, other),
         environment=environment,
         data=data,
-        speed=_speed(one, other),
-        loss=_loss(one, other),
+        speed=speed,
+        loss=loss,
         first=first,
         num_common=num_common,
         sentence=_sentence(first, num_common, code=code, environment=environment, data=data)
@@ -313,36 +320,30 @@ def _packages(one: Story, other: Story) -> list[Compared]:
     return [same, *rows]
 
 
-def _data(one: Story, other: Story) -> tuple[Compared, ...]:
-    def rows(story: Story) -> dict[str, str]:
-        training = story.training
-        found = dict(training.order) if training is not None else {}
-        for epoch in training.epochs[:3] if training is not None else ():
-            if epoch.samples is not None:
-                found[f"samples of epoch {epoch.epoch}"] = f"{epoch.samples}"
-        return found
-
-    return tuple(_joined(rows(one), rows(other)))
+def _data(story: Story) -> dict[str, str]:
+    training = story.training
+    found = dict(training.order) if training is not None else {}
+    for epoch in training.epochs[:3] if training is not None else ():
+        if epoch.samples is not None:
+            found[f"samples of epoch {epoch.epoch}"] = f"{epoch.samples}"
+    return found
 
 
-def _speed(one: Story, other: Story) -> tuple[Compared, ...]:
-    def rows(story: Story) -> dict[str, str]:
-        training, cost = story.training, story.cost
-        step_s = _step_s(story)
-        slowest = story.slowest
-        none = "none stands out" if step_s is not None else ""
-        return {
-            "state": story.ending.state,
-            "took": span(story.ending.elapsed_s),
-            "attempts": str(story.num_attempts),
-            "steps": f"{training.step:,}" if training is not None else "",
-            "median time of a step": span(step_s) if step_s is not None else "",
-            "goodput": percent(cost.goodput, 1),
-            "node time": node_time(cost.held_s),
-            "slowest rank": _slowest(slowest) if slowest is not None else none,
-        }
-
-    return tuple(_joined(rows(one), rows(other)))
+def _speed(story: Story) -> dict[str, str]:
+    training, cost = story.training, story.cost
+    step_s = _step_s(story)
+    slowest = story.slowest
+    none = "none stands out" if step_s is not None else ""
+    return {
+        "state": story.ending.state,
+        "took": span(story.ending.elapsed_s),
+        "attempts": str(story.num_attempts),
+        "steps": f"{training.step:,}" if training is not None else "",
+        "median time of a step": span(step_s) if step_s is not None else "",
+        "goodput": percent(cost.goodput, 1),
+        "node time": node_time(cost.held_s),
+        "slowest rank": _slowest(slowest) if slowest is not None else none,
+    }
 
 
 def _how_much_slower(one: Story, other: Story) -> str:
@@ -371,16 +372,13 @@ def _slowest(slowest: RankTotals) -> str:
     return f"{slowest.rank} on {slowest.node}, {percent(slowest.over_median)} over the median"
 
 
-def _loss(one: Story, other: Story) -> tuple[Compared, ...]:
-    def rows(story: Story) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for series in story.training.series if story.training is not None else ():
-            found[f"last {series.name}"] = _last(series)
-            known = [v for v in series.values if v is not None]
-            found[f"least {series.name}"] = f"{min(known):.6g}" if known else ""
-        return found
-
-    return tuple(_joined(rows(one), rows(other)))
+def _loss(story: Story) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for series in story.training.series if story.training is not None else ():
+        found[f"last {series.name}"] = _last(series)
+        known = [v for v in series.values if v is not None]
+        found[f"least {series.name}"] = f"{min(known):.6g}" if known else ""
+    return found
 
 
 def _last(series: SeriesStory) -> str:

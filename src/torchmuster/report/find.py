@@ -9,6 +9,7 @@ from typing import Any
 
 import torchmuster
 from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec
 from torchmuster.core.model.events import (
     GroupStateEvent,
     GroupWaitsEvent,
@@ -17,15 +18,19 @@ from torchmuster.core.model.events import (
     parse,
 )
 from torchmuster.core.model.states import RunState
-from torchmuster.core.owner.record import newest_training, read_events
-from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.core.owner.record import DAMAGED, RecordTail, newest_training, read_events
+from torchmuster.errors import NotFoundError
 from torchmuster.launcher.model.run import lines, listed, mapped, number, text, whole
-from torchmuster.launcher.views.account import account_of
 from torchmuster.launcher.views.find import find_run, view_run
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView
-from torchmuster.report.loose import TolerantRecord, object_in
-from torchmuster.report.read import MALFORMED, owner_of, read_run_story, read_what
+from torchmuster.report.read import (
+    known_account,
+    object_in,
+    owner_of,
+    read_run_story,
+    read_what,
+)
 from torchmuster.report.story import (
     Cost,
     Ending,
@@ -48,6 +53,8 @@ def read_sweep_story(view: SweepRun) -> Story:
     sweep, gaps = view.sweep, []
     if sweep is None:
         gaps.append("sweep.json can't be read: what was tried is not known")
+    # The plan of a member before it gets its values, in the form of `plan.json`.
+    plan: dict[str, Any] = codec.to_plain(sweep.plan.run) if sweep is not None else {}
     events = view.record
     began, ended = events.began, events.last_at
     is_final = view.state.is_final
@@ -58,7 +65,7 @@ def read_sweep_story(view: SweepRun) -> Story:
         run_id=text(view.run_id, 200),
         name=text(short_id(view.run_id), 200),
         folder=text(view.run_dir.path),
-        what=read_what(view, _plan(sweep), events, gaps),
+        what=read_what(view, plan, events, gaps),
         ending=_ending(view, sweep, began, ended),
         began=began,
         ended=ended if is_final else None,
@@ -68,38 +75,30 @@ def read_sweep_story(view: SweepRun) -> Story:
     )
 
 
-def _plan(sweep: SweepView | None) -> dict[str, object]:
-    """Return the plan of a member before it gets its values, in the form of `plan.json`."""
-    from torchmuster.core.model import codec
-
-    return dict(codec.to_plain(sweep.plan.run)) if sweep is not None else {}
-
-
 def _ending(
     view: RunView, sweep: SweepView | None, began: float | None, ended: float | None
 ) -> Ending:
     until = ended if view.state.is_final else time.time()
     report = view.result.report if view.result is not None else None
-    lacking = view.state.is_final and view.state is not RunState.SUCCEEDED
+    states = sweep.counted() if sweep is not None else {}
+    counted = ", ".join(f"{num} {state.value}" for state, num in states.items())
     return Ending(
         state=view.state.value,
         is_final=view.state.is_final,
         exit_code=view.result.exit_code if view.result is not None else None,
         elapsed_s=until - began if began is not None and until is not None else None,
-        sentence=text(report.error if report is not None else _counted(sweep)),
+        sentence=text(report.error if report is not None else counted),
         because=tuple(text(line) for line in (report.because if report is not None else ())[:60]),
         hint=text(report.hint or "") if report is not None else "",
-        go_on=f"continue with: muster restart {text(short_id(view.run_id), 200)}"
-        if lacking
-        else "",
+        go_on=_go_on(view),
     )
 
 
-def _counted(sweep: SweepView | None) -> str:
-    if sweep is None:
+def _go_on(view: RunView) -> str:
+    """Return how to continue; empty while it runs, and after a success."""
+    if not view.state.is_final or view.state is RunState.SUCCEEDED:
         return ""
-    counted = sweep.counted()
-    return ", ".join(f"{num} {state.value}" for state, num in counted.items())
+    return f"continue with: muster restart {text(short_id(view.run_id), 200)}"
 
 
 def _sweep_story(sweep: SweepView) -> SweepStory:
@@ -174,7 +173,7 @@ def read_workflow_story(view: RunView) -> Story:
     result, why = object_in(run_dir.result)
     if why:
         gaps.append(f"result.json can't be read ({why}): how the workflow ended is not known")
-    events = view.record
+    events, account = view.record, known_account(view)
     if events.num_torn or events.why_not:
         gaps.append(
             f"events.jsonl is not complete: {events.why_not or f'{events.num_torn} lines are torn'}"
@@ -195,7 +194,7 @@ def read_workflow_story(view: RunView) -> Story:
         run_id=text(view.run_id, 200),
         name=text(short_id(view.run_id), 200),
         folder=text(run_dir.path),
-        what=read_what(view, {"engine": _engine(view)}, events, gaps),
+        what=read_what(view, {"engine": account.engine if account else ""}, events, gaps),
         ending=_workflow_ending(view, result, began, ended),
         began=began,
         ended=ended if is_final else None,
@@ -206,13 +205,6 @@ def read_workflow_story(view: RunView) -> Story:
         trainings=_trainings(groups, gaps),
         gaps=tuple(gaps),
     )
-
-
-def _engine(view: RunView) -> str:
-    try:
-        return account_of(view, time.time()).engine
-    except (*MALFORMED, MusterError):
-        return ""
 
 
 def _workflow_ending(
@@ -236,9 +228,7 @@ def _workflow_ending(
         because=lines(first.get("because")),
         hint=text(first.get("hint")),
         notes=tuple(text(one.get("error")) for one in reports[1:20]),
-        go_on=f"continue with: muster restart {text(short_id(view.run_id), 200)}"
-        if view.state.is_final and view.state.value != "succeeded"
-        else "",
+        go_on=_go_on(view),
     )
 
 
@@ -247,14 +237,12 @@ def _group(
 ) -> tuple[GroupStory, float | None, float | None]:
     name = text(row.get("name"), 200)
     said = stated.get(name)
-    group = _Group(state="SUBMITTING", why="")
+    group = _Group(state="SUBMITTING")
     if said is not None:
         group = _Group(state=text(said.state, 60), why=text(said.why))
-    folder = (
-        run_dir.group(name) if name and os.sep not in name and name not in (".", "..") else None
-    )
-    if folder is not None:
-        _apply_events(group, TolerantRecord(folder.events))
+    if _is_plain(name):
+        folder = run_dir.group(name)
+        _apply_events(group, RecordTail(folder.events).read()[0])
         outcome, _ = object_in(folder.result)
         group.state = text(outcome.get("state"), 60) or group.state
         report = mapped(outcome.get("report"))
@@ -268,6 +256,11 @@ def _group(
         tasks=tuple(_task(run_dir, text(one.get("name"), 200), one, group) for one in tasks),
     )
     return group_story, group.first_at, group.last_at
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a name is that of one folder: a record may hold any text."""
+    return bool(name) and os.sep not in name and name not in (".", "..")
 
 
 def _apply_events(group: _Group, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -289,7 +282,7 @@ def _apply_events(group: _Group, lines: Iterable[Mapping[str, Any]]) -> None:
 
 def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> TaskStory:
     said = group.tasks.get(name, _Task(state=group.state))
-    is_plain = bool(name) and os.sep not in name and name not in (".", "..")
+    is_plain = _is_plain(name)
     output = run_dir.task_output(name) if is_plain else ""
     return TaskStory(
         name=name,
@@ -313,7 +306,7 @@ def _trainings(groups: Iterable[GroupStory], gaps: list[str]) -> tuple[tuple[str
     for name, folder in named[:_MAX_TRAININGS]:
         try:
             found.append((name, read_run_story(view_run(RunDir(folder)))))
-        except MALFORMED as error:
+        except DAMAGED as error:
             gaps.append(f"the run of task {name} can't be understood: {type(error).__name__}")
     if len(named) > _MAX_TRAININGS:
         gaps.append(
@@ -328,10 +321,10 @@ def find_story(word: str) -> Story:
     Raises:
         NotFoundError: There is no such run, or its record can't be read.
     """
-    return read_story(open_run(word))
+    return read_story(_open_run(word))
 
 
-def open_run(word: str) -> RunView:
+def _open_run(word: str) -> RunView:
     """Return the run that `word` names, a path or an id; check that its record can be read.
 
     Raises:
@@ -349,25 +342,18 @@ def open_run(word: str) -> RunView:
                 why="it has no plan.json, no workflow.json and no events.jsonl",
                 fix="`muster ps` lists the runs",
             )
-        return _understood(view_run(run_dir))
-    view = find_run(word)
-    _check_readable(view.run_dir.path)
-    return _understood(view)
-
-
-def _understood(view: RunView) -> RunView:
+        view = view_run(run_dir)
+    else:
+        view = find_run(word)
+        _check_readable(view.run_dir.path)
     if view.problem:
-        raise _not_understood(view.run_dir.path, view.problem)
+        raise NotFoundError(
+            "the record of this run can't be understood",
+            where=view.run_dir.path,
+            why=view.problem,
+            fix="was it written by another version of muster, or damaged? `muster explain` reads its logs",
+        )
     return view
-
-
-def _not_understood(where: str, problem: str) -> NotFoundError:
-    return NotFoundError(
-        "the record of this run can't be understood",
-        where=where,
-        why=problem,
-        fix="was it written by another version of muster, or damaged? `muster explain` reads its logs",
-    )
 
 
 def _check_readable(path: str) -> None:

@@ -74,35 +74,42 @@ class _ListedRun:
         """Return whether the run has ended and its files have not changed since the last read."""
         return self.is_final and self._mark is not None and self._mark == _mark_of(self.run_dir)
 
-    def look(self) -> None:
-        """Read what is new in the run's record."""
+    def look(self) -> RunView:
+        """Read what is new in the run's record; return its view."""
         self._row = None
         mark = _mark_of(self.run_dir)
-        self._view = view_run(self.run_dir, self._reader.read())
-        self.is_final, self.submitted = self._view.state.is_final, self._view.submitted
+        view = self._view = view_run(self.run_dir, self._reader.read())
+        self.is_final, self.submitted = view.state.is_final, view.submitted
         self._mark = mark if self.is_final and _is_old(self.run_dir, mark) else None
+        return view
 
     def row(self, now: float) -> LiveRow:
         """Return the run's row; for a settled run it is made only once."""
         if self._row is not None:
             return self._row
-        if self._view is None:
-            self.look()
-        view = self._view
-        if view is None:
-            raise AssertionError("a look leaves a view")
+        view = self._view or self.look()
+        problem = view.problem
         try:
-            row = self._line(view, now)
+            row = self._line(view, now) if not problem else None
         except DAMAGED as error:
-            row = _unreadable_row(view, unreadable(error))
+            row, problem = None, unreadable(error)
+        if row is None:
+            row = LiveRow(
+                run_id=view.run_id,
+                state=view.state.value,
+                place="",
+                num_workers=None,
+                step=None,
+                left_s=None,
+                elapsed_s=None,
+                why=problem,
+            )
         if self._mark is not None:
             self._row = row
             self._forget()
         return row
 
     def _line(self, view: RunView, now: float) -> LiveRow:
-        if view.problem:
-            return _unreadable_row(view, view.problem)
         account = account_of(view, now)
         sample = self._newest_sample() if view.has_ranks else None
         training = self._training.read(is_over=view.state.is_final)
@@ -131,19 +138,6 @@ class _ListedRun:
         if self._sample is None or self._sample[0] != mark:
             self._sample = (mark, last_sample(self.run_dir))
         return self._sample[1]
-
-
-def _unreadable_row(view: RunView, why: str) -> LiveRow:
-    return LiveRow(
-        run_id=view.run_id,
-        state=view.state.value,
-        place="",
-        num_workers=None,
-        step=None,
-        left_s=None,
-        elapsed_s=None,
-        why=why,
-    )
 
 
 def _mark_of(run_dir: RunDir) -> Mark:

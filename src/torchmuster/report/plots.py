@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from torchmuster.core.model.text import span
 from torchmuster.launcher.model.run import thinned
-from torchmuster.report.words import figure
+from torchmuster.report.story import figure
 
 # Heat maps as PNG with a palette: 512 ranks by 240 time spans are one image, not 100,000 shapes.
 
@@ -84,28 +84,8 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 _LARGEST = 1e300  # so that a difference of two values stays finite
 _LOG_FROM = 100.0  # the ratio of greatest to least above which an axis is logarithmic
 _TIMES = (
-    *(
-        0.001,
-        0.002,
-        0.005,
-        0.01,
-        0.02,
-        0.05,
-        0.1,
-        0.2,
-        0.5,
-        1,
-        2,
-        5,
-        10,
-        15,
-        30,
-        60,
-        120,
-        300,
-        600,
-        900,
-    ),
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900),
     *(1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432800, 864000, 2592000, 31536000),
 )
 
@@ -247,7 +227,7 @@ class PlotLabels:
 
 
 def _svg(
-    labels: PlotLabels, width: float, height: float, body: Markup, more: Markup = _NOTHING
+    labels: PlotLabels, width: float, height: float, body: Sequence[Markup], more: Markup = _NOTHING
 ) -> Markup:
     return Markup(
         '<svg viewBox="0 0 {w:.0f} {h:.0f}" role="img" aria-labelledby="{key}-t {key}-d"{more}>'
@@ -258,7 +238,7 @@ def _svg(
         key=labels.key,
         title=labels.title,
         words=labels.words,
-        body=body,
+        body=_NOTHING.join(body),
         more=more,
     )
 
@@ -280,7 +260,7 @@ def _x_axis(
             middle, bottom + 31, label
         )
     )
-    return Markup("").join(parts)
+    return _NOTHING.join(parts)
 
 
 def _y_axis(scale: Scale, left: float, right: float, label: str) -> Markup:
@@ -290,12 +270,13 @@ def _y_axis(scale: Scale, left: float, right: float, label: str) -> Markup:
         ).format(a=left, b=right, y=scale.at(value), c=left - 6, d=scale.at(value) + 4, t=words)
         for value, words in ticks(scale)
     ]
-    parts.append(
-        Markup(
-            '<text class="axis" transform="translate(13 {:.1f}) rotate(-90)" text-anchor="middle">{}</text>'
-        ).format((scale.begin + scale.end) / 2, label)
-    )
-    return Markup("").join(parts)
+    return _NOTHING.join((*parts, _y_label((scale.begin + scale.end) / 2, label)))
+
+
+def _y_label(middle: float, label: str) -> Markup:
+    return Markup(
+        '<text class="axis" transform="translate(13 {:.1f}) rotate(-90)" text-anchor="middle">{}</text>'
+    ).format(middle, label)
 
 
 def line_plot(
@@ -335,21 +316,12 @@ def line_plot(
     body = [_x_axis(across, places, _TOP, bottom, labels.x), _y_axis(up, _LEFT, right, label)]
     band = Markup('<path class="band" d="{}"/>')
     body += [band.format(_area(area, across, up)) for area in areas]
-    for place, style, title in marks:
-        x = across.at(place)
-        body.append(
-            Markup('<path class="{}" d="M{:.1f} {}V{}"><title>{}</title></path>').format(
-                style, x, _TOP, bottom, title
-            )
-        )
+    mark = Markup('<path class="{}" d="M{:.1f} {}V{}"><title>{}</title></path>')
+    body += [mark.format(style, across.at(x), _TOP, bottom, title) for x, style, title in marks]
+    way = Markup('<path class="{}" d="{}"{}><title>{}</title></path>')
     for number, line in enumerate(lines):
-        way = _way(line, across, up)
-        more = Markup(" data-read=1") if number == 0 else Markup("")
-        body.append(
-            Markup('<path class="{}" d="{}"{}><title>{}</title></path>').format(
-                line.style, way, more, line.name
-            )
-        )
+        more = Markup(" data-read=1") if number == 0 else _NOTHING
+        body.append(way.format(line.style, _way(line, across, up), more, line.name))
     body.append(
         Markup(
             '<g class="cursor" visibility="hidden"><path d="M0 {}V{}"/><circle r="4"/></g>'
@@ -370,7 +342,7 @@ def line_plot(
         labels.x,
         labels.y,
     )
-    return _svg(labels, WIDTH, HEIGHT, Markup("").join(body), data)
+    return _svg(labels, WIDTH, HEIGHT, body, data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,7 +376,7 @@ def dot_plot(labels: PlotLabels, dots: Sequence[Dot], names: Sequence[str] = ())
     body = [_x_axis(across, places, _TOP, bottom, x), _y_axis(up, _LEFT, right, y)]
     circle = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="4.5"><title>{}</title></circle>')
     body += [circle.format(d.style, across.at(d.x), up.at(d.y), d.title) for d in dots]
-    return _svg(labels, WIDTH, HEIGHT, Markup("").join(body))
+    return _svg(labels, WIDTH, HEIGHT, body)
 
 
 def _way(line: PlotLine, across: Scale, up: Scale) -> str:
@@ -448,18 +420,16 @@ def bar_plot(
     rows: Sequence[PlotBar],
     *,
     is_time: bool,
-    width: float = 1000,
     left: float = 150,
 ) -> Markup:
     """Return a plot of horizontal bars, such as attempts over time or phases of ranks."""
     high = max((piece.end for row in rows for piece in row.pieces), default=1.0)
-    across = Scale(low=0.0, high=high if high > 0 else 1.0, begin=left, end=width - 26)
+    across = Scale(low=0.0, high=high if high > 0 else 1.0, begin=left, end=1000 - _RIGHT)
     bottom = 8 + _ROW * len(rows)
     places = time_ticks(across, 8) if is_time else ticks(across, 6)
-    parts = [_x_axis(across, places, 4, bottom, labels.x)]
-    for number, row in enumerate(rows):
-        parts.append(_bar(row, across, 8 + _ROW * number, left))
-    return _svg(labels, width, bottom + 36, Markup("").join(parts))
+    bars = (_bar(row, across, 8 + _ROW * number, left) for number, row in enumerate(rows))
+    parts = [_x_axis(across, places, 4, bottom, labels.x), *bars]
+    return _svg(labels, 1000, bottom + 36, parts)
 
 
 def _bar(row: PlotBar, across: Scale, top: float, left: float) -> Markup:
@@ -498,7 +468,7 @@ def _bar(row: PlotBar, across: Scale, top: float, left: float) -> Markup:
                     x, y + 11, anchor, words
                 )
             )
-    return Markup("").join(parts)
+    return _NOTHING.join(parts)
 
 
 def columns(
@@ -511,7 +481,7 @@ def columns(
         names: The names of the columns.
         layers: The layers from the bottom, as (style, value of each column).
     """
-    count, width, right = len(names), 1000, 1000 - _RIGHT
+    count, right = len(names), 1000 - _RIGHT
     totals = [sum(values[n] for _, values in layers) for n in range(count)]
     bottom = HEIGHT - _BOTTOM
     up = value_scale(totals, bottom, _TOP, from_zero=True)
@@ -533,7 +503,7 @@ def columns(
                 pieces.append(f"M{x:.1f} {foot:.1f}V{top:.1f}H{end:.1f}V{foot:.1f}z")
             base[n] += value
         parts.append(Markup('<path class="{}" d="{}"/>').format(style, "".join(pieces)))
-    return _svg(labels, width, HEIGHT, Markup("").join(parts))
+    return _svg(labels, 1000, HEIGHT, parts)
 
 
 def heat_plot(
@@ -566,11 +536,7 @@ def heat_plot(
     along = time_ticks(across) if span_s is not None else _whole_ticks(across)
     bottom = _TOP + height
     count = len(rows)
-    places = [
-        (v, f"{v:.0f}")
-        for v, _ in ticks(Scale(low=0, high=max(count - 1, 1), begin=0, end=1), 6)
-        if v == int(v)
-    ]
+    places = _whole_ticks(Scale(low=0, high=max(count - 1, 1), begin=0, end=1))
     parts = [
         Markup(
             '<image href="{}" x="{}" y="{}" width="{:.1f}" height="{}" preserveAspectRatio="none"/>'
@@ -584,13 +550,8 @@ def heat_plot(
                 _LEFT - 6, y + 4, words
             )
         )
-    parts.append(
-        Markup(
-            '<text class="axis" transform="translate(13 {:.1f}) rotate(-90)" text-anchor="middle">{}</text>'
-        ).format(_TOP + height / 2, labels.y)
-    )
-    parts.append(_colour_key(low, high, unit, height))
-    return _svg(labels, 1000, bottom + 40, Markup("").join(parts))
+    parts += [_y_label(_TOP + height / 2, labels.y), _colour_key(low, high, unit, height)]
+    return _svg(labels, 1000, bottom + 40, parts)
 
 
 def _whole_ticks(scale: Scale) -> list[tuple[float, str]]:
@@ -617,4 +578,4 @@ def _colour_key(low: float, high: float, unit: str, height: float) -> Markup:
         parts.append(
             Markup('<text x="{}" y="{:.1f}">{}</text>').format(left + 19, max(y, _TOP + 9), words)
         )
-    return Markup("").join(parts)
+    return _NOTHING.join(parts)

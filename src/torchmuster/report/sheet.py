@@ -28,8 +28,10 @@ from torchmuster.report.story import (
     Story,
     SweepStory,
     TrainingStory,
+    figure,
+    node_time,
+    percent,
 )
-from torchmuster.report.words import figure, node_time, percent
 
 # Bars over time: attempts, ranks or nodes, tasks.
 
@@ -66,10 +68,8 @@ def attempts_plot(story: Story, prefix: str) -> PlotSheet | None:
         x="since the start of the run",
     )
     return PlotSheet(
-        key=labels.key,
-        title=labels.title,
-        words=words,
-        svg=plots.bar_plot(labels, rows, is_time=True, left=150),
+        labels=labels,
+        svg=plots.bar_plot(labels, rows, is_time=True),
         is_wide=True,
     )
 
@@ -100,11 +100,11 @@ def _attempt_bar(one: AttemptStory, began: float, end: float) -> PlotBar:
     )
     if not one.has_failed and one.ended_by == "all workers ended well":
         counts = over
-    parts = [
+    parts = (
         (one.began, trains, "t-start", "start"),
         (trains, counts, "t-kept", "training that counts"),
-    ]
-    parts.append((counts, over, "t-lost", "training that was lost"))
+        (counts, over, "t-lost", "training that was lost"),
+    )
     pieces = [
         PlotPiece(
             begin=a - began,
@@ -149,15 +149,14 @@ def rank_lanes_plot(story: Story, prefix: str) -> PlotSheet | None:
     words = f"A lane for each {what}: when its workers ran. A cross: a rank failed there by itself; the others were stopped for it."
     left = len(rows) - len(kept)
     words += f" {left} more, where nothing failed, are left out." if left else ""
-    key = f"{prefix}lanes-plot"
     labels = PlotLabels(
-        key=key,
+        key=f"{prefix}lanes-plot",
         title=f"{what.capitalize()}s over time",
         words=words,
         x="since the start of the run",
     )
-    svg = plots.bar_plot(labels, kept, is_time=True, left=150)
-    return PlotSheet(key=key, title=labels.title, words=words, svg=svg, is_wide=True)
+    svg = plots.bar_plot(labels, kept, is_time=True)
+    return PlotSheet(labels=labels, svg=svg, is_wide=True)
 
 
 def _rank_lanes(story: Story, shown: Sequence[AttemptStory]) -> list[PlotBar]:
@@ -251,9 +250,7 @@ def tasks_plot(story: Story) -> PlotSheet | None:
         x="since the start of the workflow",
     )
     return PlotSheet(
-        key=labels.key,
-        title=labels.title,
-        words=words,
+        labels=labels,
         svg=plots.bar_plot(labels, rows, is_time=True, left=170),
         is_wide=True,
     )
@@ -408,7 +405,7 @@ def _answers(story: Story, prefix: str) -> list[Answer]:
         Answer(
             question=took,
             answer=span(ending.elapsed_s),
-            more=_cost_words(story),
+            more=node_time(story.cost.held_s) if story.cost.held_s else "",
             link=f"{prefix}cost",
         )
     )
@@ -424,17 +421,13 @@ def _answers(story: Story, prefix: str) -> list[Answer]:
             )
         )
     if story.training is not None:
-        found.append(_steps_answer(story, prefix))
+        found.append(_steps_answer(story, story.training, prefix))
     if story.slowest is not None:
         found.append(_slowest_answer(story, story.slowest, prefix))
     has_trained = story.training is not None and story.training.steps_done > 0
     if story.cost.goodput is not None and (has_trained or story.cost.kept_s > 0):
         found.append(_goodput_answer(story, prefix))
     return found
-
-
-def _cost_words(story: Story) -> str:
-    return f"{node_time(story.cost.held_s)}" if story.cost.held_s else ""
 
 
 def _tasks_answer(story: Story) -> Answer:
@@ -448,10 +441,7 @@ def _tasks_answer(story: Story) -> Answer:
     )
 
 
-def _steps_answer(story: Story, prefix: str) -> Answer:
-    training = story.training
-    if training is None:
-        return Answer(question="", answer="")
+def _steps_answer(story: Story, training: TrainingStory, prefix: str) -> Answer:
     again = training.steps_done - training.step
     if story.attempts and story.attempts[0].first_step:  # it resumed from another run's snapshot
         again = training.steps_done - (training.step - story.attempts[0].first_step)
@@ -469,20 +459,14 @@ def _steps_answer(story: Story, prefix: str) -> Answer:
 def _slowest_answer(story: Story, slowest: RankTotals, prefix: str) -> Answer:
     share = slowest.over_median or 0.0
     where = f"rank {slowest.rank} on {slowest.node}"
-    if share < _NOTEWORTHY:
-        words = f"{where} by {percent(share, 1)}: the ranks are even"
-        return Answer(
-            question="Which rank is the slowest?",
-            answer="none stands out",
-            more=words,
-            link=f"{prefix}ranks",
-        )
-    words = f"{percent(share)} slower than the median rank: {_slow_part(story, slowest)}"
+    is_even = share < _NOTEWORTHY
+    even = f"{where} by {percent(share, 1)}: the ranks are even"
+    slow = f"{percent(share)} slower than the median rank: {_slow_part(story, slowest)}"
     return Answer(
         question="Which rank is the slowest?",
-        answer=where,
-        more=words,
-        tone="warn",
+        answer="none stands out" if is_even else where,
+        more=even if is_even else slow,
+        tone="" if is_even else "warn",
         link=f"{prefix}ranks",
     )
 

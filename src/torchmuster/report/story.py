@@ -1,10 +1,12 @@
 """The story of a run: immutable values with printable, truncated texts and bounded lists.
 
 `read.py` and `find.py` make them; `page.py` shows them, `--json` prints them. Times are seconds
-since 1970 (UTC) unless a name says otherwise; durations are seconds.
+since 1970 (UTC) unless a name says otherwise; durations are seconds. How numbers and times read on
+the page and in a comparison is at the end.
 """
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from torchmuster.core.model.events import AttemptNode
 from torchmuster.launcher.model.run import RankEnd, RecordMoment
@@ -411,3 +413,34 @@ class Story:
         if any(t.phased_steps < LEAST_STEPS for t in known):
             return None
         return max(known, key=lambda t: t.own_s or 0.0) if len(known) > 1 else None
+
+
+def node_time(seconds: float, what: str = "node") -> str:
+    """Return node seconds as `3.21 node hours`, or below 0.1 hours as `48 node seconds`."""
+    if seconds >= 360:
+        return f"{seconds / 3600:.2f} {what} hours"
+    return f"{seconds:.3g} {what} seconds"
+
+
+def clock(at: float | None) -> str:
+    """Return a time in UTC, to the second; `-` if it is not known."""
+    if at is None:
+        return "-"
+    try:
+        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def figure(value: float | None) -> str:
+    """Return a number with four significant digits; `-` if it is not known."""
+    if value is None:
+        return "-"
+    if value and (abs(value) >= 1e6 or abs(value) < 1e-3):
+        return f"{value:.3e}"
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """Return a share as `92 %`; `-` if it is not known."""
+    return "-" if share is None else f"{share * 100:.{digits}f} %"

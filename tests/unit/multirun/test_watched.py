@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from torchmuster.multirun import watched
-from torchmuster.multirun.watched import SavedFiles, list_files
+from torchmuster.multirun.cli import dev
+from torchmuster.multirun.cli.dev import SavedFiles, list_files
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_file_is_saved_by_writing_it_and_by_putting_another_in_its_place(proje
 
 
 def test_a_file_that_is_new_counts_and_one_that_is_removed_does_not(project, monkeypatch):
-    monkeypatch.setattr(watched, "_LIST_AGAIN_S", 0.0)
+    monkeypatch.setattr(dev, "_LIST_AGAIN_S", 0.0)
     watch = SavedFiles([str(project)])
 
     (project / "lib" / "new.py").write_text("")
@@ -90,7 +90,7 @@ def test_files_that_are_saved_together_are_one_change(project, monkeypatch):
     def another(seconds):
         os.utime(project / "lib" / "model.py", ns=(1, 1))
 
-    monkeypatch.setattr(watched, "pause", another)
+    monkeypatch.setattr(dev, "pause", another)
     os.utime(project / "train.py", ns=(1, 1))
 
     assert saved(project, watch) == ["lib/model.py", "train.py"]
@@ -98,6 +98,6 @@ def test_files_that_are_saved_together_are_one_change(project, monkeypatch):
 
 def test_of_a_very_large_project_the_folders_alone_are_watched(project, monkeypatch):
     git(project, "init", "-q")
-    monkeypatch.setattr(watched, "_MOST_FILES", 2)
+    monkeypatch.setattr(dev, "_MOST_FILES", 2)
 
     assert list_files([str(project / "lib")]) == [str(project / "lib" / "model.py")]

@@ -10,7 +10,7 @@ from torchmuster.core.model import codec
 from torchmuster.launcher.owner.origin import CodeVersion, Origin
 from torchmuster.report.compare import Point, compare, first_difference
 from torchmuster.report.find import find_story
-from torchmuster.report.pair_page import render_comparison
+from torchmuster.report.page import render_comparison
 
 CODE = CodeVersion(
     root="/c", commit="c1", branch="main", difference="+a\n", num_changed=1, changed=("a.py",)

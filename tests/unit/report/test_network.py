@@ -34,7 +34,9 @@ def test_many_nodes_are_a_picture(tmp_path, count):
     story = story_of(tmp_path, count)
     sheet = sheet_of(story)
     assert sheet.matrix == ()
-    assert f"{count * (count - 1)} pairs, median 100 MB/s, least 10 MB/s" in sheet.pairs.words
+    assert (
+        f"{count * (count - 1)} pairs, median 100 MB/s, least 10 MB/s" in sheet.pairs.labels.words
+    )
     page = render_page(story)
     assert "Rates between nodes" in page
     assert f"The order of the {count} nodes" in page

@@ -41,7 +41,7 @@ def test_of_many_ranks_the_nodes_have_a_lane_first_those_where_something_failed(
     sheet, names, marked, _, crosses = drawn(make_run(tmp_path / "r", events=events, training=None))
 
     assert (len(names), marked, len(crosses)) == (24, ["n62"], 1)
-    assert "40 more, where nothing failed, are left out" in sheet.words
+    assert "40 more, where nothing failed, are left out" in sheet.labels.words
 
 
 def test_nodes_that_cannot_be_read_make_no_lane(tmp_path):

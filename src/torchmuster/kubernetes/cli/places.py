@@ -90,8 +90,8 @@ def submit_to_pods(
     from torchmuster.kubernetes.pods.sweep_runs import note_request
     from torchmuster.launcher.jobs.jobs import note_refusal
     from torchmuster.multirun.cli.sweep_jobs import check_stop_rule, follow_unless
-    from torchmuster.multirun.sweep.create import create_sweep_dir
-    from torchmuster.multirun.sweep.stop_rules import check_rule
+    from torchmuster.multirun.sweep.members import create_sweep_dir
+    from torchmuster.multirun.sweep.metric import check_rule
 
     problems = Problems()
     is_of_runs = given["nodes"] > 1

@@ -53,8 +53,7 @@ from torchmuster.launcher.jobs.jobs import (
 from torchmuster.launcher.model.job import JobArray, JobRequest
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir
-from torchmuster.multirun.sweep.plan import SweepPlan
-from torchmuster.multirun.views.sweep_view import read_sweep
+from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
 
 # Restores deleted Secrets and Services of a run: replacement pods can't start without them.
 

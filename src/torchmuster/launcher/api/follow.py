@@ -13,10 +13,10 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.text import as_bytes, printable
 from torchmuster.core.owner.record import Follow
 from torchmuster.errors import MusterError, NotFoundError
-from torchmuster.launcher.ui.status_line import status_rows
-from torchmuster.launcher.views.board_watch import BoardWatch
+from torchmuster.launcher.ui.run_lines import status_rows
 from torchmuster.launcher.views.control import LogChoice, log_files
 from torchmuster.launcher.views.find import any_result, owner_lives, view_run
+from torchmuster.launcher.views.head_call import BoardWatch
 from torchmuster.launcher.views.live import LiveReader
 
 _POLL_S = 0.1

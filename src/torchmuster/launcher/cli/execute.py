@@ -16,9 +16,15 @@ from torchmuster.core.model.lines import LineJoiner
 from torchmuster.core.spec.problems import parse_timeout
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.echo import echo
-from torchmuster.launcher.views.execute import ExecOrder, choose_group, choose_task, execute
+from torchmuster.launcher.views.execute import (
+    ExecOrder,
+    ask_stacks,
+    choose_group,
+    choose_task,
+    execute,
+    execute_at_rank,
+)
 from torchmuster.launcher.views.find import find_run
-from torchmuster.launcher.views.ranks import ask_stacks, execute_at_rank
 
 _COMMAND = "muster.exec.command"
 

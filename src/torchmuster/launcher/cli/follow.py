@@ -12,7 +12,7 @@ from torchmuster.errors import MusterError
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
-    from torchmuster.launcher.views.debugger import DebuggerServer
+    from torchmuster.launcher.views.execute import DebuggerServer
 
 _BEGIN_S = 5.0  # a shorter run needs no status, and a start needs the processor
 _EVERY_S = 2.0  # as often as agents report
@@ -53,9 +53,9 @@ class StatusLine:
         if self._ends.wait(_BEGIN_S):
             return
         from torchmuster.core.owner.record import DAMAGED
-        from torchmuster.launcher.ui.status_line import status_rows
-        from torchmuster.launcher.views.board_watch import BoardWatch
+        from torchmuster.launcher.ui.run_lines import status_rows
         from torchmuster.launcher.views.find import view_run
+        from torchmuster.launcher.views.head_call import BoardWatch
         from torchmuster.launcher.views.live import LiveReader
 
         view = view_run(self._run_dir)
@@ -99,7 +99,7 @@ class DebuggerScreen:
         """Start listening if the run has a debugger."""
         if getattr(self._plan, "debugger", None) is None:
             return
-        from torchmuster.launcher.views.debugger import DebuggerServer
+        from torchmuster.launcher.views.execute import DebuggerServer
 
         folder, voice = self._plan.program.cwd, self._voice
         self._server = DebuggerServer(self._run_dir, folder, voice.explain, voice.print)

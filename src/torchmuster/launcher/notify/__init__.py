@@ -2,6 +2,6 @@
 
 option      the option, and what it writes into the run's folder
 receivers   who gets the messages: addresses, commands, mail; how one is delivered
-notices     which events of a record are worth a message: pure, the time is an argument
-watcher     the process that follows the record and delivers: nothing waits for it
+watcher     which events of a record are worth a message: pure, the time is an argument; the process that follows the
+            record and delivers: nothing waits for it
 """

@@ -7,7 +7,7 @@ from typing import Any
 from torchmuster.core.model.text import span
 from torchmuster.launcher.head.hang_watch import median_without
 from torchmuster.launcher.model.progress import RankSample
-from torchmuster.launcher.ui.words import DASH, show_mib, show_number, show_share
+from torchmuster.launcher.ui.table import DASH, show_mib, show_number, show_share
 
 SLOW_SHARE = 0.1  # of the other ranks' own work
 _LEAST_COST_S = 0.002  # per step: less is noise

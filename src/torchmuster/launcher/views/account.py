@@ -174,14 +174,11 @@ def find_saved(run_dir: RunDir) -> Saved | None:
     on_volume = kept is not None and kept.outlives
     if recorded is not None and by_pods and on_volume:
         return Saved(step=recorded, folder=folder, is_seen=True)  # by the pods of a restart
+    if not training.num_events:
+        return None
     # Snapshots that are missing here were removed, or are on a disk of another host.
     went = by_pods and not on_volume
-    seen = recorded is None
-    return (
-        Saved(step=recorded, folder=folder, is_seen=seen, went=went)
-        if training.num_events
-        else None
-    )
+    return Saved(step=recorded, folder=folder, is_seen=recorded is None, went=went)
 
 
 def _is_of_a_host(run_dir: RunDir, folder: str) -> bool:
@@ -221,8 +218,12 @@ def _going_on(
         saved = Saved(step=reported, folder=run_dir.snapshots, is_seen=False, went=went)
     if saved is None and stopped_at is None:
         return None
+    # Not a run that a sweep has given up, nor that of `muster torchrun` on several machines.
     is_given_up = kept is not None and kept.state is RunState.STOPPED
-    return saved, stopped_at, None if is_given_up else _restart_command(run_dir)
+    if plan is None or plan.is_of_many_commands or is_given_up:
+        return saved, stopped_at, None
+    again = f"muster restart {short_id(os.path.basename(run_dir.path))}"
+    return saved, stopped_at, again
 
 
 def next_command(run_dir: RunDir, run_id: str) -> str | None:
@@ -292,14 +293,6 @@ def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) ->
     if not saved.is_seen:
         return f"{what}; its snapshots can't be seen from here: {saved.folder}"
     return what + (f"; continue with: {again}" if again else "")
-
-
-def _restart_command(run_dir: RunDir) -> str | None:
-    """Return the command that restarts a run; None for `muster torchrun` on several machines."""
-    plan = read_plan(run_dir)
-    if plan is None or plan.is_of_many_commands:
-        return None
-    return f"muster restart {short_id(os.path.basename(run_dir.path))}"
 
 
 def describe_results(run_dir: RunDir) -> str:

@@ -25,6 +25,7 @@ from torchmuster.launcher.views.elsewhere import RecordCopy, is_elsewhere
 from torchmuster.launcher.views.find import (
     any_result,
     owner_is_here,
+    owner_is_on,
     owner_lives,
     view_job,
     view_run,
@@ -81,17 +82,13 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
 
 
 async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> None:
-    await _wait_for_head(view.run_dir)
+    # The run was started here just now, and its head is about to: a stop may be that early.
+    deadline = time.monotonic() + _BEGINS_S
+    while time.monotonic() < deadline and _has_no_head_yet(view.run_dir):
+        await asyncio.sleep(_POLL_S)
     channel = await call_head(view)
     channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
     await channel.close()
-
-
-async def _wait_for_head(run_dir: RunDir) -> None:
-    """Wait briefly for the head of a run that was just started here: a stop may be that early."""
-    deadline = time.monotonic() + _BEGINS_S
-    while time.monotonic() < deadline and _has_no_head_yet(run_dir):
-        await asyncio.sleep(_POLL_S)
 
 
 def _has_no_head_yet(run_dir: RunDir) -> bool:
@@ -109,11 +106,7 @@ def _signal_owner(view: RunView, signum: int, *, at_once: bool) -> None:
     """Stop the run by a signal to its owner on this machine."""
     owner = atomic.read_json(view.run_dir.owner)
     if not isinstance(owner, dict) or not owner_is_here(view.run_dir):
-        host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
-        raise ChannelError(
-            f"the owner of the run {view.run_id} is on {host}",
-            fix=f"ssh {host} muster cancel {short_id(view.run_id)}",
-        )
+        raise owner_is_on(view, "ssh", f"cancel {short_id(view.run_id)}")
     proc.kill_quietly(int(owner["pid"]), AT_ONCE if at_once else signum)
 
 
@@ -228,19 +221,15 @@ def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result |
             result = any_result(view.run_dir)
             if result is not None:
                 return result
-            if ended_at is None and _job_is_over(view.run_dir):
-                ended_at = time.monotonic()
+            if ended_at is None:
+                job = view_job(view.run_dir)
+                ended_at = time.monotonic() if job is not None and job.state.is_final else None
             if ended_at is not None and time.monotonic() - ended_at > _SETTLE_S:
                 return _cancelled(view)
             await asyncio.sleep(_POLL_S)
         return None
 
     return asyncio.run(stop())
-
-
-def _job_is_over(run_dir: RunDir) -> bool:
-    job = view_job(run_dir)
-    return job is not None and job.state.is_final
 
 
 def _cancelled(view: RunView) -> Result:

@@ -75,7 +75,6 @@ class ClusterRecords:
 
     def copied(self, run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy | None]":
         """Copy the record of a run inside a `with` block; do nothing for a local one."""
-        del run_dir
         return contextlib.nullcontext()
 
     def follow(
@@ -88,7 +87,6 @@ class ClusterRecords:
             say: Gets muster's own messages.
             show: Gets the first node's output, where its log is all there is.
         """
-        del run_dir, say, show
         return None
 
     def catch_up(self, run_dir: RunDir) -> None:
@@ -96,7 +94,6 @@ class ClusterRecords:
 
     def find(self, word: str) -> RunDir | None:
         """Return the folder, made here, of another machine's run; None if no cluster has it."""
-        del word
         return None
 
     def fetch(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
@@ -105,17 +102,14 @@ class ClusterRecords:
         Raises:
             UsageError: There is nothing to fetch.
         """
-        del say
         raise UsageError("only a run in pods leaves something there", where=run_dir.path)
 
     def words_on_reach(self, run_dir: RunDir) -> str | None:
         """Return why a record here is not up to date; None if it is."""
-        del run_dir
         return None
 
     def kept(self, run_dir: RunFolder) -> RemoteFiles | None:
         """Return where a run's nodes keep their files; None if that is here."""
-        del run_dir
         return None
 
     async def call_head(self, view: "RunView", group: str | None) -> "Channel | None":
@@ -124,27 +118,22 @@ class ClusterRecords:
         Raises:
             ChannelError: The head can't be reached.
         """
-        del view, group
         return None
 
     def cancel_run(self, run_dir: RunDir) -> bool:
         """Cancel a run; return whether there was one."""
-        del run_dir
         return False
 
     def cancel_groups(self, run_dir: RunDir) -> bool:
         """Cancel all groups of a workflow that another machine owns; return whether it is one."""
-        del run_dir
         return False
 
     def remove_left(self, run_dir: RunDir) -> list[str]:
         """Remove what a finished run has left on the cluster; return the names."""
-        del run_dir
         return []
 
     def first_section(self, which: Callable[[str], str | None]) -> tuple[str, str] | None:
         """Return the name and first muster.toml section of a cluster, if one is found from here."""
-        del which
         return None
 
 

@@ -1,35 +1,53 @@
-"""The client's side of `muster exec`: finds the task, calls its group's head, carries the streams.
+"""The client's side of what runs inside a run: `muster exec`, `muster stacks`, and debuggers.
 
-Two threads do what may block, reading standard input and writing the output; the event loop between
-them never blocks. Both directions respect the window of `net.messages`: what is not read here is
-not sent there.
+Each calls the head, whose addresses and key are in the run directory; the agents do the work, so no
+ssh to the nodes is needed, and it works on every engine. Two threads do what may block, reading
+standard input and writing the output; the event loop between them never blocks. Both directions
+respect the window of `net.messages`: what is not read here is not sent there.
+
+The run's record says which rank waits for a debugger, and where. An editor connects to a loopback
+port of this machine, which accepts only this user's connections; pdb gets the terminal.
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import queue
 import secrets
 import select
 import signal
+import socket
 import termios
 import threading
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
-from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import short_id
+from torchmuster.core import proc
+from torchmuster.core.files.layout import Kind, RunDir, short_id
+from torchmuster.core.model import contract
+from torchmuster.core.model.events import DebuggerWaitsEvent, WorkerProcessEvent
 from torchmuster.core.model.states import State
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
+from torchmuster.core.owner.record import Follow
 from torchmuster.errors import ChannelError, HeadLostError, MusterError, NotFoundError, UsageError
+from torchmuster.launcher.head.hang_monitor import shown, standing_of
+from torchmuster.launcher.head.hang_watch import Seen, tell
 from torchmuster.launcher.net import part_messages
+from torchmuster.launcher.net.port_owner import is_own_connection
+from torchmuster.launcher.node.stacks import take_stacks
 from torchmuster.launcher.views.elsewhere import is_elsewhere
-from torchmuster.launcher.views.find import any_result, owner_is_here, owner_lives
+from torchmuster.launcher.views.find import (
+    any_result,
+    owner_is_here,
+    owner_is_on,
+    owner_lives,
+    view_run,
+)
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
 
@@ -183,18 +201,11 @@ class RawTerminal:
             self.again()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         before, self._before = self._before, None
         if self._fd is not None and before is not None:
-            try:
+            with contextlib.suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, before)
-            except termios.error:
-                return  # the terminal is gone
 
     def again(self) -> None:
         """Set raw mode again: the shell resets it when the process is stopped."""
@@ -297,12 +308,7 @@ def _check_running(view: RunView, task: Any) -> None:
         )
     in_pods = is_elsewhere(view.run_dir.group(task.group))
     if not in_pods and not owner_is_here(view.run_dir):
-        owner = atomic.read_json(view.run_dir.owner)
-        host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
-        raise ChannelError(
-            f"the owner of the run {view.run_id} is on {host}",
-            fix=f"ssh -t {host} muster exec {short_id(view.run_id)} {task.name}",
-        )
+        raise owner_is_on(view, "ssh -t", f"exec {short_id(view.run_id)} {task.name}")
     if task.state is not State.RUNNING:
         word = "does not run any more" if task.state.is_final else "does not run yet"
         fix = "logs" if task.state.is_final else "status"
@@ -513,3 +519,255 @@ class ExecSession:
             self._channel.send_nowait(
                 part_messages.ExecResize(exec_id=exec_id, rows=rows, columns=columns)
             )
+
+
+# At a rank, or on a node: its stacks, or a command beside it.
+
+
+ANSWER_LIMIT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksFound:
+    """Where the ranks are: one sentence, and all stacks."""
+
+    sentence: str
+    lines: tuple[str, ...]
+
+
+async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFound:
+    """Return the stacks of all ranks of a live run.
+
+    Raises:
+        UsageError: The run has ended, or is a workflow.
+        ChannelError: The head can't be reached, or does not answer within `limit_s`.
+    """
+    _check_has_ranks(view)
+    if (member := _own_process(view)) is not None:
+        return await asyncio.to_thread(_stacks_of, member)
+    if view.is_headless_member:
+        what = f"the process of {view.run_id} is not in its record yet, or has ended"
+        raise ChannelError(what, where=view.run_dir.events, fix="try again in a second")
+    channel = await call_head(view)
+    ask_id = secrets.token_hex(8)
+    lines: list[str] = []
+    try:
+        channel.send_nowait(part_messages.AskStacks(ask_id=ask_id))
+        async with asyncio.timeout(limit_s):
+            while True:
+                answer = await channel.receive()
+                if not isinstance(answer, part_messages.StacksReport) or answer.ask_id != ask_id:
+                    continue
+                lines += answer.lines
+                if answer.is_last:
+                    return StacksFound(sentence=answer.sentence, lines=tuple(lines))
+    except TimeoutError as error:
+        raise ChannelError(
+            f"the head of the run {view.run_id} did not answer within {limit_s:g} s",
+            fix="try again",
+        ) from error
+    except ChannelClosedError as error:
+        raise HeadLostError("the connection to the run has ended", why=str(error)) from error
+    finally:
+        await channel.close()
+
+
+def _own_process(view: RunView) -> WorkerProcessEvent | None:
+    """Return the local process of a sweep's member without a head; None for all others."""
+    if os.path.exists(view.run_dir.head):
+        return None
+    found = view.record.process
+    return found if found is not None and proc.read_process(found.pid) is not None else None
+
+
+def _stacks_of(member: WorkerProcessEvent) -> StacksFound:
+    (stack,) = take_stacks(member.folder, member.attempt, [(0, member.pid)])
+    seen = Seen(rank=0, node=os.uname().nodename, standing=standing_of(stack), kernel=stack.kernel)
+    return StacksFound(sentence=tell([seen]), lines=tuple(shown(stack).splitlines()))
+
+
+async def execute_at_rank(view: RunView, word: str, order: ExecOrder, write: Write) -> ExecResult:
+    """Run a command next to a rank, or on a node.
+
+    Args:
+        view: A training run.
+        word: `rank 3` or `node n2`.
+        order: What to run.
+        write: Gets the output.
+
+    Raises:
+        UsageError: The run has ended, or has no such rank or node.
+        ChannelError: The head can't be reached.
+        HeadLostError: The connection to the head was lost.
+    """
+    _check_has_ranks(view)
+    channel = await call_head(view)
+    try:
+        return await ExecSession(channel, [word], order, write).run()
+    finally:
+        await channel.close()
+
+
+def _check_has_ranks(view: RunView) -> None:
+    """Refuse a workflow, and a run that has ended.
+
+    Raises:
+        UsageError: It is one of these.
+    """
+    if view.kind is Kind.WORKFLOW:
+        raise UsageError(
+            f"the run {view.run_id} is a workflow: its tasks have no ranks of their own",
+            fix=f"muster exec {short_id(view.run_id)} TASK -- COMMAND; a training task's own run by its folder",
+        )
+    if any_result(view.run_dir) is not None or not owner_lives(view.run_dir):
+        raise UsageError(
+            f"the run {view.run_id} has ended: it is {view.state.value}",
+            fix=f"muster explain {short_id(view.run_id)}",
+        )
+
+
+# The user's debugger: `--debugpy` and `--pdb`.
+
+
+USUAL_PORT = 5678  # editors propose this one
+_LOOK_EVERY_S = 0.1
+
+
+class DebuggerServer:
+    """Waits, in a thread, for ranks of the followed run that ask for a debugger, and connects them.
+
+    Args:
+        run_dir: Directory of the run.
+        folder: The program's working directory on this machine.
+        say: Prints a message to the user.
+        print_text: Prints text unchanged.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        folder: str,
+        say: Callable[[str], None],
+        print_text: Callable[[str], None],
+    ) -> None:
+        self._run_dir, self._folder = run_dir, folder
+        self._say, self._print = say, print_text
+        self._ends = threading.Event()
+        self._listener: socket.socket | None = None
+        self._terminal = asyncio.Lock()  # one pdb session at a time has the terminal
+
+    def start(self) -> None:
+        """Start to wait."""
+        work = threading.Thread(
+            target=lambda: asyncio.run(self._watch()), name="debugger", daemon=True
+        )
+        work.start()
+
+    def close(self) -> None:
+        """Accept no further connections, and end the open ones."""
+        self._ends.set()
+
+    async def _watch(self) -> None:
+        follow = Follow(self._run_dir.events)
+        sessions: set[asyncio.Task[None]] = set()
+        rank = -1
+        while not self._ends.is_set():
+            for one in follow.events():
+                if not isinstance(event := one.event, DebuggerWaitsEvent):
+                    continue
+                rank = event.rank
+                if event.tool == contract.DEBUGPY:
+                    self._listen()
+                    self._print(launch_text(event, self._port, self._folder))
+                else:
+                    sessions.add(asyncio.create_task(self._open_pdb(event)))
+            stream = self._accept()
+            if stream is not None:
+                sessions.add(asyncio.create_task(self._carry(rank, stream)))
+            sessions = {task for task in sessions if not task.done()}
+            await asyncio.sleep(_LOOK_EVERY_S)
+        for task in sessions:
+            task.cancel()
+        if self._listener is not None:
+            self._listener.close()
+
+    # An editor.
+
+    @property
+    def _port(self) -> int:
+        return int(self._listener.getsockname()[1]) if self._listener is not None else 0
+
+    def _listen(self) -> None:
+        for port in (USUAL_PORT, 0) if self._listener is None else ():
+            with contextlib.suppress(OSError):
+                self._listener = socket.create_server(("127.0.0.1", port), backlog=4)
+                self._listener.setblocking(False)
+                return
+
+    def _accept(self) -> socket.socket | None:
+        if self._listener is None:
+            return None
+        try:
+            stream, _ = self._listener.accept()
+        except OSError:
+            return None
+        stream.setblocking(True)
+        if is_own_connection(stream):
+            return stream
+        self._say("a connection of another user to the debugger's port was closed")
+        stream.close()
+        return None
+
+    async def _carry(self, rank: int, stream: socket.socket) -> None:
+        with stream:
+
+            def write(task: str, number: int, data: bytes) -> None:
+                if number == 1:
+                    stream.sendall(data)
+                else:
+                    self._say(data.decode(errors="replace"))
+
+            await self._session(rank, stream.fileno(), write)
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+
+    # pdb.
+
+    async def _open_pdb(self, event: DebuggerWaitsEvent) -> None:
+        rank = event.rank
+        what, keys = "has failed", "`q` ends the run"
+        if event.tool == contract.PDB_STOPS:
+            what, keys = "has stopped", "`c` goes on, `q` ends the run"
+        self._say(f"rank {rank} on {event.node} {what}; all ranks wait while you look ({keys})")
+
+        def write(task: str, number: int, data: bytes) -> None:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(1, view) :]
+
+        async with self._terminal:
+            await self._session(rank, 0, write)
+
+    async def _session(self, rank: int, input_fd: int, write: Write) -> None:
+        order = ExecOrder(argv=(), input_fd=input_fd, debugger=True)
+        try:
+            await execute_at_rank(view_run(self._run_dir), f"rank {rank}", order, write)
+        except MusterError as error:
+            self._say(f"the debugger does not reach rank {rank}: {error.what}")
+
+
+def launch_text(event: DebuggerWaitsEvent, port: int, folder: str) -> str:
+    """Return what a user needs to attach an editor: a sentence and a launch.json."""
+    rank, remote = event.rank, event.folder or folder
+    configuration = {
+        "name": f"muster: rank {rank}",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": "127.0.0.1", "port": port},
+        "pathMappings": [{"localRoot": folder, "remoteRoot": remote}],
+    }
+    launch = {"version": "0.2.0", "configurations": [configuration]}
+    return (
+        f"muster: attach your editor to 127.0.0.1:{port}; for VS Code as .vscode/launch.json:\n"
+        f"{json.dumps(launch, indent=2)}\n"
+    )

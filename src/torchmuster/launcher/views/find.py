@@ -26,7 +26,7 @@ from torchmuster.core.owner.record import (
     read_result,
     unreadable,
 )
-from torchmuster.errors import NotFoundError
+from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.model.run import RunRecord, record_of
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
@@ -114,11 +114,6 @@ def _names() -> list[str]:
         ) from error
 
 
-def _last_run() -> RunDir | None:
-    """Return the run submitted last, without asking a scheduler."""
-    return next(iter(_last(filter(_is_of_user, all_dirs()), 1)), None)
-
-
 def _submitted(run_dir: RunDir) -> float:
     first = next(read_events(run_dir.events), None)
     return submitted_at(run_dir, first.at if first is not None else None)
@@ -188,8 +183,8 @@ def find_run(word: str) -> RunView:
     if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
         return _view_found(RunDir(exact))
     names = _names()
-    if word == "last" and (newest := _last_run()) is not None:
-        return _view_found(newest)
+    if word == "last" and (newest := _last(filter(_is_of_user, all_dirs()), 1)):
+        return _view_found(newest[0])  # without a question to a scheduler
     matching = [name for name in names if short_id(name) == word]
     # A name given with --name wins over a part of another name.
     matching = matching or _last_of_restarts(
@@ -369,22 +364,25 @@ def owner_is_here(run_dir: RunDir) -> bool:
     return owner_lives(run_dir)
 
 
+def owner_is_on(view: RunView, ssh: str, command: str) -> ChannelError:
+    """Return the error for a run whose owner is on another machine, where a command would help."""
+    owner = atomic.read_json(view.run_dir.owner)
+    host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
+    what = f"the owner of the run {view.run_id} is on {host}"
+    return ChannelError(what, fix=f"{ssh} {host} muster {command}")
+
+
 def owner_lives(run_dir: RunDir) -> bool:
     """Return whether the owning process or job still exists; on another machine, assume so."""
-    if os.path.isfile(run_dir.job):
-        return _job_lives(run_dir)
+    if os.path.isfile(run_dir.job):  # a job that the scheduler has forgotten has ended
+        job = view_job(run_dir)
+        return job is not None and not job.state.is_final
     if os.path.isfile(run_dir.jobs):  # even if other files are damaged
         view: ViewOfKind | None = plugs.find("kinds", "workflow view")
         return view is not None and not view(run_dir, RunRecord()).state.is_final
     if os.path.isfile(run_dir.arrays):
         return not view_run(run_dir).state.is_final
     return owner_process_lives(run_dir)
-
-
-def _job_lives(run_dir: RunDir) -> bool:
-    """Ask the scheduler whether the job lives; a job that it has forgotten has ended."""
-    view = view_job(run_dir)
-    return view is not None and not view.state.is_final
 
 
 def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:

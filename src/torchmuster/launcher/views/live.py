@@ -4,6 +4,7 @@ Reading continues where it last ended. Lines that another version wrote, or a cr
 skipped and reported; no value depends on a complete file.
 """
 
+import json
 import os
 import re
 import time
@@ -11,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from torchmuster.core.files.layout import RunDir, last_bytes
 from torchmuster.core.model import codec
@@ -129,17 +129,8 @@ _MOST_SAID = 4
 _LOG_BYTES = 8192
 _FRESH_S = 15.0
 _SAID = (
-    "hang",
-    "head_replaced",
-    "start_wait",
-    "node_left_out",
-    "node_lost",
-    "spare_lost",
-    "spare_taken",
-    "newcomer",
-    "stopping",
-    "shrunk",
-    "notice",
+    *("hang", "head_replaced", "start_wait", "node_left_out", "node_lost", "spare_lost"),
+    *("spare_taken", "newcomer", "stopping", "shrunk", "notice"),
 )
 
 AskBoard = Callable[[], tuple[RankSample | None, str]]
@@ -199,7 +190,9 @@ class LiveReader:
             waits=_waits(record, now, is_running=running) if not view.state.is_final else "",
             job=describe_job_state(view),
             ends_at=record.ends_at if not view.state.is_final else None,
-            network=_network(record),
+            network=(narrate(record.network) or "").removeprefix("network: ")
+            if record.network
+            else "",
             said=said_of(record),
             training=training,
             bar=self._bar(attempts) if running and training is None else None,
@@ -234,17 +227,11 @@ def last_sample(run_dir: RunDir) -> RankSample | None:
         whole = lines if len(data) < num_bytes else lines[1:]
         if whole:
             with suppress(*DAMAGED):
-                return codec.from_plain(RankSample, _loads(whole[-1]))
+                return codec.from_plain(RankSample, json.loads(whole[-1]))
             return None
         if len(data) < num_bytes or num_bytes > 64 << 20:
             return None
         num_bytes *= 8
-
-
-def _loads(line: bytes) -> Any:
-    import json
-
-    return json.loads(line)
 
 
 def _shown(attempt: AttemptRecord) -> LiveAttempt:
@@ -273,20 +260,11 @@ def _waits(record: RunRecord, now: float, *, is_running: bool) -> str:
     return f"{event.node}: {event.text}" if is_fresh and isinstance(event, NoticeEvent) else ""
 
 
-def _network(record: RunRecord) -> str:
-    sentence = narrate(record.network) if record.network is not None else None
-    return (sentence or "").removeprefix("network: ")
-
-
 def said_of(record: RunRecord) -> tuple[str, ...]:
     """Return what a head has said last of hangs, slow ranks, losses and stops, each with its time."""
     shown = [one for one in record.moments if one.kind in _SAID][-_MOST_SAID:]
-    return tuple(f"{_clock(one.at)}  {one.text}" for one in shown)
-
-
-def _ended(attempt: LiveAttempt, at: float | None, by: str) -> LiveAttempt:
-    ended_at = at if at is not None else attempt.began_at
-    return replace(attempt, ended_at=ended_at, ended_by=by or "its head was lost")
+    clocks = (datetime.fromtimestamp(one.at).astimezone() for one in shown)
+    return tuple(f"{at:%H:%M:%S}  {one.text}" for at, one in zip(clocks, shown, strict=True))
 
 
 def _closed(
@@ -296,9 +274,9 @@ def _closed(
     if not attempts or not view.state.is_final or attempts[-1].ended_at is not None:
         return attempts
     began_at, last = view.record.began, attempts[-1]
-    ended_at = began_at + (elapsed_s or 0.0) if began_at is not None else None
-    by = "" if view.state is RunState.LOST else view.state.value
-    return [*attempts[:-1], _ended(last, ended_at, by)]
+    ended_at = began_at + (elapsed_s or 0.0) if began_at is not None else last.began_at
+    by = "its head was lost" if view.state is RunState.LOST else view.state.value
+    return [*attempts[:-1], replace(last, ended_at=ended_at, ended_by=by)]
 
 
 def command_of(view: RunView) -> str:
@@ -327,7 +305,3 @@ def num_workers_of(view: RunView) -> int | None:
         if view.plan is not None:
             return sum(view.plan.num_workers(place) for place in range(view.plan.max_nodes))
     return None
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")

@@ -314,12 +314,7 @@ def _cache(older_s: float, now: float) -> Iterator[Removal]:
                     found.append((entry.path, facts.st_blocks * 512))
     except OSError:
         return
-    if found:
-        paths = tuple(path for path, _ in found)
-        size_bytes = sum(size for _, size in found)
-        yield Removal(
-            name="cache", paths=paths, size_bytes=size_bytes, age_s=older_s, is_whole=False
-        )
+    yield from _removed_together("cache", found, age_s=older_s)
 
 
 def _archives(older_s: float, now: float, most_bytes: int | None) -> Iterator[Removal]:
@@ -332,25 +327,24 @@ def _archives(older_s: float, now: float, most_bytes: int | None) -> Iterator[Re
         if now - facts.st_mtime > older_s or (most_bytes is not None and total > most_bytes):
             found.append((path, facts.st_blocks * 512))
             total -= facts.st_size
-    if found:
-        paths = tuple(path for path, _ in found)
-        size_bytes = sum(size for _, size in found)
-        yield Removal(
-            name="archives", paths=paths, size_bytes=size_bytes, age_s=0.0, is_whole=False
-        )
+    yield from _removed_together("archives", found, age_s=0.0)
 
 
 def _environments(older_s: float, most_bytes: int | None) -> Iterator[Removal]:
     """Yield unused environments that were sent to this machine."""
     found = shelf.old_ones(shelf.find_folder(), older_s, most_bytes)
+    age_s = min((kept.age_s for kept, _ in found), default=0.0)
+    yield from _removed_together(ENVIRONMENTS, [(one.path, size) for one, size in found], age_s)
+
+
+def _removed_together(
+    name: str, found: Sequence[tuple[str, int]], age_s: float
+) -> Iterator[Removal]:
+    """Yield one removal of these files and their sizes; nothing if there are none."""
     if found:
-        yield Removal(
-            name=ENVIRONMENTS,
-            paths=tuple(kept.path for kept, _ in found),
-            size_bytes=sum(size for _, size in found),
-            age_s=min(kept.age_s for kept, _ in found),
-            is_whole=False,
-        )
+        paths = tuple(path for path, _ in found)
+        size = sum(size for _, size in found)
+        yield Removal(name=name, paths=paths, size_bytes=size, age_s=age_s, is_whole=False)
 
 
 def _folders(path: str) -> list[str]:

@@ -123,17 +123,14 @@ class RunView:
 
     def member(self, number: int) -> RunDir | None:
         """Return the folder of a member; None if it is not a sweep."""
-        del number
         return None
 
     def training(self, task: str) -> RunDir | None:
         """Return the folder of a task's last training; None if it is not a workflow."""
-        del task
         return None
 
     def member_state(self, number: int) -> RunState | None:
         """Return the state of a member; None if it is not a sweep."""
-        del number
         return None
 
     def task_logs(self) -> "list[tuple[str, list[tuple[int, str]]]] | None":

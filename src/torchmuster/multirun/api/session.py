@@ -10,7 +10,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from torchmuster.core import proc
@@ -49,12 +48,7 @@ class SessionHandle:
         """Return the session."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the session."""
         self.end()
 

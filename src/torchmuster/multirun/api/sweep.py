@@ -27,7 +27,7 @@ from torchmuster.launcher.api.failures import NotLaunchedError, RunFailed
 from torchmuster.launcher.api.launch import start_command
 from torchmuster.launcher.api.run import RunHandle, copied_run, interrupt_cancels, poll_until_ended
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
-from torchmuster.launcher.views.find import view_run
+from torchmuster.launcher.views.find import any_result, find_run, owner_lives, view_run
 from torchmuster.multirun.sweep.members import member_dir
 from torchmuster.multirun.sweep.plan import MAX_MEMBERS
 from torchmuster.multirun.views.sweep_view import MemberView, SweepView, view_of_sweep
@@ -209,8 +209,6 @@ class SweepHandle:
         Raises:
             NotLaunchedError: All members have succeeded.
         """
-        from torchmuster.launcher.api.launch import start_command
-
         start_command("restart", ["--detach", self.run_id])
         return self
 
@@ -336,10 +334,7 @@ def find_sweep(word: str) -> SweepHandle:
     Raises:
         torchmuster.errors.NotFoundError: There is none, there are several, or it is not a sweep.
     """
-    from torchmuster.errors import NotFoundError
-    from torchmuster.launcher.views import find
-
-    view = find.find_run(word)
+    view = find_run(word)
     if view.kind is not Kind.SWEEP:
         raise NotFoundError(f"{view.run_id} is no sweep", fix="torchmuster.find_run finds runs")
     return SweepHandle(view.run_dir)
@@ -448,7 +443,6 @@ def _of_script(
 def follow_sweep(run_dir: RunDir) -> None:
     """Show the states of a sweep's members until it has ended, then their table."""
     from torchmuster.launcher.api.follow import status_display
-    from torchmuster.launcher.views.find import any_result, owner_lives
     from torchmuster.multirun.cli.sweep_record import counted, describe_best, members_table
 
     shown = status_display()

@@ -13,28 +13,35 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import click
 
 from torchmuster.core import proc
 from torchmuster.core.cli import ending
-from torchmuster.core.cli.run import RunCommand, request_of
+from torchmuster.core.cli.run import RunCommand, check_debugger, choose_id, request_of, start_run
 from torchmuster.core.cli.run import run as run_command
+from torchmuster.core.files.layout import muster_home
 from torchmuster.core.model.text import span
 from torchmuster.core.model.verdict import AT_ONCE
+from torchmuster.core.spec.launch import RunRequest, plan_run
+from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import MusterError
+from torchmuster.launcher.files.code_copy import ask_git, walk_code
 from torchmuster.multirun.cli.forks import import_for_runs, run_client
-
-if TYPE_CHECKING:
-    from torchmuster.core.spec.launch import RunRequest
-    from torchmuster.multirun.server.messages import ClientProcess, SessionSetup
-    from torchmuster.multirun.watched import SavedFiles
-
+from torchmuster.multirun.cli.session import (
+    end_session,
+    find_session_place,
+    start_session,
+    wait_until_open,
+)
+from torchmuster.multirun.server.call import client_lives, read_setup, this_process
+from torchmuster.multirun.server.messages import ClientProcess, SessionSetup
+from torchmuster.multirun.views.sessions import find_session, living_sessions, plan_of
 
 # Decide what `muster dev` does after a saved file, a key or the end of a run; without I/O.
 
@@ -105,30 +112,24 @@ class DevLoop:
         return Act.CANCEL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastRun:
-    """The run that has ended.
+def status_of(
+    code: int, took_s: float, saved: Sequence[str], saved_at: str, *, has_keys: bool
+) -> str:
+    """Return the status line below the output of a run.
 
-    Attributes:
+    Args:
         code: Its exit code.
         took_s: The time from its start to its end.
-        saved: The files saved before it, relative to the folder; `saved_at` is the time of day.
+        saved: The files saved before it, relative to the folder.
+        saved_at: The time of day at which they were.
+        has_keys: Whether the user can press keys.
     """
-
-    code: int
-    took_s: float
-    saved: tuple[str, ...] = ()
-    saved_at: str = ""
-
-
-def status_of(last: LastRun, *, has_keys: bool) -> str:
-    """Return the status line below the output of a run."""
     parts = []
-    if last.saved:
-        more = f" and {len(last.saved) - 1} more" if len(last.saved) > 1 else ""
-        parts.append(f"saved {last.saved[0]}{more} {last.saved_at}")
-    took = span(last.took_s)
-    parts.append(f"ran {took}" if last.code == 0 else f"failed in {took} (exit code {last.code})")
+    if saved:
+        more = f" and {len(saved) - 1} more" if len(saved) > 1 else ""
+        parts.append(f"saved {saved[0]}{more} {saved_at}")
+    took = span(took_s)
+    parts.append(f"ran {took}" if code == 0 else f"failed in {took} (exit code {code})")
     keys = " (Enter: again, q: quit)" if has_keys else ""
     return "; ".join([*parts, f"waiting for a change{keys}"])
 
@@ -180,7 +181,6 @@ def dev(*, until_error: bool, **given: Any) -> int:
         given["max_restarts"] = 0
     asked = request_of({**dict.fromkeys(_NOT_HERE), **_off(), **given})
     _check(asked, given)
-    from torchmuster.multirun.watched import SavedFiles
 
     with _Session(asked, given) as held:
         watch = SavedFiles(_folders(asked))
@@ -200,11 +200,6 @@ def _check(request: "RunRequest", given: dict[str, Any]) -> None:
     Raises:
         ManyErrors: All problems of the command line.
     """
-    from torchmuster.core.cli.run import check_debugger, choose_id
-    from torchmuster.core.spec.launch import plan_run
-    from torchmuster.core.spec.problems import Problems
-    from torchmuster.multirun.cli.session import find_session_place
-
     problems = Problems()
     check_debugger(request, problems)
     if request.session is None:
@@ -257,9 +252,6 @@ class _Session:
             NotFoundError: The user has named a session that is not alive.
             click.exceptions.Exit: The session can't be started; the error has been printed.
         """
-        from torchmuster.multirun.server.call import read_setup, this_process
-        from torchmuster.multirun.views.sessions import find_session, living_sessions
-
         if self._request.session is not None:
             find_session(self._request.session)
             return
@@ -284,9 +276,6 @@ class _Session:
 
     def _folder_of(self, setup: "SessionSetup") -> str:
         """Return the folder whose runs may use a session; empty if it is another's, or ends."""
-        from torchmuster.multirun.server.call import client_lives
-        from torchmuster.multirun.views.sessions import find_session, plan_of
-
         lives = client_lives(setup)
         if lives is False:  # on other nodes it stays for a while
             with contextlib.suppress(MusterError):
@@ -294,8 +283,6 @@ class _Session:
         return "" if lives else setup.folder
 
     def _warn_of_other_dev(self, setups: "Iterable[SessionSetup]") -> None:
-        from torchmuster.multirun.server.call import client_lives
-
         for one in setups:
             if one.client is not None and one.folder == os.getcwd() and client_lives(one):
                 other = f"another `muster dev` runs in this folder (process {one.client.pid})"
@@ -304,22 +291,16 @@ class _Session:
 
     def _start(self, lock: int) -> int:
         """Start the session and wait until it is open; release the lock when others can see it."""
-        from torchmuster.core.spec.problems import Problems
-        from torchmuster.multirun.cli import session
-
         names = (*_OF_SESSION, "nproc_per_node", "preload", "python")
         given = {name: self._given[name] for name in names}
         nodes = int(self._request.nodes) if self._request.nodes else None
         own = {"nodes": nodes, "name": self.name, "idle": _IDLE, "client": self._client}
-        held = session.start_session({**given, **own}, Problems())
+        held = start_session({**given, **own}, Problems())
         os.close(lock)
-        session.wait_until_open(held, self.name)
+        wait_until_open(held, self.name)
         return 0
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        from torchmuster.multirun.cli.session import end_session
-        from torchmuster.multirun.views.sessions import find_session
-
         if self._is_own:
             with contextlib.suppress(MusterError):  # it has already ended
                 end_session(find_session(self.name).run_dir, self.name)
@@ -332,8 +313,6 @@ def _name_lock() -> Iterator[int]:
     A process forked meanwhile holds it too, until it closes the descriptor. File systems without
     locks get none.
     """
-    from torchmuster.core.files.layout import muster_home
-
     home = muster_home()
     os.makedirs(home, mode=0o700, exist_ok=True)
     lock = os.open(os.path.join(home, "dev.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -415,18 +394,19 @@ class _Runner:
     def _start(self) -> None:
         self._status = ""
         self._held.open()
-        if _is_terminal():
+        if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
             sys.stdout.write("\x1b[H\x1b[2J")  # keeps the scrollback
         sys.stdout.flush()
         sys.stderr.flush()
         request = self._held.without_place(self._asked)
         self._began_at = time.monotonic()
-        with self._keys.lent(to_child=self._asked.pdb):
-            parent = os.getpid()
-            self._pid = os.fork()
-            if self._pid == 0:
-                proc.die_with_parent(parent)
-                run_client(partial(_run, request), 0 if self._asked.pdb else None)
+        if self._asked.pdb:
+            self._keys.lend()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            proc.die_with_parent(parent)
+            run_client(partial(_run, request), 0 if self._asked.pdb else None)
         self._pidfd = os.pidfd_open(self._pid)
 
     def _cancel(self) -> None:
@@ -445,20 +425,15 @@ class _Runner:
         if act is Act.START:
             return self._loop.start()
         if act is None:
-            last = LastRun(
-                code=self._code,
-                took_s=time.monotonic() - self._began_at,
-                saved=self._saved,
-                saved_at=self._saved_at,
+            took_s, has_keys = time.monotonic() - self._began_at, self._keys.is_terminal
+            self._status = status_of(
+                self._code, took_s, self._saved, self._saved_at, has_keys=has_keys
             )
-            self._status = status_of(last, has_keys=self._keys.is_terminal)
             say(self._status)
         return act
 
 
 def _run(request: "RunRequest") -> int:
-    from torchmuster.core.cli.run import start_run
-
     ending.is_brief = True
     return start_run(request)
 
@@ -521,13 +496,10 @@ class _Keys:
             with contextlib.suppress(termios.error):  # the terminal has gone
                 termios.tcsetattr(self.fd, termios.TCSADRAIN, self._before)
 
-    @contextlib.contextmanager
-    def lent(self, *, to_child: bool) -> Iterator[None]:
-        """Give the terminal to the child that is started in this context, if `to_child`."""
-        if to_child:
-            self._is_lent = True
-            self._give_back()
-        yield
+    def lend(self) -> None:
+        """Give the terminal to the child that is started now."""
+        self._is_lent = True
+        self._give_back()
 
     def fds(self, *, idle: bool) -> Sequence[int]:
         """Return the descriptors to poll for keys."""
@@ -550,10 +522,159 @@ def _is_in_front(fd: int) -> bool:
         return False
 
 
-def _is_terminal() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
 def say(sentence: str) -> None:
     """Print a message on stderr."""
     click.echo(f"muster: {sentence}", err=True)
+
+
+# The files that were saved since the last check. Polls instead of using inotify, which misses files that
+# another host saves on a network file system. One check of 500 files takes 1 ms (docs/design.md).
+
+
+_CODE = ".py"
+_SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg")  # a run may write .json and .txt
+_OF_RUNS = frozenset({"runs", "outputs", "wandb", "mlruns", "lightning_logs", "__pycache__"})
+_MOST_FILES = 4000
+_LIST_AGAIN_S = 0.5
+_LOOK_S = 0.04
+_MOST_LOOK_S = 0.2
+_COST = 20  # polling takes at most a twentieth of a processor
+_QUIET_S = 0.02  # for an editor that saves several files, or one file in several steps
+_SETTLES_S = 1.0
+_GONE: tuple[int, ...] = ()
+
+Facts = Mapping[str, tuple[int, ...]]
+
+
+class SavedFiles:
+    """The watched files below some folders, and which of them were saved.
+
+    Args:
+        folders: The folders of the script, of the project and of its modules. If one is in a git
+            work tree, the whole tree is watched.
+    """
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = tuple(folders)
+        self._listed_at = self._took_s = 0.0
+        self._paths: list[str] = []
+        self._directories: Facts = {}
+        self._facts: Facts = {}
+        self._list()
+        self._facts = facts_of(self._paths)
+
+    @property
+    def num_files(self) -> int:
+        """Return the number of watched files."""
+        return len(self._paths)
+
+    def look(self) -> tuple[str, ...]:
+        """Return the files saved since the last call; wait until the editor has finished saving."""
+        found = self._poll_once()
+        if not found:
+            return ()
+        saved = dict.fromkeys(found)
+        until = time.monotonic() + _SETTLES_S
+        quiet_at = time.monotonic() + _QUIET_S
+        while time.monotonic() < min(quiet_at, until):
+            pause(_QUIET_S / 2)
+            if more := self._changed():
+                saved |= dict.fromkeys(more)
+            facts = (self._facts.get(path, _GONE) for path in saved)
+            if more or any(one != _GONE and one[1] == 0 for one in facts):  # being written
+                quiet_at = time.monotonic() + _QUIET_S
+        return tuple(saved)
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next check."""
+        return min(max(_LOOK_S, self._took_s * _COST), _MOST_LOOK_S)
+
+    def _poll_once(self) -> list[str]:
+        """Return the known files that were saved; only if there are none, look for new ones.
+
+        Listing asks git, and no run should wait for that.
+        """
+        began = time.process_time()  # without the time in which other processes ran
+        found = self._changed()
+        self._took_s = time.process_time() - began
+        is_due = time.monotonic() - self._listed_at >= _LIST_AGAIN_S
+        if not found and is_due and facts_of(self._directories) != self._directories:
+            self._list()
+            found = self._changed()
+        return found
+
+    def _changed(self) -> list[str]:
+        before, self._facts = self._facts, facts_of(self._paths)
+        return changed(before, self._facts)
+
+    def _list(self) -> None:
+        self._listed_at = time.monotonic()
+        self._paths = list_files(self._folders)
+        directories = dict.fromkeys([*self._folders, *map(os.path.dirname, self._paths)])
+        self._directories = facts_of(directories)
+
+
+def pause(seconds: float) -> None:
+    """Wait; a signal that has a handler ends the wait early."""
+    import select
+
+    select.select([], [], [], seconds)
+
+
+def changed(before: Facts, after: Facts) -> list[str]:
+    """Return the files that differ or are new; a removed file does not count as saved."""
+    return [path for path, facts in after.items() if facts != _GONE and before.get(path) != facts]
+
+
+def facts_of(paths: Iterable[str]) -> Facts:
+    """Return what shows that a file was saved: its inode number, size and modification time."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in paths:
+        try:
+            status = os.stat(path)
+            found[path] = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except OSError:
+            found[path] = _GONE
+    return found
+
+
+def list_files(folders: Sequence[str]) -> list[str]:
+    """Return the files to watch: those of the work trees; in very large ones, of `folders` only."""
+    roots = dict.fromkeys(work_tree(folder) or folder for folder in folders)
+    found = [path for root in roots for path in _files_below(root)]
+    if len(found) > _MOST_FILES:
+        near = tuple(f"{folder}{os.sep}" for folder in folders)
+        found = [path for path in found if path.startswith(near)][:_MOST_FILES]
+    return list(dict.fromkeys(found))
+
+
+def work_tree(folder: str) -> str | None:
+    """Return the root of the git work tree that contains a folder, or None."""
+    here = folder
+    while not os.path.exists(os.path.join(here, ".git")):
+        if here == os.path.dirname(here):
+            return None
+        here = os.path.dirname(here)
+    return here
+
+
+def _files_below(root: str) -> Iterator[str]:
+    home = os.path.join(os.path.realpath(muster_home()), "")
+    tracked = ask_git(root, "ls-files", "-t", "-co", "--exclude-standard", "-z")
+    if tracked is None:
+        names = [name for name in walk_code(root) if not _OF_RUNS & set(name.split(os.sep))]
+        wanted = [name for name in names if name.endswith((_CODE, *_SETTINGS))]
+    else:
+        entries = (os.fsdecode(entry) for entry in tracked.split(b"\0"))
+        wanted = [entry[2:] for entry in entries if is_watched(entry[2:], is_new=entry[:1] == "?")]
+    for name in wanted:
+        path = os.path.join(root, name)
+        if not os.path.realpath(path).startswith(home):
+            yield path
+
+
+def is_watched(name: str, *, is_new: bool) -> bool:
+    """Return whether to watch a file of a work tree; a run may have written an untracked one."""
+    if is_new:
+        return name.endswith(_CODE) and not _OF_RUNS & set(name.split("/"))
+    return name.endswith((_CODE, *_SETTINGS))

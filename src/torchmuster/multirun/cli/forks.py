@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from torchmuster.core import proc
+from torchmuster.core.plainfile import write_all
 from torchmuster.errors import ManyErrors, MusterError
 
 MAX_ORDER_BYTES = 8 << 20
@@ -42,7 +43,7 @@ _CLIENT_MODULES = (
     "torchmuster.core.owner.supervise",
     "torchmuster.launcher.views.account",
     "torchmuster.launcher.views.control",
-    "torchmuster.launcher.views.debugger",
+    "torchmuster.launcher.views.execute",
     "torchmuster.multirun.views.sessions",
     "torchmuster.report.at_end",
     "torchmuster.core.spec.launch",
@@ -99,9 +100,8 @@ def serve(line: socket.socket) -> int:
     the variables; stdout and stderr come with it. The answer is the client's pid.
     """
     import_for_runs()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # the caller reads the result from the run directory
+    # The caller reads the result from the run directory.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for the caller
     while True:
         packet, fds, _, _ = socket.recv_fds(line, 16, 3)
@@ -139,7 +139,5 @@ def pack_order(words: list[str]) -> int:
     """Return the descriptor of a memory file with an order from this process."""
     order_fields = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
     fd = os.memfd_create("muster-client", os.MFD_CLOEXEC)
-    data = memoryview(json.dumps(order_fields).encode())
-    while data:
-        data = data[os.write(fd, data) :]
+    write_all(fd, json.dumps(order_fields).encode())
     return fd

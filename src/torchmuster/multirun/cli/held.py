@@ -71,7 +71,6 @@ class SessionPlace(Place):
     ) -> "RunPlan | None":
         from torchmuster.core.spec.launch import plan_run
 
-        del limits
         given = request if self.is_here else replace(request, python=None)
         plan = plan_run(given, run_id, self.gpus, problems, simulated=self.is_here)
         there = self._setup.nodes
@@ -94,7 +93,7 @@ class SessionPlace(Place):
         return plan if self.is_here else self._on_its_nodes(plan, request)
 
     def _on_its_nodes(self, plan: "RunPlan", request: "RunRequest") -> "RunPlan":
-        from torchmuster.multirun.cli.places import run_node_setup
+        from torchmuster.multirun.cli.session import run_node_setup
 
         given = request.python is not None
         return replace(
@@ -113,7 +112,7 @@ class SessionPlace(Place):
         from torchmuster.core.cli.ending import go_to_the_background
         from torchmuster.core.owner.detach import start_background_owner
         from torchmuster.core.owner.session import own_terminal
-        from torchmuster.multirun.cli.places import say_when_it_ends
+        from torchmuster.multirun.cli.session import say_when_it_ends
         from torchmuster.multirun.engine import SessionEngine
 
         if self.is_here:
@@ -170,7 +169,6 @@ def find_held(where: "Where", problems: "Problems") -> SessionPlace | None:
     Raises:
         NotFoundError: There is no such session.
     """
-    del problems
     return SessionPlace(where.session) if where.session is not None else None
 
 

@@ -1,23 +1,31 @@
 """The command `muster sweep`."""
 
+import contextlib
 import os
+import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.core.cli import ending, options
-from torchmuster.core.cli.ending import answers, whole_word
+from torchmuster.core.cli.ending import answers, leave_in_background, say_next, wanted, whole_word
+from torchmuster.core.cli.find import find_place, where_of_options
 from torchmuster.core.cli.options import complete, complete_files
-from torchmuster.core.files.layout import short_id
+from torchmuster.core.cli.run import read_order
+from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model.plan import GRACE_S
+from torchmuster.core.model.states import RunState
+from torchmuster.core.owner.create import write_owner
+from torchmuster.core.owner.session import note_on_session
+from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.sets import SetCommand
+from torchmuster.multirun.sweep.plan import SweepPlan
 
 if TYPE_CHECKING:
-    from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.model.verdict import Result
-    from torchmuster.multirun.sweep.plan import SweepPlan
     from torchmuster.multirun.views.sweep_view import SweepRun
 
 
@@ -136,40 +144,31 @@ def sweep(**given: Any) -> int:
     Each member is a run of its own, NAME.0 and so on, for `muster logs` and `muster status`; the
     script's own options go behind `--`, and {lr} in them is replaced by a value.
     """
-    from torchmuster.core.cli.find import find_place, where_of_options
-    from torchmuster.core.spec.problems import Problems
-
     if given["launched"] is not None:
         given |= _options_from_python(given)
     problems = Problems()
     place = find_place(where_of_options(given), problems)
-
-    def start(plan: "SweepPlan", run_dir: "RunDir | None" = None) -> int:
-        if run_dir is None:
-            return _start(given, plan)
-        return start_sweep(plan, run_dir, detach=given["detach"])
-
-    code: int = place.cell("sweep").start(given, problems, start)
+    code: int = place.cell("sweep").start(given, problems, partial(_start, given))
     return code
 
 
-def _start(given: dict[str, Any], plan: "SweepPlan") -> int:
-    from torchmuster.multirun.sweep.create import create_sweep_dir
+def _start(given: dict[str, Any], plan: "SweepPlan", run_dir: "RunDir | None" = None) -> int:
+    """Start a planned sweep, in its folder if that exists already; or show it."""
+    from torchmuster.multirun.sweep.members import create_sweep_dir
 
-    if given["dry_run"]:
-        return _show(plan)
-    if plan.stop is not None and plan.metric is not None:
-        from torchmuster.multirun.sweep.stop_rules import load_rule
+    if run_dir is None:
+        if given["dry_run"]:
+            return _show(plan)
+        if plan.stop is not None and plan.metric is not None:
+            from torchmuster.multirun.sweep.metric import load_rule
 
-        load_rule(plan.stop, plan.metric)  # fail before anything is created
-    run_dir = create_sweep_dir(plan)
+            load_rule(plan.stop, plan.metric)  # fail before anything is created
+        run_dir = create_sweep_dir(plan)
     return start_sweep(plan, run_dir, detach=given["detach"])
 
 
 def _options_from_python(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options that a Python client passes in a file, not on the command line."""
-    from torchmuster.core.cli.run import read_order
-
     order = read_order(given["launched"])
     variables = tuple(f"{name}={value}" for name, value in order.environment.items())
     return {
@@ -181,8 +180,6 @@ def _options_from_python(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(plan: "SweepPlan") -> int:
-    import shlex
-
     for number in range(len(plan.members)):
         words = plan.member_plan(number).program.display()
         click.echo(f"{number}\t{shlex.join(words)}")
@@ -193,8 +190,6 @@ def _show(plan: "SweepPlan") -> int:
 
 def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
     """Own a prepared sweep until it ends, or leave it to a background process."""
-    from torchmuster.core.cli import ending
-    from torchmuster.core.cli.ending import leave_in_background, say_next, wanted
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.launcher.cli.follow import StatusLine
 
@@ -208,7 +203,7 @@ def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
     try:
         result = _follow(plan, run_dir, voice)
         status.close()
-        from torchmuster.multirun.cli.sweep_words import say_end
+        from torchmuster.multirun.cli.sweep_record import say_end
         from torchmuster.multirun.views.sweep_view import view_sweep
 
         say_end(view_sweep(run_dir, is_alive=False), result, voice, run_dir)
@@ -220,7 +215,6 @@ def start_sweep(plan: "SweepPlan", run_dir: "RunDir", *, detach: bool) -> int:
 
 
 def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> "Result":
-    from torchmuster.core.owner.session import note_on_session
     from torchmuster.multirun.sweep.owner import follow_sweep
 
     slots = f"{plan.slots} slot{'s' if plan.slots != 1 else ''}"
@@ -229,7 +223,7 @@ def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> "Re
     note = note_on_session()
     if note is not None:
         voice.say(note)
-    return follow_sweep(run_dir, voice)
+    return follow_sweep(run_dir, voice.say)
 
 
 def restart_sweep(view: "SweepRun", *, detach: bool) -> int:
@@ -239,11 +233,6 @@ def restart_sweep(view: "SweepRun", *, detach: bool) -> int:
         UsageError: All members have succeeded.
         NotFoundError: The session of its members has ended.
     """
-    import contextlib
-
-    from torchmuster.core.model.states import RunState
-    from torchmuster.core.owner.create import write_owner
-
     sweep_view = view.sweep_view()
     done = (RunState.SUCCEEDED, RunState.STOPPED)
     if all(member.state in done for member in sweep_view.members):

@@ -1,43 +1,53 @@
-"""`muster sweep --on ENGINE`: submit all members as a job array, and follow them."""
+"""`muster sweep --on ENGINE`: submit all members as a job array, follow them, stop the worst early."""
 
+import asyncio
 import contextlib
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.core.files.layout import short_id
-from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.core.files.layout import RunDir, runs_dir, short_id
+from torchmuster.core.model.codec import event_line, utc_now
+from torchmuster.core.model.states import RunState
+from torchmuster.errors import ManyErrors, MusterError, UsageError
+from torchmuster.launcher.engines.base import ArrayDialect
+from torchmuster.launcher.engines.registry import load_dialect
+from torchmuster.launcher.jobs.answers import FIRST_POLL_S, LAST_POLL_S
 from torchmuster.launcher.jobs.batch import JobsFollower
+from torchmuster.launcher.jobs.jobs import cancel_job, make_job, note_refusal
+from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
+from torchmuster.multirun.sweep.arrays import (
+    SweepArrays,
+    array_request,
+    cancel_sweep,
+    element_of,
+    find_arrays,
+    load_arrays,
+    object_members,
+    request_of,
+    submit_members,
+)
+from torchmuster.multirun.sweep.members import member_dir
+from torchmuster.multirun.sweep.metric import MetricReader, StopRule, load_rule
+from torchmuster.multirun.sweep.plan import SweepPlan
+from torchmuster.multirun.views.sweep_view import SweepView, stopped_members, view_arrays
 
 if TYPE_CHECKING:
-    from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.spec.site import Site
-    from torchmuster.multirun.sweep.plan import SweepPlan
-    from torchmuster.multirun.views.sweep_view import SweepView
 
 
 def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> int:
     """Submit a sweep and follow it until it ends; Ctrl-C stops following, twice cancels it."""
-    from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.spec.launch import read_job_limits
-    from torchmuster.launcher.engines.registry import load_dialect
     from torchmuster.launcher.engines.sites import with_node_setup
-    from torchmuster.launcher.jobs.jobs import make_job, note_refusal
     from torchmuster.multirun.cli.sweep_words import plan_sweep, sweep_request
-    from torchmuster.multirun.sweep.array_stops import stops_of
-    from torchmuster.multirun.sweep.arrays import (
-        array_request,
-        find_arrays,
-        request_of,
-        submit_members,
-    )
-    from torchmuster.multirun.sweep.create import create_sweep_dir
+    from torchmuster.multirun.sweep.members import create_sweep_dir
 
     request = sweep_request(given)
     limits = read_job_limits(request, problems)
@@ -82,9 +92,6 @@ def submit_again(
     plan: "SweepPlan", run_dir: "RunDir", members: Sequence[int], *, detach: bool
 ) -> int:
     """Submit these members of a sweep again."""
-    from torchmuster.multirun.sweep.arrays import load_arrays, object_members, submit_members
-    from torchmuster.multirun.sweep.members import member_dir
-
     loaded = load_arrays(run_dir)
     if loaded is None:
         raise UsageError("the arrays of the sweep can't be read", where=run_dir.arrays)
@@ -133,12 +140,8 @@ def follow_unless(
 
 
 def _follow(plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalVoice") -> int:
-    import asyncio
-
     from torchmuster.core.cli.ending import CONTINUES_CODE
-    from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
-    from torchmuster.multirun.cli.sweep_words import say_end
-    from torchmuster.multirun.views.array_view import view_arrays
+    from torchmuster.multirun.cli.sweep_record import say_end
 
     with copied(run_dir):
         view = asyncio.run(_SweepFollower(plan, run_dir, engine, voice).follow())
@@ -158,9 +161,6 @@ class _SweepFollower(JobsFollower["SweepView"]):
     def __init__(
         self, plan: "SweepPlan", run_dir: "RunDir", engine: str, voice: "TerminalVoice"
     ) -> None:
-        from torchmuster.launcher.jobs.answers import FIRST_POLL_S
-        from torchmuster.multirun.sweep.array_stops import stops_of
-
         super().__init__(voice, engine)
         self._run_dir = run_dir
         self._stops = stops_of(plan, run_dir)
@@ -172,14 +172,10 @@ class _SweepFollower(JobsFollower["SweepView"]):
         return self._view if self._view is not None and self._view.result is not None else None
 
     def cancel(self) -> None:
-        from torchmuster.multirun.sweep.arrays import cancel_sweep
-
         cancel_sweep(self._run_dir)
 
     def ask(self) -> float:
-        from torchmuster.launcher.jobs.answers import FIRST_POLL_S, LAST_POLL_S
         from torchmuster.multirun.cli.sweep_record import counted
-        from torchmuster.multirun.views.array_view import view_arrays
 
         view = view_arrays(self._run_dir)
         text = counted(view) if view is not None else "its plan can't be read"
@@ -218,3 +214,80 @@ def _live_table(view: "SweepView") -> list[str]:
     most = max(1, lines // 2)
     left = len(rows) - most
     return rows if left <= 0 else [*rows[: most - 1], f"and {left + 1} more: muster status"]
+
+
+# Early stop of the worst members of job arrays, by the command that follows the sweep.
+
+
+@dataclass(slots=True)
+class ArrayStops:
+    """Feeds a rule with the members' metric values, and cancels the elements that it rejects.
+
+    Attributes:
+        stopped: Members that this command or an earlier one has stopped.
+    """
+
+    plan: SweepPlan
+    run_dir: RunDir
+    rule: StopRule
+    stopped: set[int] = field(default_factory=set)
+    _readers: dict[int, MetricReader] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+
+    def look(self, view: SweepView) -> None:
+        """Read new metric values and stop members; may wait for a disk and for the scheduler."""
+        loaded = load_arrays(self.run_dir)
+        for member in view.members:
+            if member.number in self._ended or member.attempt is None or self.plan.metric is None:
+                continue
+            reader = self._readers.get(member.number)
+            if reader is None:
+                folder = member_dir(self.run_dir, self.plan, member.number)
+                reader = MetricReader(folder, self.plan.metric.name)
+                self._readers[member.number] = reader
+            wants = [self.rule.report(member.number, p.step, p.value) for p in reader.read()]
+            if member.state.is_final:
+                self._ended.add(member.number)
+                self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
+            elif any(wants) and member.number not in self.stopped and loaded is not None:
+                self._stop(member.number, reader, loaded)
+
+    def _stop(
+        self, number: int, reader: MetricReader, loaded: tuple[ArrayDialect, SweepArrays]
+    ) -> None:
+        if element_of(loaded, number) is None:
+            return
+        step = reader.newest.step if reader.newest is not None else None
+        line = event_line(
+            utc_now(), "member_stopped", {"member": number, "step": step, "rule": self.plan.stop}
+        )
+        # Before the cancel: the member may end at once, and the reason is recorded nowhere else.
+        with open(self.run_dir.events, "ab") as events:
+            events.write(line.encode())
+        self.stopped.add(number)
+        with contextlib.suppress(MusterError):  # it may have ended
+            cancel_member(self.run_dir, loaded, number)
+
+
+def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
+    """Return what stops members of a sweep early; None for a sweep without a rule.
+
+    Raises:
+        UsageError: The rule does not exist, or needs a package that is not installed.
+    """
+    if plan.stop is None or plan.metric is None:
+        return None
+    stopped = stopped_members(run_dir)  # an earlier follower may have stopped some
+    return ArrayStops(plan, run_dir, load_rule(plan.stop, plan.metric), stopped)
+
+
+def cancel_member(run_dir: RunDir, loaded: tuple[ArrayDialect, SweepArrays], number: int) -> None:
+    """Cancel one member.
+
+    Raises:
+        MusterError: It can't be cancelled: it may have ended.
+    """
+    if (pods := object_members(loaded[0])) is not None:
+        pods.stop(run_dir, number)
+    elif (element := element_of(loaded, number)) is not None:
+        cancel_job(loaded[0], element)

@@ -5,12 +5,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import span
+from torchmuster.core.model.verdict import Result
 from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.launcher.cli.echo import echo, echo_json
+from torchmuster.launcher.ui.table import render_table
+from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView
 
 if TYPE_CHECKING:
-    from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView
+    from torchmuster.core.files.terminal import TerminalVoice
 
 _MAX_ROWS = 40
 _CELL = 40
@@ -25,7 +30,6 @@ def check_logs(view: "SweepRun", task: str | None) -> None:
     Raises:
         NotFoundError: Always, because only its members write logs.
     """
-    del task
     name = short_id(view.run_id)
     what = f"the sweep {name} writes no log of its own: each member does"
     raise NotFoundError(what, fix=f"muster logs {name}.0; muster status {name}")
@@ -83,10 +87,8 @@ def describe_best(sweep: "SweepView") -> str | None:
     best, metric = sweep.best, sweep.plan.metric
     if best is None or metric is None or best.value is None:
         return None
-    values = " ".join(
-        f"{name}={value}" for name, value in sweep.plan.values_of(best.number).items()
-    )
-    return f"{metric.name} {best.value:.6g}: member {best.number}, {values}"
+    words = sweep.plan.words_of(best.number)
+    return f"{metric.name} {best.value:.6g}: member {best.number}, {words}"
 
 
 def describe_missing_metric(sweep: "SweepView", run_dir: RunDir) -> str | None:
@@ -109,9 +111,6 @@ def describe_missing_metric(sweep: "SweepView", run_dir: RunDir) -> str | None:
 
 def members_table(sweep: "SweepView") -> str:
     """Return the table of the members; if there are many, of the most relevant ones."""
-    from torchmuster.core.model.text import span
-    from torchmuster.launcher.ui.table import render_table
-
     shown = _chosen(sweep)
     metric = sweep.plan.metric
     header = ["MEMBER", "STATE", "TRY", "TIME", *sweep.plan.names]
@@ -155,8 +154,6 @@ def _chosen(sweep: "SweepView") -> "list[MemberView]":
 
 
 def _plain(view: "SweepRun", sweep: "SweepView") -> dict[str, Any]:
-    from torchmuster.core.model import codec
-
     members = []
     for member in sweep.members:
         plain = codec.to_plain(member)
@@ -174,3 +171,23 @@ def _plain(view: "SweepRun", sweep: "SweepView") -> dict[str, Any]:
         "members": members,
         "result": codec.to_plain(sweep.result) if sweep.result else None,
     }
+
+
+def say_end(
+    sweep: "SweepView | None", result: "Result", voice: "TerminalVoice", run_dir: RunDir
+) -> None:
+    """Report how a sweep has ended: the table, the failure, the best."""
+    from torchmuster.core.cli.messages import paint_report, uses_colour
+
+    if sweep is not None:
+        voice.print(members_table(sweep))
+    if result.report is not None:
+        voice.print(paint_report(result.report, colour=uses_colour()))
+    if sweep is not None:
+        best = describe_best(sweep)
+        more = f"; best {best}" if best is not None else ""
+        voice.say(f"{counted(sweep)}, in {span(result.elapsed_s)}{more}")
+        if (missing := describe_missing_metric(sweep, run_dir)) is not None:
+            voice.say(missing)
+    if result.state is not RunState.SUCCEEDED and result.report is None:
+        voice.say(f"muster restart {short_id(result.run_id)} goes on with what has not succeeded")

@@ -29,6 +29,7 @@ from torchmuster.core.node.options import AgentOptions, AgentOrder
 from torchmuster.core.node.setup import go_on_holding, keep_holding, make_socket_folder
 from torchmuster.core.node.spawner.serve import import_for_workers, reason_not_to_fork
 from torchmuster.core.node.spawner.start import control_pair
+from torchmuster.core.plainfile import write_all
 from torchmuster.core.proc import ForkedChild
 from torchmuster.core.programs.main import read_plan_file
 from torchmuster.multirun.server import messages
@@ -316,7 +317,6 @@ class SessionTime:
 
     def on_job_warning(self, signum: int, frame: object) -> None:
         """Tell the user that the job's time is nearly over (a signal handler)."""
-        del signum, frame
         if self._place == 0:
             print(f"muster: the session {self._setup.name} ends soon, with its job", flush=True)
 
@@ -648,15 +648,16 @@ class SessionServer:
             others=others,
         )
         kept = os.memfd_create("muster-door", 0)
-        with open(kept, "wb", closefd=False) as file:
-            file.write(json.dumps(codec.to_plain(handed)).encode())
+        write_all(kept, json.dumps(codec.to_plain(handed)).encode())
         inherited = [kept, lock, line, *fds, self.listening.fileno(), *(fd for fd, _ in others)]
         for fd in inherited:
             os.set_inheritable(fd, True)
         words = [self.entry, self.run_dir.path, "--handed", str(kept)]
+        # The new interpreter reads the setup again.
+        setup = {contract.SESSION_VARIABLE: json.dumps(codec.to_plain(self.setup))}
         sys.stdout.flush()
         try:
-            os.execvpe(order.python[0], [*order.python, *words], self._with_setup(job))
+            os.execvpe(order.python[0], [*order.python, *words], {**job, **setup})
         except OSError as error:
             for fd in inherited:
                 os.set_inheritable(fd, False)
@@ -666,19 +667,12 @@ class SessionServer:
             self.problem = f"{order.python[0]} can't be executed: {error.strerror}"
             self.renewed_for = caller
 
-    def _with_setup(self, job: dict[str, str]) -> dict[str, str]:
-        """Return the variables for the new interpreter, with the setup, which it reads again."""
-        return {**job, contract.SESSION_VARIABLE: json.dumps(codec.to_plain(self.setup))}
-
     def take_over(self, handed: messages.Handover) -> None:
         """Continue as the server that this process was before `_renew`."""
         self.listening = socket.socket(fileno=handed.listening)
         self.socket_path = handed.socket_path
-        self.time.began_at, self.time.used_at, self.num_runs = (
-            handed.began_at,
-            handed.used_at,
-            handed.num_runs,
-        )
+        self.time.began_at, self.time.used_at = handed.began_at, handed.used_at
+        self.num_runs = handed.num_runs
         go_on_holding(os.path.dirname(self.socket_path), handed.lock)
         others = [fd for fd, _ in handed.others]
         for fd in (handed.listening, handed.order, handed.line, *handed.fds, *others):

@@ -12,6 +12,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.codec import TypedMessage, decode, encode, to_arguments
 from torchmuster.core.model.plan import RunPlan, ScriptKind, StartMethod
 from torchmuster.core.node.options import AgentOrder, share_threads
+from torchmuster.core.plainfile import write_all
 
 MAX_ORDER_BYTES = 8 << 20
 MAX_PACKET_BYTES = 1 << 16
@@ -234,9 +235,7 @@ class SessionServerState(SessionAnswer):
 def pack_order(order: SessionOrder) -> int:
     """Return the descriptor of a memory file with an order."""
     fd = os.memfd_create("muster-order", os.MFD_CLOEXEC)
-    data = memoryview(encode(order))
-    while data:
-        data = data[os.write(fd, data) :]
+    write_all(fd, encode(order))
     return fd
 
 

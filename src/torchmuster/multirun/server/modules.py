@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from torchmuster.core.model.text import few_of
 from torchmuster.core.node.spawner.mainmodule import imported_for_the_job
 
 # A file changed during the imports may have been read before or after: it counts as changed.
@@ -65,10 +66,10 @@ class Template:
             return f"--preload {missing[0]} is new"
         changed = changed_variables(self.environment, read_by_imports(environment, self.read))
         if changed:
-            return f"variables have changed: {_few(changed)}"
+            return f"variables have changed: {few_of(changed, _SHOWN)}"
         edited = changed_files(self.files)
         if edited:
-            return f"files of imported modules have changed: {_few(edited)}"
+            return f"files of imported modules have changed: {few_of(edited, _SHOWN)}"
         if folder != self.folder:
             if self.preload:
                 return f"modules are imported from {folder}"
@@ -76,11 +77,6 @@ class Template:
             if moved:
                 return f"{folder} has a module `{moved[0]}` of its own"
         return None
-
-
-def _few(words: list[str]) -> str:
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
 
 
 class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]  # its parameter is of the stubs only
@@ -171,7 +167,7 @@ def own_modules(folder: str) -> list[str]:
     )
 
 
-def hides(folder: str, standard: Collection[str] = sys.stdlib_module_names) -> list[str]:
+def hides(folder: str) -> list[str]:
     """Return the imported top-level modules that files in a folder would shadow.
 
     The standard library is excluded: the spawner handles it.
@@ -186,7 +182,11 @@ def hides(folder: str, standard: Collection[str] = sys.stdlib_module_names) -> l
         stem = next((entry[: -len(s)] for s in suffixes if entry.endswith(s)), entry)
         module = sys.modules.get(stem)
         path = getattr(module, "__file__", None) or ""
-        if module is None or stem in standard or path.startswith(os.path.join(folder, "")):
+        if (
+            module is None
+            or stem in sys.stdlib_module_names
+            or path.startswith(os.path.join(folder, ""))
+        ):
             continue
         if stem != entry or os.path.isfile(os.path.join(folder, entry, "__init__.py")):
             found.add(stem)

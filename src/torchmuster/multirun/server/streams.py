@@ -78,7 +78,6 @@ def _launch(
     target: ExecTarget,
     streams: tuple[int, int, int],
 ) -> HasStatus:
-    del order, target
     line = connect_to_server(run_dir, place)
     send_order(line, ForkRemote(), streams)
     return SessionAgent(line, run_dir.path)

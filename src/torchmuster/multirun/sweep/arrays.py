@@ -12,7 +12,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import to_arguments
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.errors import MusterError, RunDirectoryError, UsageError
 from torchmuster.launcher.engines.base import (
     PYTHON,
     ArrayDialect,
@@ -24,7 +24,8 @@ from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.answers import ask_scheduler
 from torchmuster.launcher.jobs.jobs import cancel_job, submit_script
 from torchmuster.launcher.model.job import AfterKind, JobArray, JobDependency, JobRequest
-from torchmuster.multirun.sweep.plan import SweepPlan
+from torchmuster.multirun.sweep.members import prepare_member
+from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,18 +241,6 @@ def element_of(loaded: tuple[ArrayDialect, SweepArrays], number: int) -> str | N
     return None
 
 
-def cancel_arrays(run_dir: RunDir) -> bool:
-    """Cancel all arrays of a sweep; return whether it has any."""
-    loaded = load_arrays(run_dir)
-    if loaded is None:
-        return False
-    dialect, noted = loaded
-    for array in noted.arrays:
-        with contextlib.suppress(MusterError):  # it may have ended
-            cancel_job(dialect, array.job_id)
-    return True
-
-
 class ObjectMembers(Protocol):
     """Members that are parts of one object of a cluster's API; plugged in as `arrays`."""
 
@@ -300,7 +289,47 @@ def cancel_sweep(run_dir: RunDir) -> bool:
         EngineError: The cluster refuses.
     """
     loaded = load_arrays(run_dir)
-    if loaded is not None and (pods := object_members(loaded[0])) is not None:
+    if loaded is None:
+        return False
+    dialect, noted = loaded
+    if (pods := object_members(dialect)) is not None:
         pods.cancel(run_dir)
         return True
-    return cancel_arrays(run_dir)
+    for array in noted.arrays:
+        with contextlib.suppress(MusterError):  # it may have ended
+            cancel_job(dialect, array.job_id)
+    return True
+
+
+# The head of one member inside its job: each element of the array starts it.
+
+
+def main(arguments: list[str]) -> int:
+    """Conduct the member of this array element; return the exit code."""
+    from torchmuster.launcher.jobs.conduct import conduct  # what views of a sweep do without
+    from torchmuster.launcher.jobs.succession import ConductOptions
+
+    words = codec.from_arguments(ConductMemberArgs, arguments)
+    run_dir = RunDir(words.sweep_dir)
+    plan, noted = read_sweep(run_dir), read_arrays(run_dir)
+    if plan is None or noted is None or words.array >= len(noted.arrays):
+        what = "the plan of the sweep can't be read, or does not have this array"
+        raise RunDirectoryError(what, where=run_dir.arrays)
+    dialect = array_dialect(load_dialect(words.engine))
+    variable = dialect.array_variable if dialect is not None else ""
+    position = int(os.environ.get(variable) or 0)  # a plain job of one member has none
+    number = noted.arrays[words.array].members[position]
+    member, _ = prepare_member(run_dir, plan, number)
+    sys.stdout.flush()
+    output = os.readlink("/proc/self/fd/1")  # where the scheduler writes its last message
+    # Otherwise the output of all elements' heads would mix in the array's log.
+    log = os.open(member.job_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    conduct_args = ConductOptions(
+        run_dir=member.path,
+        engine=words.engine,
+        output=output,
+        submitted_from=words.submitted_from,
+    )
+    return conduct(conduct_args)

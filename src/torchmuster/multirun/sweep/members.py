@@ -1,11 +1,12 @@
-"""The run directories of a sweep's members, and the records of members without a head."""
+"""The run directories of a sweep and of its members, and the records of members without a head."""
 
 import contextlib
 import os
+from dataclasses import replace
 
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
-from torchmuster.core.files.layout import RunDir
+from torchmuster.core.files.layout import RunDir, runs_dir
 from torchmuster.core.model import codec
 from torchmuster.core.model.contract import EX_TEMPFAIL
 from torchmuster.core.model.events import (
@@ -27,9 +28,16 @@ from torchmuster.core.model.verdict import (
     explain_failure,
     final_exit_code,
 )
-from torchmuster.core.owner.create import create_member_dir, unusable, write_owner
+from torchmuster.core.owner.create import (
+    create_member_dir,
+    make_dir,
+    unusable,
+    with_call,
+    write_owner,
+)
 from torchmuster.core.owner.record import next_attempt
 from torchmuster.errors import MissingRecordError
+from torchmuster.launcher.owner.origin import note_origin
 from torchmuster.multirun.sweep.plan import SweepPlan
 
 
@@ -141,9 +149,9 @@ class MemberRecords:
     def __init__(self, plan: SweepPlan, disk: DiskWriter) -> None:
         self._plan, self._disk = plan, disk
 
-    def begin(self, number: int, run_dir: RunDir, attempt: int, host: str) -> None:
-        """Record that an attempt of a member starts on `host`."""
-        node = self._plan.run.node_name(0)
+    def begin(self, number: int, run_dir: RunDir, attempt: int) -> None:
+        """Record that an attempt of a member starts on this machine."""
+        node, host = self._plan.run.node_name(0), os.uname().nodename
         run_id = self._plan.member_id(number)
         self._event(run_dir, RunStartedEvent(run_id=run_id, first_attempt=attempt))
         self._event(
@@ -180,3 +188,21 @@ def lacks_files(result: Result) -> bool:
 def why_of(result: Result) -> str | None:
     """Return the error of a member that did not succeed, in one sentence."""
     return result.report.error if result.report is not None else None
+
+
+def create_sweep_dir(plan: "SweepPlan") -> RunDir:
+    """Create the run directory of a sweep.
+
+    Raises:
+        UsageError: The directory exists already.
+        RunDirectoryError: The directory can't be created or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        carried = replace(plan, run=with_call(plan.run, run_dir))
+        atomic.write_json(run_dir.sweep, codec.to_plain(carried))
+        os.mkdir(run_dir.members, 0o700)
+
+    run_dir = make_dir(os.path.join(runs_dir(), plan.run_id), fill)
+    note_origin(run_dir, plan.run.program)
+    return run_dir

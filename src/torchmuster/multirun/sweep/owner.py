@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
@@ -50,10 +50,11 @@ from torchmuster.multirun.sweep.members import (
     stopped_by_rule,
     why_of,
 )
-from torchmuster.multirun.sweep.metric import MetricReader
-from torchmuster.multirun.sweep.plan import SweepPlan
-from torchmuster.multirun.sweep.policy import MemberStart, SweepPolicy
+from torchmuster.multirun.sweep.metric import MetricReader, StopRule, load_rule
+from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
+from torchmuster.multirun.sweep.policy import SweepPolicy
 from torchmuster.multirun.sweep.runs import (
+    HostSlots,
     MemberEnd,
     RunSlots,
     SessionSlots,
@@ -61,8 +62,7 @@ from torchmuster.multirun.sweep.runs import (
     TakeEnd,
     gpus_of_slots,
 )
-from torchmuster.multirun.sweep.stop_rules import StopRule, load_rule
-from torchmuster.multirun.views.sweep_view import read_sweep, view_sweep
+from torchmuster.multirun.views.sweep_view import view_sweep
 
 # The slots for members that are single processes: one spawner with torch imported forks them all.
 #
@@ -99,7 +99,7 @@ class _MemberSpawnerLink:
         self._keeper.order(message, *fds)
 
 
-class ForkSlots:
+class ForkSlots(Slots):
     """Starts members as forks of one spawner.
 
     Args:
@@ -121,8 +121,6 @@ class ForkSlots:
         say: Callable[[str], None],
     ) -> None:
         self.voice: Voice = LogVoice(log, disk)
-        self.refusal: Report | None = None
-        self.is_busy = False  # no other runs use this spawner
         self._plan, self._disk, self._take_end, self._say = plan, disk, take_end, say
         self._folder = make_socket_folder()
         self._slots = [
@@ -142,16 +140,6 @@ class ForkSlots:
         self._keeper = SpawnerKeeper(plan.run.program, environment, path, OwnClock(), self)
 
     # Start and end.
-
-    def home_of(self, run_dir: RunDir) -> frozenset[int] | None:
-        """Return None: all slots see the same files."""
-        del run_dir
-        return None
-
-    def host(self, slot_number: int) -> str:
-        """Return the name of this machine."""
-        del slot_number
-        return os.uname().nodename
 
     async def open(self) -> None:
         """Start the spawner; wait until it can start members, or has failed: then set `refusal`.
@@ -374,15 +362,12 @@ _MAX_LOSSES = 1
 SETTLED_STATES = (RunState.SUCCEEDED, RunState.STOPPED)
 
 
-class SweepDisplay(Protocol):
-    """What the owner needs to show messages."""
-
-    def say(self, sentence: str) -> None:
-        """Show a message from muster."""
-
-
-def follow_sweep(run_dir: RunDir, display: SweepDisplay) -> Result:
+def follow_sweep(run_dir: RunDir, say: Callable[[str], None]) -> Result:
     """Own a prepared sweep, or continue one whose owner has gone, until it ends.
+
+    Args:
+        run_dir: The run directory of the sweep.
+        say: Shows the user a sentence.
 
     Raises:
         MusterError: The plan can't be read, or the rule can't be loaded.
@@ -392,7 +377,18 @@ def follow_sweep(run_dir: RunDir, display: SweepDisplay) -> Result:
     if plan is None:
         raise RunDirectoryError("the plan of the sweep can't be read", where=run_dir.sweep)
     rule = load_rule(plan.stop, plan.metric) if plan.stop and plan.metric else None
-    return asyncio.run(SweepOwner(plan, run_dir, display, rule, early).run())
+    return asyncio.run(SweepOwner(plan, run_dir, say, rule, early).run())
+
+
+def own_sweep(run_dir: RunDir) -> int:
+    """Own a sweep that has a run directory until it ends; return its exit code."""
+    from torchmuster.core.files.terminal import TerminalVoice
+
+    voice = TerminalVoice()
+    voice.start()
+    result = follow_sweep(run_dir, voice.say)
+    voice.flush(5.0)
+    return result.exit_code
 
 
 @dataclass(slots=True)
@@ -408,13 +404,14 @@ class SweepOwner:
     """Owns one sweep.
 
     Attributes:
+        say: Shows the user a sentence.
         rule: Decides which members to stop early.
         early: Has listened for stop signals before this object does.
     """
 
     plan: SweepPlan
     run_dir: RunDir
-    display: SweepDisplay
+    say: Callable[[str], None]
     rule: StopRule | None = None
     early: EarlyStop | None = None
     _policy: SweepPolicy = field(init=False)
@@ -435,7 +432,7 @@ class SweepOwner:
 
     def __post_init__(self) -> None:
         self._policy = SweepPolicy(self.plan.slots, self.plan.metric)
-        self._record = RecordWriter(self.run_dir, self.display.say)
+        self._record = RecordWriter(self.run_dir, self.say)
         self._disk = DiskWriter(root=self.run_dir.path)
         self._records = MemberRecords(self.plan, self._disk)
 
@@ -450,24 +447,22 @@ class SweepOwner:
 
     def _make_slots(self) -> Slots:
         if self.plan.places:
-            from torchmuster.multirun.sweep.hosts import HostSlots
-
-            return HostSlots(self.plan, self.run_dir, self.take_end, self.display.say)
+            return HostSlots(self.plan, self.run_dir, self.take_end, self.say)
         if self.plan.run.session is not None:
-            return SessionSlots(self.plan.run.session, self.take_end, self.display.say)
+            return SessionSlots(self.plan.run.session, self.take_end, self.say)
         gpus = visible_gpus() if self.plan.run.engine == "local" else []
         num_workers = self.plan.run.num_workers(0)
         of_slot = gpus_of_slots(gpus, self.plan.slots, num_workers)
         most = -(-self.plan.slots * num_workers // len(gpus)) if gpus else 0
         if most > self.plan.per_gpu:
-            self.display.say(
+            self.say(
                 f"{self.plan.slots} slots are more than --per-gpu {self.plan.per_gpu} makes: up to {most} workers share a GPU"
             )
         if not self.plan.is_forked:
             return RunSlots(of_slot, self.take_end)
         ids = [found[0] if found else None for found in of_slot]
         log = self.run_dir.agent_log("slots")
-        return ForkSlots(self.plan, ids, log, self._disk, self.take_end, self.display.say)
+        return ForkSlots(self.plan, ids, log, self._disk, self.take_end, self.say)
 
     async def _conduct(self) -> Result:
         self._stops.listen(self._take_stop, self.early)
@@ -512,7 +507,7 @@ class SweepOwner:
                 continue
             settled[member.number] = member.state
             if member.value is not None:
-                self._policy.measured(member.number, member.value)
+                self._policy.values[member.number] = member.value
             if self.rule is not None and self.plan.metric is not None:
                 run_dir = member_dir(self.run_dir, self.plan, member.number)
                 for point in MetricReader(run_dir, self.plan.metric.name).read():
@@ -558,21 +553,18 @@ class SweepOwner:
     def _start_prepared(self) -> None:
         """Start members that have their folders while slots are free, so that no slot is idle."""
         while self._policy.next_start() in self._prepared and not self._slots.is_busy:
-            self._start(self._policy.start())
+            self._start(*self._policy.start())
 
-    def _start(self, start: MemberStart) -> None:
-        number = start.member
+    def _start(self, number: int, slot: int) -> None:
         run_dir, attempt = self._prepared.pop(number)
         metric = self.plan.metric
         reader = MetricReader(run_dir, metric.name) if metric is not None else None
         self._members[number] = _Member(run_dir, attempt, time.monotonic(), reader)
         self._num_started += 1
-        self._record.event(
-            events.MemberStartedEvent(member=number, slot=start.slot, attempt=attempt)
-        )
+        self._record.event(events.MemberStartedEvent(member=number, slot=slot, attempt=attempt))
         if self.plan.is_forked:
-            self._records.begin(number, run_dir, attempt, self._slots.host(start.slot))
-        self._slots.start(number, run_dir, attempt, start.slot)
+            self._records.begin(number, run_dir, attempt)
+        self._slots.start(number, run_dir, attempt, slot)
 
     def take_end(self, number: int, end: MemberEnd) -> None:
         """Handle the end of a member; its slot gets the next one in the same turn of the loop."""
@@ -630,12 +622,9 @@ class SweepOwner:
     def _report_failure(self, number: int, why: str | None) -> None:
         self._failures.append((number, why or "no reason is known"))
         if len(self._failures) <= _MAX_FAILURE_LINES:
-            self.display.say(f"member {number} ({self._words(number)}) failed: {why}")
+            self.say(f"member {number} ({self.plan.words_of(number)}) failed: {why}")
         elif len(self._failures) == _MAX_FAILURE_LINES + 1:
-            self.display.say("more members fail; `muster status` shows them all")
-
-    def _words(self, number: int) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.plan.values_of(number).items())
+            self.say("more members fail; `muster status` shows them all")
 
     # The metric.
 
@@ -656,7 +645,7 @@ class SweepOwner:
         if not points:
             return
         before = self._policy.best
-        self._policy.measured(number, points[-1].value)
+        self._policy.values[number] = points[-1].value
         if not is_last:
             newest = points[-1]
             self._record.event(
@@ -664,7 +653,7 @@ class SweepOwner:
             )
         if self._policy.best == number and before != number and is_last and self.plan.metric:
             text = f"{self.plan.metric.name} {points[-1].value:.6g}"
-            self.display.say(f"best so far: {text}, member {number} ({self._words(number)})")
+            self.say(f"best so far: {text}, member {number} ({self.plan.words_of(number)})")
 
     def _end_early(self, number: int, step: int) -> None:
         if self._policy.stop(number):
@@ -690,7 +679,7 @@ class SweepOwner:
         if self._stops.count == 1:
             grace = f"{self.plan.run.limits.grace_s:g} s"
             if running:
-                self.display.say(f"stopping {len(running)} members, SIGKILL in {grace}")
+                self.say(f"stopping {len(running)} members, SIGKILL in {grace}")
             for number in running:
                 self._ask_to_end(number)
         else:
@@ -733,7 +722,7 @@ class SweepOwner:
 
     def _report_failures(self) -> Report:
         because = [
-            f"{short_id(self.plan.member_id(number))} ({self._words(number)}): {why}"
+            f"{short_id(self.plan.member_id(number))} ({self.plan.words_of(number)}): {why}"
             for number, why in self._failures[:_MAX_EVIDENCE]
         ]
         if len(self._failures) > _MAX_EVIDENCE:

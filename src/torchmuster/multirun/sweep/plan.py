@@ -2,13 +2,17 @@
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
 from torchmuster.core.model.contract import MEMBER_VARIABLE, METRIC_VARIABLE
 from torchmuster.core.model.plan import Program, RunPlan
 
 MAX_MEMBERS = 10_000
-REMOVED_FIELDS = frozenset({"gpu_bytes"})  # earlier releases wrote them into `sweep.json`
+_REMOVED_FIELDS = frozenset({"gpu_bytes"})  # earlier releases wrote them into `sweep.json`
 
 # Every member's environment has the sweep's id, its own number, and each value by its name.
 SWEEP_VARIABLE = "MUSTER_SWEEP"
@@ -51,6 +55,14 @@ class MetricChoice:
         if than != than:
             return True
         return value < than if self.goal is MetricGoal.MIN else value > than
+
+    def best_of(self, values: Mapping[int, float]) -> int | None:
+        """Return the member with the best value, the first of equals; None if all are NaN."""
+        best: int | None = None
+        for member, value in sorted(values.items()):
+            if value == value and (best is None or self.is_better(value, values[best])):
+                best = member
+        return best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,18 +125,35 @@ class SweepPlan:
         """Return the values of a member by name."""
         return dict(zip(self.names, self.members[number], strict=True))
 
+    def words_of(self, number: int) -> str:
+        """Return the values of a member as `lr=0.1 seed=3`."""
+        return " ".join(f"{name}={value}" for name, value in self.values_of(number).items())
+
     def member_plan(self, number: int) -> RunPlan:
         """Return the run plan of a member."""
         values = self.values_of(number)
         program = with_values(self.run.program, values, self.style)
         environment = (
             *self.run.node_setup.environment,
-            *member_environment(self.run_id, number, values).items(),
+            (SWEEP_VARIABLE, self.run_id),
+            (MEMBER_VARIABLE, str(number)),
+            *((variable_of(name), value) for name, value in values.items()),
         )
         if program.call is not None and self.metric is not None:
             environment = (*environment, (METRIC_VARIABLE, self.metric.name))
         setup = replace(self.run.node_setup, environment=environment)
         return replace(self.run, run_id=self.member_id(number), program=program, node_setup=setup)
+
+
+def read_sweep(run_dir: RunDir) -> SweepPlan | None:
+    """Return the plan of a sweep; None if it can't be read."""
+    plain = atomic.read_json(run_dir.sweep)
+    if isinstance(plain, dict):
+        plain = {name: value for name, value in plain.items() if name not in _REMOVED_FIELDS}
+    try:
+        return codec.from_plain(SweepPlan, plain)
+    except codec.CodecError:
+        return None
 
 
 def with_values(program: Program, values: dict[str, str], style: ValueStyle) -> Program:
@@ -144,12 +173,3 @@ def with_values(program: Program, values: dict[str, str], style: ValueStyle) -> 
 def variable_of(name: str) -> str:
     """Return the variable for a value: `MUSTER_SWEEP_OPTIMIZER_LR` for `optimizer.lr`."""
     return VALUE_PREFIX + re.sub(r"[^A-Za-z0-9]", "_", name).upper()
-
-
-def member_environment(sweep: str, number: int, values: dict[str, str]) -> dict[str, str]:
-    """Return the environment variables that a sweep sets for a member."""
-    return {
-        SWEEP_VARIABLE: sweep,
-        MEMBER_VARIABLE: str(number),
-        **{variable_of(name): value for name, value in values.items()},
-    }

@@ -9,14 +9,6 @@ from torchmuster.core.model.states import RunState
 from torchmuster.multirun.sweep.plan import MetricChoice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberStart:
-    """A member that is to start now."""
-
-    member: int
-    slot: int
-
-
 @dataclass(slots=True)
 class SweepPolicy:
     """The queue of a sweep.
@@ -88,14 +80,7 @@ class SweepPolicy:
     @property
     def best(self) -> int | None:
         """Return the member with the best value so far, the first of equals, or None."""
-        best: int | None = None
-        for member in sorted(self.values) if self.metric is not None else ():
-            value = self.values[member]
-            if value == value and (
-                best is None or self.metric.is_better(value, self.values[best])  # type: ignore[union-attr]
-            ):
-                best = member
-        return best
+        return self.metric.best_of(self.values) if self.metric is not None else None
 
     @property
     def state(self) -> RunState:
@@ -107,8 +92,8 @@ class SweepPolicy:
 
     # Events.
 
-    def start(self) -> MemberStart:
-        """Take the next member from the queue into the lowest free slot; return both.
+    def start(self) -> tuple[int, int]:
+        """Take the next member from the queue into the lowest free slot; return member and slot.
 
         Raises:
             IndexError: No waiting member has a free slot.
@@ -118,9 +103,8 @@ class SweepPolicy:
         slot = next(one for one in self._free if one in self.homes.get(member, self._free))
         self._waiting.remove(member)
         self._free.remove(slot)
-        start = MemberStart(member=member, slot=slot)
-        self.running[start.member] = start.slot
-        return start
+        self.running[member] = slot
+        return member, slot
 
     def ended(self, member: int, state: RunState, *, retire: bool = False) -> RunState:
         """Record the end of a member; return its state.
@@ -149,10 +133,6 @@ class SweepPolicy:
             self._waiting.appendleft(member)
         else:
             self.states[member] = asked
-
-    def measured(self, member: int, value: float) -> None:
-        """Record the newest value of a member's metric."""
-        self.values[member] = value
 
     def stop(self, member: int) -> bool:
         """Mark a member as stopped early; return whether it runs and was not marked before."""

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -106,9 +107,8 @@ def _axis(word: str, option: str, problems: Problems) -> Axis | None:
         problems.add(_HAS_CONTROL.format(name), where, _NO_CONTROL)
         return None
     if re.fullmatch(r"\[.*,.*\]|\(.*,.*\)", text):
-        fix = (
-            f"""{name}={text[1:-1].replace(" ", "")}; one value with commas is '{name}="{text}"'"""
-        )
+        values = text[1:-1].replace(" ", "")
+        fix = f"""{name}={values}; one value with commas is '{name}="{text}"'"""
         problems.add(f"the values of `{name}` stand in brackets", where, fix=fix)
         return None
     words = _split(text)
@@ -175,7 +175,7 @@ def _check_names(names: Sequence[str], problems: Problems) -> None:
     seen: dict[str, str] = {}
     for name in names:
         variable = variable_of(name)
-        if name in names[: names.index(name)] or names.count(name) > 1:
+        if names.count(name) > 1:
             if name not in seen.values():
                 fix = f"all values in one list: {name}=A,B"
                 problems.add(f"`{name}` is given {names.count(name)} times", "--grid", fix=fix)
@@ -188,14 +188,10 @@ def _check_names(names: Sequence[str], problems: Problems) -> None:
 
 def _check_twice(axis: Axis, problems: Problems) -> None:
     values = axis.values()
-    twice = (
-        [value for value in dict.fromkeys(values) if values.count(value) > 1]
-        if len(set(values)) < len(values)
-        else []
-    )
-    if twice:
+    twice = next(((value, num) for value, num in Counter(values).items() if num > 1), None)
+    if twice is not None:
         fix = "runs that differ in nothing else: seed=0:3"
-        what = f"`{axis.name}` has the value `{_shown(twice[0])}` {values.count(twice[0])} times"
+        what = f"`{axis.name}` has the value `{_shown(twice[0])}` {twice[1]} times"
         problems.add(what, "--grid", fix=fix)
 
 

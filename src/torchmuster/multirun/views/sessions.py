@@ -39,11 +39,6 @@ class SessionView:
     is_open: bool
     where: str = "this machine"
 
-    @property
-    def run_id(self) -> str:
-        """Return the id of the run that is the session."""
-        return os.path.basename(self.run_dir.path)
-
 
 def lives(run_dir: RunDir) -> bool:
     """Return whether a session has an owner and no result; assume that an owner elsewhere lives."""
@@ -78,12 +73,9 @@ def session_dirs(name: str | None = None) -> list[RunDir]:
 
 def living_sessions() -> list[RunDir]:
     """Return the run directories of the live sessions, newest first."""
-    return [one for one in session_dirs() if lives(one) and _is_held(one)]
-
-
-def _is_held(run_dir: RunDir) -> bool:
-    plan = read_plan(run_dir)
-    return plan is not None and (plan.engine == "local" or _job_is_alive(run_dir, plan))
+    plans = ((one, read_plan(one)) for one in session_dirs() if lives(one))
+    known = ((one, plan) for one, plan in plans if plan is not None)
+    return [one for one, plan in known if plan.engine == "local" or _job_is_alive(one, plan)]
 
 
 def name_of_session(run_dir: RunDir) -> str:
@@ -148,11 +140,6 @@ def plan_of(run_dir: RunDir) -> RunPlan:
     if plan is None:
         raise ChannelError("the plan of the session can't be read", where=run_dir.plan)
     return plan
-
-
-def session_job_end(run_dir: RunDir) -> float | None:
-    """Return when the job of a session's nodes must end, in seconds since 1970; None if unknown."""
-    return record_of(run_dir).ends_at
 
 
 def why_gone(held: HeldSession, error: ChannelError) -> ChannelError:
@@ -225,7 +212,7 @@ def _view_elsewhere(run_dir: RunDir, setup: messages.SessionSetup, plan: RunPlan
     noted = atomic.read_json(run_dir.job)
     job_id = plan.job_id or (noted.get("job_id") if isinstance(noted, dict) else None)
     where = f"job {job_id} of {plan.engine}" if job_id is not None else plan.engine
-    ends_at = session_job_end(run_dir)
+    ends_at = record_of(run_dir).ends_at
     state = states[0] if states else None
     if state is not None and ends_at is not None:
         left_s = ends_at - time.time()

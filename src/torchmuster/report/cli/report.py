@@ -62,28 +62,24 @@ def _two(one: "Story", other: "Story", output: str | None, *, as_json: bool) -> 
     from torchmuster.report.compare import compare
 
     for story in (one, other):
-        if story.kind != "run":
-            raise _not_compared(story)
+        if story.kind == "run":
+            continue
+        fix = f"give the folder of a training task's run, below {story.folder}/tasks"
+        if story.kind == "sweep":
+            fix = f"two of its members are: muster report {story.name}.0 {story.name}.1"
+        what = f"{story.name} is a {story.kind}, and only training runs are compared"
+        raise UsageError(what, fix=fix)
     both = compare(one, other)
     if as_json:
         _print_json(both)
         return 0
-    from torchmuster.report.pair_page import render_comparison
+    from torchmuster.report.page import render_comparison
 
     path = output or os.path.join(other.folder, f"report-{one.name}.html")
     _write(path, render_comparison(both, one, other))
     echo(both.sentence)
     echo(path)
     return 0
-
-
-def _not_compared(story: "Story") -> UsageError:
-    fix = f"give the folder of a training task's run, below {story.folder}/tasks"
-    if story.kind == "sweep":
-        fix = f"two of its members are: muster report {story.name}.0 {story.name}.1"
-    return UsageError(
-        f"{story.name} is a {story.kind}, and only training runs are compared", fix=fix
-    )
 
 
 def _print_json(value: object) -> None:

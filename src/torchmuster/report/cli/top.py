@@ -49,7 +49,7 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
         if as_json:
             echo_json([codec.to_plain(row) for row in rows])
             return 0
-        from torchmuster.report.top.frame import overview_lines
+        from torchmuster.report.top import overview_lines
 
         if not rows:
             echo("no runs yet", err=True)
@@ -60,7 +60,7 @@ def _print_once(view: "RunView | None", *, as_json: bool) -> int:
     if as_json:
         echo_json(codec.to_plain(live))
         return 0
-    from torchmuster.report.top.picture import run_picture
+    from torchmuster.report.top import run_picture
 
     _print(run_picture(live, _PLAIN_COLUMNS))
     return 0
@@ -71,7 +71,7 @@ def _read_once(view: "RunView") -> "LiveRun":
 
     if view.state.is_final or not view.has_ranks:
         return LiveReader(view.run_dir).read()
-    from torchmuster.launcher.views.board_watch import BoardWatch
+    from torchmuster.launcher.views.head_call import BoardWatch
 
     watch = BoardWatch(view)
     watch.start()

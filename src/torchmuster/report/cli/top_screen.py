@@ -1,6 +1,12 @@
-"""The loop of `muster top` on a terminal: read keys and paint; all that may block is in threads."""
+"""`muster top` on a terminal: painted frames, and the loop; all that may block is in threads.
+
+Only changed lines are sent, so that a slow connection is enough. The colours are those of Okabe and
+Ito, which people with any colour vision can distinguish, as close as the terminal can show them;
+rich detects that and honours NO_COLOR. No information is in the colour alone.
+"""
 
 import os
+import re
 import select
 import signal
 import sys
@@ -11,22 +17,26 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
 from torchmuster.core.files.layout import last_lines
 from torchmuster.core.owner.record import DAMAGED, unreadable
 from torchmuster.core.plainfile import write_all
 from torchmuster.errors import MusterError
 from torchmuster.launcher.head.hang_watch import rank_first
 from torchmuster.launcher.model.live import LiveRow, LiveRun
+from torchmuster.launcher.ui.table import Line
 from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
 from torchmuster.launcher.views.execute import RawTerminal
 from torchmuster.launcher.views.find import find_run
 from torchmuster.launcher.views.live import LiveReader
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.report.live_list import ListReader
-from torchmuster.report.top.frame import Known, draw
-from torchmuster.report.top.painter import Painter, read_keys
-from torchmuster.report.top.state import (
+from torchmuster.report.top import (
     CancelRun,
+    Known,
     Leave,
     OnScreen,
     OpenRun,
@@ -36,12 +46,135 @@ from torchmuster.report.top.state import (
     ShowLog,
     ShowStacks,
     ViewState,
+    draw,
     press,
 )
 
 if TYPE_CHECKING:
     from torchmuster.launcher.model.progress import RankSample
-    from torchmuster.launcher.views.board_watch import BoardWatch
+    from torchmuster.launcher.views.head_call import BoardWatch
+
+# From the bytes of a terminal to the names of keys.
+
+
+_NAMES = {
+    "A": "up",
+    "B": "down",
+    "C": "right",
+    "D": "left",
+    "H": "home",
+    "F": "end",
+    "5~": "page-up",
+    "6~": "page-down",
+    "1~": "home",
+    "4~": "end",
+    "7~": "home",
+    "8~": "end",
+}
+_CONTROL = {
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x03": "ctrl-c",
+    "\x1b": "escape",
+}
+# Source: ECMA-48 5.4: parameters, intermediate bytes, one final byte; in application mode, cursor
+# keys are `ESC O x`.
+_SEQUENCE = re.compile(r"\x1b(?:\[|O)([0-?]*[ -/]*[@-~])")
+
+
+def read_keys(data: bytes) -> list[str]:
+    """Return the keys in a terminal's input; leave out sequences that have no name here."""
+    text, keys, at = data.decode(errors="ignore"), [], 0
+    while at < len(text):
+        found = _SEQUENCE.match(text, at)
+        if found is not None:
+            name = _NAMES.get(found[1])
+            keys += [name] if name is not None else []
+            at = found.end()
+            continue
+        key = _CONTROL.get(text[at], text[at])
+        keys += [key] if len(key) > 1 or key.isprintable() else []
+        at += 1
+    return keys
+
+
+_STYLES = {
+    "bold": Style(bold=True),
+    "dim": Style(dim=True),
+    "title": Style(bold=True, underline=True),
+    "chosen": Style(reverse=True),
+    "warn": Style(color="#E69F00", bold=True),
+    "bad": Style(color="#D55E00", bold=True),
+    "good": Style(color="#56B4E9", bold=True),
+}
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[0m\x1b[?25h\x1b[?1049l"
+
+
+def as_rich(one: Line, columns: int) -> Text:
+    """Return a line as rich text, cut at the edge of the screen."""
+    text = Text(no_wrap=True)
+    for span in one.spans:
+        text.append(span.text, _STYLES.get(span.style))
+    text.truncate(columns, overflow="crop")
+    return text
+
+
+class Painter:
+    """Paints one terminal.
+
+    Args:
+        write: Sends text to the terminal.
+        console: The rich console that knows what the terminal can show.
+    """
+
+    def __init__(self, write: Callable[[str], None], console: Console | None = None) -> None:
+        self._write = write
+        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._before: list[str] = []
+        self._size = (0, 0)
+
+    @property
+    def has_unicode(self) -> bool:
+        """Return whether the terminal can show more than ASCII."""
+        return self._console.encoding.lower().startswith("utf")
+
+    def enter(self) -> None:
+        """Switch to the terminal's alternate screen; `leave` restores the normal one."""
+        self._write(_ENTER)
+
+    def leave(self) -> None:
+        """Switch back to the normal screen."""
+        self._write(_LEAVE)
+
+    def paint(self, lines: Sequence[Line], columns: int) -> None:
+        """Show these lines, cut at the edge of the screen."""
+        if self._size != (columns, len(lines)):
+            self._size, self._before = (columns, len(lines)), []
+            self._write("\x1b[2J")
+        now = [self._as_text(one, columns) for one in lines]
+        changed = [
+            f"\x1b[{row + 1};1H{text}\x1b[0m\x1b[K"
+            for row, text in enumerate(now)
+            if row >= len(self._before) or self._before[row] != text
+        ]
+        self._before = now
+        if changed:
+            self._write("".join(changed))
+
+    def _as_text(self, one: Line, columns: int) -> str:
+        text = as_rich(one, columns)
+        text.end = ""
+        if not self.has_unicode:
+            text.plain = text.plain.encode("ascii", "replace").decode()
+        with self._console.capture() as captured:
+            self._console.print(text, end="", soft_wrap=True, markup=False)
+        return captured.get()
+
+
+# The loop: it reads keys and paints.
+
 
 _TICK_S = 0.1
 _READ_EVERY_S = 1.0
@@ -195,7 +328,7 @@ class _Viewer:
         view = self._view
         if self._is_called or view is None or self._run is None:
             return
-        from torchmuster.launcher.views.board_watch import BoardWatch
+        from torchmuster.launcher.views.head_call import BoardWatch
 
         self._is_called = True
         if is_elsewhere(view.run_dir):
@@ -216,23 +349,25 @@ class _Viewer:
 
     def _read_tail(self) -> tuple[int, list[str]]:
         rank = self.state.chosen_rank or 0
-        run = self._run.value if self._run is not None else None
-        if self._view is None or run is None or not run.attempts:
-            return rank, []
-        path = self._view.run_dir.rank_log(run.attempts[-1].number, rank)
-        return rank, last_lines(path, _TAIL_LINES)
+        path = self._path_of_log(rank, None)
+        return rank, last_lines(path, _TAIL_LINES) if path is not None else []
 
     def _log(self, rank: int, attempt: int | None) -> list[str]:
+        path = self._path_of_log(rank, attempt)
+        return _end_of(path) if path is not None else ["no attempt has started"]
+
+    def _path_of_log(self, rank: int, attempt: int | None) -> str | None:
+        """Return where the log of a rank is, of the newest attempt if None; None before the first."""
         run = self._run.value if self._run is not None else None
         if self._view is None or run is None or not run.attempts:
-            return ["no attempt has started"]
+            return None
         number = attempt if attempt is not None else run.attempts[-1].number
-        return _end_of(self._view.run_dir.rank_log(number, rank))
+        return self._view.run_dir.rank_log(number, rank)
 
     def _stacks(self, rank: int | None) -> list[str]:
         import asyncio
 
-        from torchmuster.launcher.views.ranks import ask_stacks
+        from torchmuster.launcher.views.execute import ask_stacks
 
         if self._view is None:
             return []

@@ -33,10 +33,9 @@ from torchmuster.kubernetes.pods.reach import job_of, pod_order
 from torchmuster.launcher.jobs.jobs import MIN_PERSIST_S, forget_views
 from torchmuster.launcher.views.find import view_run
 from torchmuster.multirun.sweep.arrays import read_arrays
-from torchmuster.multirun.sweep.create import create_sweep_dir
-from torchmuster.multirun.sweep.members import member_dir
+from torchmuster.multirun.sweep.members import create_sweep_dir, member_dir
 from torchmuster.multirun.sweep.plan import SweepPlan
-from torchmuster.multirun.views import array_view
+from torchmuster.multirun.views import sweep_view
 from unit.kubernetes.engine.site_jobs import DEFAULT
 
 JOB = replace(DEFAULT, own_keys=(("image", "x"), ("context", "lab"), ("namespace", "research")))
@@ -55,7 +54,7 @@ def sweep(tmp_path, monkeypatch, cache):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "cache").symlink_to(cache)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(array_view, "FIRST_POLL_S", 0.0)
+    monkeypatch.setattr(sweep_view, "FIRST_POLL_S", 0.0)
     code = tmp_path / "code"
     code.mkdir()
     (code / "fit.py").write_text("print('hi')\n")

@@ -5,7 +5,7 @@ import pytest
 from torchmuster.core.model import events
 from torchmuster.core.model.events import Stamped
 from torchmuster.core.model.failure import EndKind, WorkerEnd
-from torchmuster.launcher.notify.notices import Notices
+from torchmuster.launcher.notify.watcher import Notices
 
 RUN = "20260101-000000-train-ab12"
 ANSWER = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.launcher.model.live import LiveTask, ProgressBar
-from torchmuster.launcher.ui.status_line import status_rows
+from torchmuster.launcher.ui.run_lines import status_rows
 from unit.launcher.model.samples import run_of, sample_of
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.text import span
-from torchmuster.launcher.ui.words import (
+from torchmuster.launcher.ui.table import (
     curve,
     show_bytes,
     show_mib,

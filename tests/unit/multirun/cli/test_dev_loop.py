@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.multirun.cli.dev import Act, DevLoop, LastRun, name_for, status_of
+from torchmuster.multirun.cli.dev import Act, DevLoop, name_for, status_of
 
 
 def test_a_save_during_a_run_cancels_it_and_the_new_code_starts():
@@ -79,13 +79,10 @@ def test_no_run_begins_beside_another_and_every_wish_is_answered(words):
 
 
 def test_the_line_below_says_what_was_saved_how_it_went_and_what_is_awaited():
-    last = LastRun(code=0, took_s=0.42, saved=("train.py", "model.py"), saved_at="12:03:11")
-
-    line = status_of(last, has_keys=False)
+    line = status_of(0, 0.42, ("train.py", "model.py"), "12:03:11", has_keys=False)
     assert line == "saved train.py and 1 more 12:03:11; ran 420 ms; waiting for a change"
 
-    first = LastRun(code=1, took_s=250.0)
-    assert status_of(first, has_keys=True) == (
+    assert status_of(1, 250.0, (), "", has_keys=True) == (
         "failed in 4 min 10 s (exit code 1); waiting for a change (Enter: again, q: quit)"
     )
 

@@ -7,7 +7,6 @@ import pytest
 from kit.records import make_run, result
 from torchmuster.errors import UsageError
 from torchmuster.multirun.cli import session
-from torchmuster.multirun.views import sessions
 
 RUN_ID = "20260101-000000-train-ab12"
 
@@ -19,7 +18,7 @@ def test_a_session_ends_although_the_agents_of_a_run_with_a_result_have_not_left
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
     if is_known:
         make_run(tmp_path / "runs" / RUN_ID, run_id=RUN_ID, ended=result())
-    monkeypatch.setattr(sessions, "find_session", lambda name: SimpleNamespace(run_dir=tmp_path))
+    monkeypatch.setattr(session, "find_session", lambda name: SimpleNamespace(run_dir=tmp_path))
     view = SimpleNamespace(state=SimpleNamespace(run_id=RUN_ID))
     monkeypatch.setattr(session, "_view", lambda run_dir: view)
     over = []

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from kit.values import run_plan
-from torchmuster.multirun.sweep.create import create_sweep_dir
-from torchmuster.multirun.sweep.members import prepare_member
+from torchmuster.multirun.sweep.members import create_sweep_dir, prepare_member
 from torchmuster.multirun.sweep.plan import SweepPlan
 
 

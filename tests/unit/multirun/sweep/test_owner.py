@@ -5,7 +5,7 @@ import pytest
 from kit.records import lines
 from kit.values import run_plan
 from torchmuster.core.files.layout import RunDir
-from torchmuster.multirun.sweep.create import create_sweep_dir
+from torchmuster.multirun.sweep.members import create_sweep_dir
 from torchmuster.multirun.sweep.owner import SweepOwner
 from torchmuster.multirun.sweep.plan import SweepPlan
 
@@ -17,11 +17,6 @@ def plan(tmp_path, monkeypatch):
     return SweepPlan(run=run, names=("n",), members=(("0",), ("1",)), slots=2)
 
 
-class Silent:
-    def say(self, sentence):
-        pass
-
-
 def begun(number, attempt):
     return {"event": "member_started", "time": "t", "member": number, "attempt": attempt}
 
@@ -29,5 +24,5 @@ def begun(number, attempt):
 def test_a_user_who_goes_on_with_a_sweep_gets_all_members_again_that_have_not_succeeded(plan):
     run_dir = create_sweep_dir(plan)
     lines(run_dir.events, [begun(0, 0), begun(1, 4)])
-    owner = SweepOwner(plan, RunDir(run_dir.path), Silent())
+    owner = SweepOwner(plan, RunDir(run_dir.path), lambda sentence: None)
     assert owner._settle_earlier() == {}

@@ -38,10 +38,10 @@ def test_a_random_life_starts_every_member_once_and_no_slot_twice(
     while not policy.is_over:
         if policy.has_room:
             assert not cancelled
-            start = policy.start()
-            assert start.member not in earlier
-            assert start.slot in range(num_slots)
-            begun_members.append(start.member)
+            begun_member, slot = policy.start()
+            assert begun_member not in earlier
+            assert slot in range(num_slots)
+            begun_members.append(begun_member)
         assert len(set(policy.running.values())) == len(policy.running) <= num_slots
         if not policy.running:
             continue
@@ -72,16 +72,16 @@ def test_a_random_life_starts_every_member_once_and_no_slot_twice(
 
 def test_members_start_in_their_order_in_the_lowest_free_slot():
     policy = begun(4, 2)
-    assert [(s.member, s.slot) for s in start_all(policy)] == [(0, 0), (1, 1)]
+    assert start_all(policy) == [(0, 0), (1, 1)]
     policy.ended(0, RunState.SUCCEEDED)
-    assert [(s.member, s.slot) for s in start_all(policy)] == [(2, 0)]
+    assert start_all(policy) == [(2, 0)]
 
 
 def test_a_lost_member_comes_before_those_that_wait():
     policy = begun(3, 1)
     start_all(policy)
     policy.again(0)
-    assert policy.start().member == 0
+    assert policy.start()[0] == 0
 
 
 def test_the_best_is_the_first_with_the_lowest_or_highest_number():
@@ -89,21 +89,21 @@ def test_the_best_is_the_first_with_the_lowest_or_highest_number():
     for goal, best in ((MetricGoal.MIN, 2), (MetricGoal.MAX, 4)):
         policy = begun(5, 1, metric=MetricChoice(name="loss", goal=goal))
         for member, value in values.items():
-            policy.measured(member, value)
+            policy.values[member] = value
         assert policy.best == best
 
 
 def test_without_a_number_there_is_no_best():
     policy = begun(1, 1, metric=MetricChoice(name="loss"))
-    policy.measured(0, float("nan"))
+    policy.values[0] = float("nan")
     assert policy.best is None
 
 
 def test_a_sweep_has_the_state_of_its_worst_member():
     def over(*states):
         policy = begun(len(states), len(states))
-        for start, state in zip(start_all(policy), states, strict=True):
-            policy.ended(start.member, state)
+        for (member, _), state in zip(start_all(policy), states, strict=True):
+            policy.ended(member, state)
         return policy.state
 
     assert over(RunState.SUCCEEDED, RunState.STOPPED) is RunState.SUCCEEDED
@@ -113,11 +113,11 @@ def test_a_sweep_has_the_state_of_its_worst_member():
 
 def test_a_lost_slot_gets_no_member_and_a_sweep_without_slots_is_stuck():
     policy = begun(3, 2)
-    assert [start.slot for start in start_all(policy)] == [0, 1]
+    assert [slot for _, slot in start_all(policy)] == [0, 1]
     policy.again(0, retire=True)
     assert not policy.has_room
     assert not policy.is_stuck
     policy.ended(1, RunState.SUCCEEDED)
-    assert (policy.start().slot, policy.has_room) == (1, False)
+    assert (policy.start()[1], policy.has_room) == (1, False)
     policy.again(0, retire=True)
     assert policy.is_stuck

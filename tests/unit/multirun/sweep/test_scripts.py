@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.multirun.sweep.imports import needs_only_the_standard_library
+from torchmuster.multirun.cli.sweep_words import needs_only_the_standard_library
 
 
 @pytest.mark.parametrize(

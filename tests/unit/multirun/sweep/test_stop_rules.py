@@ -1,7 +1,7 @@
 import pytest
 
+from torchmuster.multirun.sweep.metric import load_rule
 from torchmuster.multirun.sweep.plan import MetricChoice, MetricGoal
-from torchmuster.multirun.sweep.stop_rules import load_rule
 
 pytest.importorskip("optuna", reason="the rules need Optuna (extra `sweep`)")
 

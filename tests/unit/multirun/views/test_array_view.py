@@ -14,7 +14,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays
 from torchmuster.multirun.sweep.plan import MetricChoice, SweepPlan
-from torchmuster.multirun.views.array_view import view_arrays
+from torchmuster.multirun.views.sweep_view import view_arrays
 
 REQUEST = JobRequest(name="s", chunks=(NodeChunk(),), head=("x",), log_path="/s/job.log")
 RUN = run_plan(run_id="s")

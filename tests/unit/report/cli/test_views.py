@@ -13,7 +13,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.create import write_owner
 from torchmuster.launcher.cli.views import identity
-from torchmuster.launcher.ui.status_line import status_rows
+from torchmuster.launcher.ui.run_lines import status_rows
 from torchmuster.launcher.views.live import LiveReader
 from torchmuster.launcher.views.run_view import RunView
 

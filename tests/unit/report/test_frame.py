@@ -6,9 +6,7 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.launcher.model.live import LiveAttempt, LiveRow, LiveTask, ProgressBar
-from torchmuster.report.top.frame import Known, draw
-from torchmuster.report.top.picture import run_picture
-from torchmuster.report.top.state import Page, ViewState
+from torchmuster.report.top import Known, Page, ViewState, draw, run_picture
 from unit.launcher.model.samples import NOW, run_of, sample_of
 
 RUN = ViewState(page=Page.RUN, run_id="20270115-080000-train-3f2a")

@@ -20,8 +20,7 @@ from torchmuster.launcher.views.live import MOST_ATTEMPTS, LiveReader, TrainingT
 from torchmuster.report import live_list
 from torchmuster.report.cli.top import _print_once
 from torchmuster.report.live_list import ListReader
-from torchmuster.report.top.frame import overview_lines
-from torchmuster.report.top.picture import run_picture
+from torchmuster.report.top import overview_lines, run_picture
 from unit.launcher.model.samples import sample_of
 
 STARTED = {

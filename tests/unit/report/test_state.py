@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.launcher.model.live import LiveTask
-from torchmuster.report.top.frame import Known, draw
-from torchmuster.report.top.state import (
+from torchmuster.report.top import (
     CancelRun,
+    Known,
     Leave,
     OnScreen,
     OpenRun,
@@ -18,6 +18,7 @@ from torchmuster.report.top.state import (
     ShowLog,
     ShowStacks,
     ViewState,
+    draw,
     press,
 )
 from unit.launcher.model.samples import run_of, sample_of

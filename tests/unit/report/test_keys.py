@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.report.top.painter import read_keys
+from torchmuster.report.cli.top_screen import read_keys
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""`muster top`: the state, frames and painter of the live view of runs."""
