@@ -58,7 +58,7 @@ class RecordsInPods(ClusterRecords):
         return find_on_clusters(word)
 
     def fetch(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
-        from torchmuster.kubernetes.pods.fetch import fetch
+        from torchmuster.kubernetes.pods.copy import fetch
 
         fetch(run_dir, say)
 
@@ -105,7 +105,7 @@ class RecordsInPods(ClusterRecords):
     def first_section(self, which: Callable[[str], str | None]) -> tuple[str, str] | None:
         if which("kubectl") is None:
             return None
-        from torchmuster.kubernetes.cli.check import first_section
+        from torchmuster.kubernetes.cli import first_section
 
         return "kubernetes", first_section()
 

@@ -30,6 +30,7 @@ _POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
 # Events that say more than a pod's own status while its container is being created.
 BEING_CREATED = "ContainerCreating"
 _OF_PREPARED = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+_ENDS = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
 _HEAD = 0  # the index of the pod whose success is the run's
 
 
@@ -480,3 +481,106 @@ def _with_count(indices: Sequence[int], reason: ClusterReason, num_pods: int) ->
     if not reason.message:
         return ClusterReason(word=f"{reason.word} {which}")
     return ClusterReason(word=reason.word, message=f"{reason.message} {which}")
+
+
+# A Job whose indexes are sweep members, each a separate run: the state of each.
+
+
+def views_of_elements(objects: Sequence[Mapping[str, Any]], name: str) -> dict[int, JobView]:
+    """Return the state of each index of a Job, from an answer to `get jobs.batch,pods`."""
+    run = runs_of(objects).get(name)
+    if run is None:
+        return {}
+    status: dict[str, Any] = {}
+    for one in objects:
+        if one.get("kind") == "Job" and one["metadata"]["labels"].get(RUN_LABEL) == name:
+            status = one.get("status", {})
+    done, failed = _indexes(status.get("completedIndexes")), _indexes(status.get("failedIndexes"))
+    newest = run.newest()
+    views: dict[int, JobView] = {}
+    for index in range(run.num_pods) if run.is_there else newest:
+        pod = newest.get(index)
+        state = JobState.SUCCEEDED if index in done else JobState.FAILED
+        if index not in done | failed:
+            state = _state_of_member(run, pod)
+        views[index] = _view_of_member(run, pod, state)
+    return views
+
+
+def _indexes(text: str | None) -> frozenset[int]:
+    """Return the numbers of `0,2-4`."""
+    found: set[int] = set()
+    for word in filter(None, (text or "").split(",")):
+        first, _, last = word.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _state_of_member(run: PodsOfRun, pod: Pod | None) -> JobState:
+    """Return the state of an unfinished index by its newest pod, which is replaced if lost."""
+    if pod is not None and pod.is_up:
+        return JobState.RUNNING
+    if not run.is_there or run.is_leaving:
+        return JobState.CANCELLED
+    code = pod.end.exit_code if pod is not None and pod.end is not None else None
+    if code in _ENDS:
+        return _ENDS[code]
+    return JobState.HELD if "Suspended" in run.conditions else JobState.PENDING
+
+
+def _view_of_member(run: PodsOfRun, pod: Pod | None, state: JobState) -> JobView:
+    reason = None
+    if state is JobState.HELD:
+        reason = run.conditions["Suspended"]
+    elif state in (JobState.PENDING, JobState.FAILED) and pod is not None:
+        reason = pod.waits or why_gone(pod)
+    return JobView(
+        job_id=run.run,
+        state=state,
+        reason=str(reason) if reason is not None else None,
+        exit_code=pod.end.exit_code if pod is not None and pod.end is not None else None,
+        nodes=(pod.node,) if pod is not None and pod.node is not None else (),
+    )
+
+
+# Which NetworkPolicies select a pod: what an answer of the API proves, and no more.
+#
+# Whether a policy's rules allow a connection is up to the cluster's network, which may even ignore
+# them. Source: networking.k8s.io/v1, and the label selectors of meta/v1.
+
+
+def policies_on(
+    policies: Iterable[Mapping[str, Any]], labels: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the policies that select a pod with these labels, as `NAME (Ingress, Egress)`."""
+    found = []
+    for one in policies:
+        spec = one.get("spec", {})
+        if _selects(spec.get("podSelector", {}), labels):
+            default = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+            found.append(
+                f"{one['metadata']['name']} ({', '.join(spec.get('policyTypes') or default)})"
+            )
+    return tuple(found)
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    return all(_holds(one, labels) for one in selector.get("matchExpressions") or ())
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = expression.get("key", ""), expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case _:
+            return False

@@ -22,17 +22,20 @@ from torchmuster.kubernetes.engine.answers import (
     read_objects,
     runs_of,
     view_of,
+    views_of_elements,
     warnings_of,
 )
 from torchmuster.kubernetes.engine.manifest import (
     MAX_HOST_NAME,
+    kind_name,
+    name_in_set,
     objects_of,
     objects_of_set,
     owned_by,
+    pods_of,
     secret_names,
-    views_of_elements,
+    sets_of,
 )
-from torchmuster.kubernetes.engine.wishes import kind_name, name_in_set, pods_of, sets_of
 from torchmuster.launcher.engines import base
 from torchmuster.launcher.engines.base import EngineError, NodeStart
 from torchmuster.launcher.engines.wait_reasons import WaitReasons, read_scheduler_texts

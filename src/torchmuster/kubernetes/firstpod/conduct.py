@@ -4,11 +4,12 @@
 
 It opens sessions with the pods as ssh does with hosts, so it does not depend on the client, and
 survives the loss of another pod. Its exit code is the pod's: 0, 113 for a final failure, 75 when
-this pod is taken away.
+this pod is taken away. The code archive comes from a Secret, an earlier run's volume, or the client.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -40,7 +41,7 @@ from torchmuster.core.model.owner_policy import (
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.repeats import shortened
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import render_report, report_of_error
+from torchmuster.core.model.text import render_report, report_of_error, show_transfer
 from torchmuster.core.model.verdict import Circumstances, Result, explain_failure, final_exit_code
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.owner.create import (
@@ -54,20 +55,19 @@ from torchmuster.core.owner.session import EarlyStop
 from torchmuster.core.owner.stops import Deadline
 from torchmuster.core.owner.supervise import RunOwner
 from torchmuster.errors import ChannelError, MusterError
-from torchmuster.kubernetes.firstpod.archive import wait_for_archive
-from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
-from torchmuster.kubernetes.firstpod.pod_wait import PodWait
+from torchmuster.kubernetes.firstpod.others import PodWait, RecordReplicas
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.call import PodConnections, ask_pod
 from torchmuster.kubernetes.node.order import (
     AGAIN_CODE,
+    CLAIM_VARIABLE,
     FINAL_CODE,
     NUM_FILES_KEY,
     VALUES_KEY,
     PodOrder,
     PodWords,
 )
-from torchmuster.kubernetes.node.session import CLAIM_VARIABLE
+from torchmuster.kubernetes.node.record import arriving_folder
 from torchmuster.launcher.engines.ssh import SshEngine
 from torchmuster.launcher.engines.ssh_bundle import make_bundle
 from torchmuster.launcher.engines.ssh_command import SshHost
@@ -87,7 +87,7 @@ from torchmuster.launcher.views.account import find_saved
 # otherwise a run whose rank 0 needs too much memory would never end.
 #
 # A node that only seemed dead may come back with the earlier pod. So each first pod has a claim:
-# other pods refuse the earlier of two (`kubernetes/node/session.py`), and on a volume the earlier
+# other pods refuse the earlier of two (`kubernetes/node/serve.py`), and on a volume the earlier
 # one finds the later one's claim. It then ends at once.
 
 
@@ -689,3 +689,111 @@ def engine_of_task(
     )
     code = os.path.join(order.run_dir.path, "code")
     return pods_engine(plan, run_dir, order, key, plan.node_names, code, say, output)
+
+
+_LOOK_S = 0.1
+_SAY_EVERY_S = 4.5
+_MOST_KEPT = 8
+
+
+def wait_for_archive(
+    order: PodOrder, brought: str, limit_s: float, say: Callable[[str], None]
+) -> None:
+    """Put the code archive into its place.
+
+    Args:
+        order: The order of the pods.
+        brought: The folder with the files from Secrets.
+        limit_s: How long the client may take to send the archive.
+        say: Tells the user what the pod waits for.
+
+    Raises:
+        MusterError: The archive did not come within `limit_s`.
+    """
+    came = os.path.join(brought, orders.CODE_FILE)
+    if os.path.exists(came):
+        with open(came, "rb") as file:
+            atomic.replace_file(order.archive, file.read())
+        return
+    if order.kept is not None and _use_kept(order, order.kept):
+        return
+    begun = say_at = time.monotonic()
+    while not _is_whole(order.archive, order):
+        now = time.monotonic()
+        if now >= say_at:
+            say(f"waiting for the code: the client sends it{_how_far(order, now - begun)}")
+            say_at = now + _SAY_EVERY_S
+        if now - begun > limit_s:
+            raise MusterError(
+                "the code did not come",
+                where=order.archive,
+                why="it is too large for Secrets, so the client sends it when the first pod runs",
+                fix="keep muster running until it says that training begins, or put the code on a volume",
+            )
+        threading.Event().wait(_LOOK_S)
+    if order.kept is not None:
+        with contextlib.suppress(
+            OSError
+        ):  # on a full volume only the next run loses: it has to send the code again
+            _keep(order, order.kept)
+
+
+def _how_far(order: PodOrder, elapsed_s: float) -> str:
+    """Return how much of the archive has arrived; empty for nothing."""
+    done = 0
+    with contextlib.suppress(OSError):
+        done = os.path.getsize(os.path.join(arriving_folder(order), orders.CODE_FILE))
+    return f": {show_transfer(done, order.code_bytes, elapsed_s)}" if done else ""
+
+
+def _use_kept(order: PodOrder, kept: str) -> bool:
+    """Use the archive that an earlier run left on the volume; remove a damaged one.
+
+    Raises:
+        MusterError: It is damaged; the client saw it there, so it does not send it in this run.
+    """
+    if not os.path.exists(kept):
+        return False
+    if not _is_whole(kept, order):
+        os.unlink(kept)
+        raise MusterError(
+            "the code that an earlier run left on the volume is damaged",
+            where=kept,
+            why="its content is not what its name says: it has been removed",
+            fix="start the run again: it sends the code",
+        )
+    _link(kept, order.archive)
+    os.utime(kept)  # the newest archives are kept
+    return True
+
+
+def _keep(order: PodOrder, kept: str) -> None:
+    """Keep the archive for later runs, together with the newest others."""
+    folder = os.path.dirname(kept)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    _link(order.archive, kept)
+    with os.scandir(folder) as entries:
+        found = [e.path for e in entries if e.name.startswith(orders.KEPT_PREFIX)]
+    for path in sorted(found, key=os.path.getmtime)[:-_MOST_KEPT]:
+        os.unlink(path)
+
+
+def _link(source: str, target: str) -> None:
+    """Hard-link a file, or copy it if the volume has no hard links."""
+    part = f"{target}.{os.uname().nodename}.{os.getpid()}"
+    try:
+        os.link(source, part)
+    except OSError:
+        with open(source, "rb") as file:
+            atomic.replace_file(part, file.read())
+    os.replace(part, target)
+
+
+def _is_whole(path: str, order: PodOrder) -> bool:
+    try:
+        if os.path.getsize(path) != order.code_bytes:
+            return False
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == order.code_sha
+    except OSError:
+        return False

@@ -27,20 +27,18 @@ from torchmuster.core.model.verdict import GroupOutcome
 from torchmuster.core.net.address import bind, read_secret
 from torchmuster.core.owner.record import next_task_attempts, read_outcome
 from torchmuster.errors import MusterError
-from torchmuster.kubernetes.firstpod.archive import wait_for_archive
 from torchmuster.kubernetes.firstpod.conduct import (
     MOST_MESSAGE_BYTES,
     OwnerInPod,
     conduct,
     end_pods,
     leave_message,
+    wait_for_archive,
 )
-from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
-from torchmuster.kubernetes.firstpod.pod_wait import PodWait
+from torchmuster.kubernetes.firstpod.others import PodWait, RecordReplicas
 from torchmuster.kubernetes.node.call import PodConnections
 from torchmuster.kubernetes.node.order import FINAL_CODE, PodOrder
-from torchmuster.kubernetes.node.place import is_placed, place, take_outputs
-from torchmuster.kubernetes.node.record import scope_of
+from torchmuster.kubernetes.node.record import place, scope_of, take_outputs
 from torchmuster.kubernetes.node.task import PodTaskWords
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, into, program
 from torchmuster.launcher.net import remote_messages as messages
@@ -182,7 +180,7 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         os.makedirs(order.run_dir.path, mode=0o700, exist_ok=True)
         os.makedirs(order.folder, exist_ok=True)
         neighbours = RecordReplicas(order, self.key, say=self.voice.say)
-        if not is_placed(order):
+        if not os.path.exists(order.stamps):  # nothing has been placed yet
             neighbours.find(self.voice.say)
             wait_for_archive(order, self.brought, order.join_s, self.voice.say)
             # The archive is kept: the other pods get it from here.

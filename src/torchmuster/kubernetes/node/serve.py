@@ -1,4 +1,4 @@
-"""The first process of a pod: its pod server.
+"""The first process of a pod: its pod server, and the commands that callers run there.
 
     pod --key FILE --order FILE
 
@@ -6,6 +6,14 @@ Clients that authenticate with the run's key can run commands here. In the first
 also starts the run's owner, restarts it if it is killed, and ends with it. It passes SIGTERM on to
 what runs here: the node is drained, or the Job deleted. Orphaned processes become its children, and
 it reaps them.
+
+Each command has a separate authenticated channel (`launcher/node/exec.py`,
+`launcher/net/command.py`). When the connection ends, so does the command's input: a remote
+(`launcher/node/remote`) then ends what it has started.
+
+The owner of a run names its first pod with each command. Of two first pods, the later one has the
+run: sessions of the earlier one end, and its next call is answered with that news. A node that only
+seemed dead may come back with its pod after an hour.
 """
 
 import asyncio
@@ -15,7 +23,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from torchmuster.core import proc
@@ -24,7 +32,7 @@ from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
 from torchmuster.core.model.failure import OVERUSED
 from torchmuster.core.net.address import bind, read_secret
-from torchmuster.core.net.channel import Channel
+from torchmuster.core.net.channel import Channel, ChannelClosedError
 from torchmuster.core.net.handshake import HandshakeError, Role
 from torchmuster.core.net.listener import Listener
 from torchmuster.errors import MusterError
@@ -39,13 +47,15 @@ from torchmuster.kubernetes.node.order import (
     ORDER_VARIABLE,
     PROGRAMS_VARIABLE,
     READS_VARIABLE,
+    REPLACED_CODE,
     PodOrder,
     PodWords,
     own_index,
     place_member,
     read_order,
 )
-from torchmuster.kubernetes.node.session import Sessions
+from torchmuster.launcher.net import part_messages
+from torchmuster.launcher.node.exec import Exec, kill_sessions
 
 # Whether a pod that is asked to end is evicted for its own use of disk or memory.
 #
@@ -107,6 +117,135 @@ _LOOK_S = 0.1
 _EXIT_DELAY_S = 0.3  # a kubelet gives an evicted pod one second
 _TAKE_RECORD_S = 60.0  # after the run's end, while clients read its record
 _CALL_AGAIN_S = 5.0  # for a client whose connection has just broken
+_RECORD_PROGRAM = "pod-record"
+_LEAVE_S = 20.0  # a remote takes up to 10 s to end its agents
+_LAST_WORDS_S = 30.0
+
+
+class Sessions:
+    """The commands that callers run here.
+
+    Attributes:
+        pids: The pids of the commands; a reaper of orphans must not wait for them.
+        num_starting: The number of commands without a known pid yet.
+    """
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self.num_starting = 0
+        self._execs: dict[Exec, tuple[Channel, str]] = {}
+        self._claims: list[str] = []
+        self._last_read = float("-inf")
+        self._passed_on: int | None = None
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Count a process that is being started, whose pid is not known yet."""
+        self.num_starting += 1
+        try:
+            yield
+        finally:
+            self.num_starting -= 1
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to all commands, present and future; remotes pass it on to their agents."""
+        self._passed_on = signum
+        for pid in self.pids & {one.pid for one in self._execs}:
+            proc.kill_quietly(pid, signum)
+
+    async def ended(
+        self,
+        limit_s: float = float("inf"),
+        *,
+        calls_again_s: float = 0.0,
+    ) -> None:
+        """Wait until no command runs, at most so long; a client that read the record may return."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        while (now := loop.time()) < deadline:
+            is_busy = self._execs or self.num_starting
+            if not is_busy and now - self._last_read >= calls_again_s:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def serve(self, channel: Channel) -> None:
+        """Run one caller's command until it or the connection ends."""
+        try:
+            start = await channel.receive()
+        except ChannelClosedError:
+            return
+        if not isinstance(start, part_messages.ExecStart) or not start.argv:
+            return
+        if start.claim and not self._admit(start.claim):
+            channel.send_nowait(part_messages.ExecEnded(exec_id=start.exec_id, code=REPLACED_CODE))
+            await channel.close()
+            return
+        reads = any(_RECORD_PROGRAM in word for word in start.argv)
+
+        def launch(streams: tuple[int, int, int]) -> proc.Child:
+            stdin, stdout, stderr = streams
+            return proc.start(start.argv, stdin=stdin, stdout=stdout, stderr=stderr)
+
+        most = part_messages.MAX_WINDOW_BYTES
+        one = Exec(
+            start,
+            channel.send_nowait,
+            launch,
+            _LEAVE_S,
+            gets_hangup=False,
+            most_bytes=most,
+            patience_s=_LAST_WORDS_S,
+        )
+        self._execs[one] = channel, start.claim
+        hearing = asyncio.create_task(_hear(channel, one))
+        try:
+            try:
+                last = await one.run(None, self._note)
+            finally:
+                kill_sessions({one.pid} - {0})
+                self.pids.discard(one.pid)
+            if not one.is_left:
+                channel.send_nowait(last)
+                await _until_taken(one, hearing)
+        finally:
+            hearing.cancel()
+            del self._execs[one]
+            if reads:
+                self._last_read = asyncio.get_running_loop().time()
+
+    def _note(self, pid: int) -> None:
+        self.pids.add(pid)
+        if self._passed_on is not None:
+            proc.kill_quietly(pid, self._passed_on)
+
+    def _admit(self, claim: str) -> bool:
+        """Say whether a first pod has the run; a new claim ends the sessions of earlier ones."""
+        if claim in self._claims[:-1]:
+            return False
+        if claim not in self._claims:
+            self._claims.append(claim)
+            for channel, earlier in self._execs.values():
+                if earlier and earlier != claim:
+                    channel.abort()
+        return True
+
+
+async def _until_taken(one: Exec, hearing: "asyncio.Task[None]") -> None:
+    """Wait until the caller hangs up, which it does after reading all output, or stops reading."""
+    heard_at = None
+    while not hearing.done() and one.heard_at != heard_at:
+        heard_at = one.heard_at
+        await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
+
+
+async def _hear(channel: Channel, one: Exec) -> None:
+    """Pass a caller's messages to its command; when the caller is gone, end the command's input."""
+    with contextlib.suppress(ChannelClosedError):
+        while True:
+            message = await channel.receive()
+            if isinstance(message, part_messages.FromExecClient):
+                one.take(message)
+    one.take(part_messages.ExecLeave(exec_id=one.exec_id))
 
 
 class PodServer:

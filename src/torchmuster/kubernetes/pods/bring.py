@@ -1,4 +1,4 @@
-"""What a run in pods brings along (the files of its Secrets), and its context and namespace."""
+"""What a run in pods brings along: the files of its Secrets, its cluster, and what an earlier run left."""
 
 import hashlib
 import io
@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir, muster_home
+from torchmuster.core.files.layout import RunDir, muster_home, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan
 from torchmuster.core.model.text import did_you_mean, show_size
+from torchmuster.core.owner.record import read_result
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import JOBSETS, kubectl, name_of
-from torchmuster.kubernetes.engine.manifest import MOST_PARCELS, SECRET_BYTES
-from torchmuster.kubernetes.engine.wishes import (
+from torchmuster.kubernetes.engine.manifest import (
+    MOST_PARCELS,
     POD_PORT,
+    SECRET_BYTES,
+    claims_of,
     home_of,
     keep_s_of,
     keeps_runs,
@@ -34,11 +37,13 @@ from torchmuster.kubernetes.pods.reach import refused
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.files import code_copy, travel
 from torchmuster.launcher.model.job import JobRequest
+from torchmuster.launcher.views.account import find_saved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchmuster.launcher.spec.site import Site
+
 
 PYTHON = "python3"  # in an image
 REACH_RULE = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}'
@@ -439,3 +444,41 @@ def check_code(plan: RunPlan) -> None:
     """
     code = code_copy.find_code(plan.program.cwd)
     code_copy.check_inside(plan.program, code.root)
+
+
+def find_earlier_run(old: RunDir, order: PodOrder, job: JobRequest) -> EarlierRun | None:
+    """Return the run to resume from; None if the new run begins like a first one.
+
+    Args:
+        old: The old run's directory here.
+        order: The order of its pods.
+        job: The request to the cluster.
+
+    Raises:
+        UsageError: Its snapshots were on the disks of its pods.
+    """
+    saved, result = find_saved(old), read_result(old)
+    step = saved.step if saved is not None else None
+    if step is None and result is not None:
+        step = result.saved_step  # the record may be missing here
+    own = order.run_dir.snapshots
+    folder = saved.folder if saved is not None and saved.folder != old.snapshots else own
+    if step is not None and not _outlives_pods(folder, job):
+        raise UsageError(
+            f"the snapshots of {short_id(order.run_id)} are gone: the last was of step {step}",
+            where=folder,
+            why="they were on the disks of its pods and went with them",
+            fix="type its command again to start over at step 0; `claims` and `home` of the site keep runs on a volume",
+        )
+    if not keeps_runs(job):
+        return None
+    is_own = os.path.normpath(folder) == own
+    return EarlierRun(run_id=order.run_id, saved_step=step if is_own else None)
+
+
+def _outlives_pods(folder: str, job: JobRequest) -> bool:
+    """Say whether a folder is a URL or on a volume."""
+    volumes = (claim.path.rstrip("/") for claim in claims_of(job))
+    return "://" in folder or any(
+        folder == path or folder.startswith(f"{path}/") for path in volumes
+    )

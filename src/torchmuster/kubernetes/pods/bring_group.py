@@ -14,7 +14,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Limits, Program, ScriptKind
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import name_of
-from torchmuster.kubernetes.engine.wishes import (
+from torchmuster.kubernetes.engine.manifest import (
     POD_PORT,
     home_of,
     keep_s_of,
@@ -25,7 +25,7 @@ from torchmuster.kubernetes.engine.wishes import (
 )
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.node.place import output_names
+from torchmuster.kubernetes.node.record import output_names
 from torchmuster.kubernetes.pods.bring import check_transport, pack_order, python_of
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.files import code_copy

@@ -12,7 +12,7 @@ from torchmuster.core import proc
 from torchmuster.core.model.text import did_you_mean, few_of
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.engine.dialect import JOBSETS, kubectl
-from torchmuster.kubernetes.engine.wishes import claims_of
+from torchmuster.kubernetes.engine.manifest import claims_of
 from torchmuster.kubernetes.pods.bring import place_of_keys
 from torchmuster.kubernetes.pods.reach import NotAllowedError, ask, refused
 from torchmuster.launcher.engines.base import EngineError

@@ -35,8 +35,7 @@ from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.bring import place_of_keys
 from torchmuster.kubernetes.pods.end import ask_owner_to_end, remove_groups
 from torchmuster.kubernetes.pods.mirror import RecordMirror
-from torchmuster.kubernetes.pods.reach import ask, find_pod, job_of, pod_order
-from torchmuster.kubernetes.pods.watch import PodWatch, looking
+from torchmuster.kubernetes.pods.reach import PodWatch, ask, find_pod, job_of, looking, pod_order
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import schedulers
 from torchmuster.launcher.engines.schedulers import sees_files

@@ -18,10 +18,11 @@ from torchmuster.kubernetes.engine.answers import LOST_AT_END, WAITS_FOR_CLIENT,
 from torchmuster.kubernetes.engine.dialect import DIALECT, place_of
 from torchmuster.kubernetes.node.call import call_argv
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.losses import LossNotes, explain_loss
+from torchmuster.kubernetes.pods.losses import LossNotes, LostPodRemover, explain_loss
 from torchmuster.kubernetes.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.kubernetes.pods.reach import (
     NotAllowedError,
+    PodWatch,
     ask,
     find_pod,
     forward,
@@ -30,8 +31,6 @@ from torchmuster.kubernetes.pods.reach import (
     log_of,
     pod_order,
 )
-from torchmuster.kubernetes.pods.release import LostPodRemover
-from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.jobs.jobs import cancelled_before_start, view_jobs
 from torchmuster.multirun.sweep.arrays import read_arrays
 

@@ -31,13 +31,16 @@ from torchmuster.kubernetes.pods.bring_group import (
     with_outputs,
 )
 from torchmuster.kubernetes.pods.end import ask_owner_to_end, explain_missing, remove_jobs
-from torchmuster.kubernetes.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
+from torchmuster.kubernetes.pods.losses import (
+    LOSS_KNOWN_S,
+    LostPodRemover,
+    explain_group_loss,
+    explain_task_loss,
+)
 from torchmuster.kubernetes.pods.members import ObjectRestorer
 from torchmuster.kubernetes.pods.mirror import RecordMirror
-from torchmuster.kubernetes.pods.reach import find_pod
-from torchmuster.kubernetes.pods.release import LostPodRemover
+from torchmuster.kubernetes.pods.reach import PodWatch, find_pod
 from torchmuster.kubernetes.pods.starts import PodStarts, lacks_room
-from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.jobs.jobs import mark_views_stale, submit_script, view_jobs
 from torchmuster.launcher.jobs.never import NeverStartsWatch, note_group
 from torchmuster.launcher.model.job import JobView, describe_job

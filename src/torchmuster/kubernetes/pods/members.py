@@ -1,12 +1,15 @@
 """Sweep members that are pods of one Indexed Job: what they bring, what they leave, their end.
 
 Each pod is a run with one pod. The Job needs no client. A client copies here what running pods have
-written; for ended pods it takes verdict and log from the cluster.
+written; for ended pods it takes verdict and log from the cluster. A member with several pods is a
+run of its own in pods, which a process of this machine owns.
 """
 
+import asyncio
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,21 +20,29 @@ from typing import Any
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
+from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.text import show_size
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import AT_ONCE, Report, Result
 from torchmuster.core.owner.create import create_member_dir, failed_before_start
 from torchmuster.core.owner.record import next_attempt, read_result
 from torchmuster.errors import MissingRecordError, MusterError, UsageError
-from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of
+from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of, views_of_elements
 from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl, name_of, place_of
-from torchmuster.kubernetes.engine.manifest import owned_by, secret_of, views_of_elements
-from torchmuster.kubernetes.engine.wishes import POD_PORT, home_of, keeps_runs
+from torchmuster.kubernetes.engine.manifest import (
+    POD_PORT,
+    home_of,
+    keeps_runs,
+    owned_by,
+    secret_of,
+)
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.bring import check_transport, pack_code, pack_order
-from torchmuster.kubernetes.pods.end import ask_owner_to_end, remove
+from torchmuster.kubernetes.pods.bring import bring_run, check_transport, pack_code, pack_order
+from torchmuster.kubernetes.pods.end import ask_owner_to_end, cancel_run, remove
+from torchmuster.kubernetes.pods.losses import LostPodRemover, is_given_up
 from torchmuster.kubernetes.pods.mirror import (
     RecordMirror,
     files_left_in,
@@ -39,13 +50,27 @@ from torchmuster.kubernetes.pods.mirror import (
     result_of_pod,
     values_left_by,
 )
-from torchmuster.kubernetes.pods.reach import MEMBER_JOB, ask, log_of, pod_order, refused
-from torchmuster.kubernetes.pods.release import LostPodRemover, is_given_up
-from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.kubernetes.pods.reach import (
+    MEMBER_JOB,
+    PodWatch,
+    ask,
+    job_of,
+    log_of,
+    pod_order,
+    refused,
+)
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.jobs.jobs import read_files, submit_script, view_jobs
+from torchmuster.launcher.jobs.batch import JobFollower
+from torchmuster.launcher.jobs.jobs import (
+    note_refusal,
+    read_files,
+    submit_job,
+    submit_script,
+    view_jobs,
+)
 from torchmuster.launcher.jobs.never import WAITS, NeverStartsWatch
 from torchmuster.launcher.model.job import JobArray, JobRequest
+from torchmuster.launcher.views.find import view_job
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir
 from torchmuster.multirun.sweep.plan import SweepPlan
@@ -457,3 +482,54 @@ def stop_pod(run_dir: RunDir, number: int) -> None:
     if copies is not None and number in copies.order.members:
         order = copies.order.of_member(copies.order.members.index(number))
         ask_owner_to_end(run_dir, order, copies.job_id)
+
+
+def note_request(sweep: RunDir, job: JobRequest) -> None:
+    """Record that a sweep's members are runs in pods, and the request for each."""
+    os.makedirs(os.path.join(sweep.path, "pods"), mode=0o700, exist_ok=True)
+    atomic.write_json(sweep.member_request, codec.to_plain(job))
+
+
+def own_member(plan: RunPlan, run_dir: RunDir) -> int:
+    """Submit a sweep member, unless its Job still runs, and follow it to its end.
+
+    Raises:
+        MusterError: The cluster refuses it.
+    """
+    sweep = os.path.dirname(os.path.dirname(run_dir.path))
+    plain = atomic.read_json(RunDir(sweep).member_request)
+    voice = TerminalVoice()
+    voice.start()
+    for signum in (signal.SIGTERM, AT_ONCE):
+        signal.signal(signum, lambda *_: _end(run_dir))
+    try:
+        with note_refusal(run_dir):
+            job_id = _running_job(run_dir) or _submit(plan, run_dir, plain)
+        follower = JobFollower(plan, run_dir, DIALECT, job_id, voice)
+        try:
+            result = asyncio.run(follower.follow())
+        finally:
+            follower.close()
+    finally:
+        voice.flush(5.0)
+    return result.exit_code if result is not None else 1
+
+
+def _end(run_dir: RunDir) -> None:
+    """End the run on its cluster, in a thread; its follower then sees the result."""
+    threading.Thread(target=cancel_run, args=(run_dir,), daemon=True).start()
+
+
+def _running_job(run_dir: RunDir) -> str | None:
+    """Return the Job that an earlier owner of the sweep submitted, if it has not ended."""
+    view = view_job(run_dir)
+    return job_of(run_dir) if view is not None and not view.state.is_final else None
+
+
+def _submit(plan: RunPlan, run_dir: RunDir, plain: object) -> str:
+    request = codec.from_plain(JobRequest, plain)
+    attempt = next_attempt(run_dir)
+    more = f"-{attempt}" if attempt else ""  # the pods of an earlier Job may still be ending
+    name = name_of(short_id(plan.run_id), request.num_nodes, more) + more
+    job = replace(request, name=name, run_id=plan.run_id)
+    return submit_job(bring_run(plan, run_dir, job, 0.0), run_dir, DIALECT)

@@ -26,12 +26,10 @@ from torchmuster.kubernetes.engine.dialect import kubectl, place_of
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.call import call_argv
 from torchmuster.kubernetes.node.order import NUM_FILES_KEY, VALUES_KEY, PodOrder
-from torchmuster.kubernetes.node.place import take_outputs
-from torchmuster.kubernetes.node.record import scope_of
+from torchmuster.kubernetes.node.record import scope_of, take_outputs
 from torchmuster.kubernetes.pods.losses import explain_group_loss, explain_loss
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, Push, program
-from torchmuster.kubernetes.pods.reach import NotAllowedError, find_pod, forward
-from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.kubernetes.pods.reach import NotAllowedError, PodWatch, find_pod, forward
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.ssh_files import CLIENT_ONLY_FILES, own_paths
 from torchmuster.launcher.net import remote_messages as messages

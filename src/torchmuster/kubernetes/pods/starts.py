@@ -9,9 +9,14 @@ from torchmuster.core.model.states import JobState
 from torchmuster.core.model.text import few_of
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.errors import JoinTimeoutError, MusterError
-from torchmuster.kubernetes.engine.answers import CONTAINER, RUN_LABEL, Pod, read_objects
+from torchmuster.kubernetes.engine.answers import (
+    CONTAINER,
+    RUN_LABEL,
+    Pod,
+    policies_on,
+    read_objects,
+)
 from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl, place_of
-from torchmuster.kubernetes.engine.manifest import policies_on
 from torchmuster.kubernetes.node.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.kubernetes.pods.losses import early_out_of_memory
 from torchmuster.kubernetes.pods.reach import NotAllowedError, ask, find_pod, find_pods

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.errors import UsageError
-from torchmuster.kubernetes.engine.wishes import claims_of, home_of, keeps_runs, pods_of
+from torchmuster.kubernetes.engine.manifest import claims_of, home_of, keeps_runs, pods_of
 from torchmuster.launcher.model.job import NodeChunk
 from unit.kubernetes.engine.site_jobs import DEFAULT, site
 

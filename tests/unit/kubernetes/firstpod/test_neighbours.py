@@ -14,7 +14,7 @@ from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
+from torchmuster.kubernetes.firstpod.others import RecordReplicas
 from torchmuster.kubernetes.pods.pull import BROKEN, Push, program
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.frames import FrameReader

@@ -19,8 +19,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.kubernetes.node.order import ENDED_FILE
 from torchmuster.kubernetes.pods.mirror import RecordMirror, result_of_pod
-from torchmuster.kubernetes.pods.reach import find_pod
-from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.kubernetes.pods.reach import PodWatch, find_pod
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.node.remote.files import MARK_FILE
 from unit.kubernetes.pods.conftest import JOB_ID, RUN_ID, order_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kit.records import lines
-from torchmuster.kubernetes.pods.release import LostPodRemover, warn_of_leaving_pods
+from torchmuster.kubernetes.pods.losses import LostPodRemover, warn_of_leaving_pods
 from unit.kubernetes.engine.site_jobs import DEFAULT
 from unit.kubernetes.pods.conftest import JOB_ID, order_of
 
