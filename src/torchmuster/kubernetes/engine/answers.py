@@ -192,23 +192,19 @@ def _run(
     namespace = metadata.get("namespace", "default")
     if job is None:
         return PodsOfRun(run=run, pods=in_order, context=context, namespace=namespace)
+    named = {**job["metadata"].get("annotations", {}), **job["metadata"].get("labels", {})}
     return PodsOfRun(
         run=run,
         context=context,
         namespace=namespace,
         uid=_uid_for_queues(job["metadata"]),
         num_pods=job["spec"].get("completions", 0),
-        queue=_queue(job["metadata"]),
+        queue=named.get(QUEUE_LABEL),
         is_there=True,
         is_leaving="deletionTimestamp" in job["metadata"],
-        conditions={name: reason for name, is_true, reason in _conditions(job) if is_true},
+        conditions={name: why for name, (is_true, why) in _conditions(job).items() if is_true},
         pods=in_order,
     )
-
-
-def _queue(metadata: Mapping[str, Any]) -> str | None:
-    named = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
-    return named.get(QUEUE_LABEL)
 
 
 def _uid_for_queues(metadata: Mapping[str, Any]) -> str:
@@ -222,7 +218,7 @@ def _pod(one: Mapping[str, Any]) -> Pod:
     ours = (container for container in statuses if container.get("name", CONTAINER) == CONTAINER)
     mine: Mapping[str, Any] = next(ours, {})
     state = mine.get("state", {})
-    conditions = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
+    conditions = _conditions(one)
     waits = _pull_cause(_reason(state["waiting"])) if "waiting" in state else None
     if waits is None and conditions.get("PodScheduled", (True, None))[0] is False:
         waits = conditions["PodScheduled"][1]
@@ -290,9 +286,10 @@ def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd |
     )
 
 
-def _conditions(one: Mapping[str, Any]) -> Iterator[tuple[str, bool, ClusterReason]]:
-    for condition in one.get("status", {}).get("conditions", ()):
-        yield condition["type"], condition.get("status") == "True", _reason(condition)
+def _conditions(one: Mapping[str, Any]) -> dict[str, tuple[bool, ClusterReason]]:
+    """Return the conditions of an object by type: whether each is true, and its reason."""
+    found = one.get("status", {}).get("conditions", ())
+    return {each["type"]: (each.get("status") == "True", _reason(each)) for each in found}
 
 
 def _reason(plain: Mapping[str, Any]) -> ClusterReason:
@@ -332,7 +329,7 @@ def queue_reasons(objects: Sequence[Mapping[str, Any]]) -> dict[str, ClusterReas
         uid = one.get("metadata", {}).get("labels", {}).get(JOB_UID_LABEL)
         if uid is None:
             continue
-        known = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
+        known = _conditions(one)
         has_quota, reason = known.get("QuotaReserved", (True, ClusterReason(word="")))
         is_evicted, evicted = known.get("Evicted", (False, reason))
         if has_quota and not is_evicted:
@@ -351,9 +348,8 @@ def _places_in_queues(objects: Iterable[Mapping[str, Any]]) -> Iterator[tuple[st
     """Yield the uid of each Job that Kueue lists as waiting, and how many Jobs are ahead of it."""
     for one in objects:
         before = one.get("positionInClusterQueue")
-        for owner in (
-            one.get("metadata", {}).get("ownerReferences", ()) if before is not None else ()
-        ):
+        owners = one.get("metadata", {}).get("ownerReferences", ()) if before is not None else ()
+        for owner in owners:
             yield owner["uid"], f"{before} before it in the queue" if before else "it is the next"
 
 
@@ -401,9 +397,9 @@ def _state(
         return (JobState.ENDING if newest else JobState.CANCELLED), None
     if "Suspended" in run.conditions:
         return JobState.HELD, queue or run.conditions["Suspended"]
-    if (sidecar_state := _ended_next_to_sidecar(newest.get(_HEAD))) is not None:
-        return sidecar_state, None
     head = newest.get(_HEAD)
+    if (sidecar_state := _ended_next_to_sidecar(head)) is not None:
+        return sidecar_state, None
     if head is not None and head.end is not None and head.end.exit_code in (0, FINAL_CODE):
         # The Job reports its end in a moment; pods that never came may be the reason.
         has_failed = head.end.exit_code == FINAL_CODE
@@ -416,9 +412,8 @@ def _state(
         ends = [pod.end.ended_at or 0.0 for pod in newest.values() if pod.end is not None]
         is_new = (newest[_HEAD].made_at or 0.0) > max(ends) + _CLOCKS_S
         return JobState.RUNNING, ClusterReason(word=LOST_AT_END if is_new else WAITS_FOR_CLIENT)
-    return (JobState.RUNNING if _HEAD in up else JobState.PENDING), _why_missing(
-        run, newest, warnings
-    )
+    state = JobState.RUNNING if _HEAD in up else JobState.PENDING
+    return state, _why_missing(run, newest, warnings)
 
 
 _CLOCKS_S = 5.0  # by which the clocks of two nodes may differ
@@ -432,8 +427,7 @@ def _ended_next_to_sidecar(head: Pod | None) -> JobState | None:
     """Return how a run ended whose first pod keeps running because of another container."""
     if head is None or not head.others or head.end is None:
         return None
-    codes = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
-    return codes.get(head.end.exit_code) if head.end.exit_code is not None else None
+    return _ENDS.get(head.end.exit_code) if head.end.exit_code is not None else None
 
 
 def _why_failed(run: PodsOfRun) -> ClusterReason | None:
@@ -558,9 +552,8 @@ def policies_on(
         spec = one.get("spec", {})
         if _selects(spec.get("podSelector", {}), labels):
             default = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
-            found.append(
-                f"{one['metadata']['name']} ({', '.join(spec.get('policyTypes') or default)})"
-            )
+            types = ", ".join(spec.get("policyTypes") or default)
+            found.append(f"{one['metadata']['name']} ({types})")
     return tuple(found)
 
 

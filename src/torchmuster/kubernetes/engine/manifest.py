@@ -49,60 +49,8 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodResources:
-    """What each pod requests; sizes in bytes.
-
-    Attributes:
-        gpus: The number of `gpu_resource`.
-        devices: Other resources by the site's names, e.g. `rdma/ib`.
-        shm_bytes: The size of /dev/shm, which counts as memory of the pod; None for half of the
-            memory.
-        scratch_bytes: Disk of the node, both request and limit; None for no limit.
-        has_least: Request a little CPU, memory and disk by default, if no queue counts them.
-    """
-
-    cpus: int | None = None
-    memory_bytes: int | None = None
-    gpus: int = 0
-    gpu_resource: str = "nvidia.com/gpu"
-    devices: Mapping[str, int] = field(default_factory=dict)
-    shm_bytes: int | None = None
-    scratch_bytes: int | None = None
-    has_least: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodScheduling:
-    """Where pods may run, and as which user.
-
-    Attributes:
-        tolerations: As Kubernetes writes them; GPU nodes are always tolerated.
-        pull_policy: None for Kubernetes' default: always for `:latest`, else if the node lacks the
-            image.
-        restricted: Fit the pods to the Pod Security level `restricted`.
-        user: The uid; None for the image's, or for 1000 if the level forbids root.
-        gang: The scheduler that starts all pods or none: `volcano`, `kai` or `native`; Kueue needs
-            none.
-        topology: A level of Kueue's topology that all pods must share.
-    """
-
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    priority_class: str | None = None
-    service_account: str | None = None
-    pull_secrets: tuple[str, ...] = ()
-    pull_policy: str | None = None
-    host_network: bool = False
-    lock_memory: bool = False
-    restricted: bool = False
-    user: int | None = None
-    gang: str | None = None
-    topology: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PodsRequest:
-    """The complete request of one run.
+    """The complete request of one run; sizes in bytes.
 
     Attributes:
         name: The name of all its objects.
@@ -117,10 +65,23 @@ class PodsRequest:
         shares: The run whose Secrets these pods mount; they have none themselves then.
         service: The Service that gives the pods their names, if it is not this run's own.
         first_index: The index of the first pod among the pods of all runs that share a Secret.
+        gpus: The number of `gpu_resource` for each pod.
+        devices: Other resources by the site's names, e.g. `rdma/ib`.
+        shm_bytes: The size of /dev/shm, which counts as memory of the pod; None for half of the
+            memory.
+        scratch_bytes: Disk of the node, both request and limit; None for no limit.
+        has_least: Request a little CPU, memory and disk by default, if no queue counts them.
+        tolerations: As Kubernetes writes them; GPU nodes are always tolerated.
+        pull_policy: None for Kubernetes' default: always for `:latest`, else if the node lacks the
+            image.
+        restricted: Fit the pods to the Pod Security level `restricted`.
+        user: The uid; None for the image's, or for 1000 if the level forbids root.
+        gang: The scheduler that starts all pods or none: `volcano`, `kai` or `native`; Kueue needs
+            none.
+        topology: A level of Kueue's topology that all pods must share.
         annotations: For the Job and its pods.
         queue: A LocalQueue of Kueue.
         queue_priority: A WorkloadPriorityClass of Kueue.
-        keep_s: How long the ended Job is kept.
         patches: Paths in the Job's manifest with values; they override everything else.
     """
 
@@ -134,16 +95,32 @@ class PodsRequest:
     service: str | None = None
     first_index: int = 0
     parallel: int | None = None
-    resources: PodResources = PodResources()
-    place: PodScheduling = PodScheduling()
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    gpus: int = 0
+    gpu_resource: str = "nvidia.com/gpu"
+    devices: Mapping[str, int] = field(default_factory=dict)
+    shm_bytes: int | None = None
+    scratch_bytes: int | None = None
+    has_least: bool = True
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    priority_class: str | None = None
+    service_account: str | None = None
+    pull_secrets: tuple[str, ...] = ()
+    pull_policy: str | None = None
+    host_network: bool = False
+    lock_memory: bool = False
+    restricted: bool = False
+    user: int | None = None
+    gang: str | None = None
+    topology: str | None = None
     claims: tuple[Claim, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     queue: str | None = None
     queue_priority: str | None = None
-    grace_s: int = 120
     time_limit_s: int | None = None
-    keep_s: int = 86400
     patches: tuple[tuple[tuple[str, ...], Any], ...] = ()
 
 
@@ -229,8 +206,8 @@ def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[
     whole = replace(first, name=name)
     jobs: list[dict[str, Any]] = []
     for kind, run in kinds:
-        inside = replace(run.resources, has_least=run.queue is None)
-        job = _patched_job(replace(run, queue=None, queue_priority=None, resources=inside))
+        has_least = run.queue is None
+        job = _patched_job(replace(run, queue=None, queue_priority=None, has_least=has_least))
         del job["metadata"]["name"]
         if QUEUE_LABEL in _queue_labels(first):  # a label there would be read by Kueue itself
             job["metadata"]["annotations"][QUEUE_LABEL] = first.queue
@@ -252,7 +229,7 @@ def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[
             },
             "successPolicy": {"operator": "All", "targetReplicatedJobs": [first_name]},
             "failurePolicy": {"maxRestarts": 0},
-            "ttlSecondsAfterFinished": first.keep_s,
+            "ttlSecondsAfterFinished": _KEEP_S,
             "replicatedJobs": jobs,
         },
     }
@@ -292,7 +269,7 @@ def _no_place(path: Sequence[str]) -> UsageError:
 
 def _gang(run: PodsRequest) -> list[dict[str, Any]]:
     """Return the object that makes a scheduler start all pods or none, if it needs one."""
-    if run.place.gang != "volcano":
+    if run.gang != "volcano":
         return []
     return [
         {
@@ -413,7 +390,7 @@ def _job(run: PodsRequest) -> dict[str, Any]:
                 {"action": "Ignore", "onPodConditions": [_DISRUPTED]},
             ]
         },
-        "ttlSecondsAfterFinished": run.keep_s,
+        "ttlSecondsAfterFinished": _KEEP_S,
         "template": {
             "metadata": {
                 # Istio reads a label or an annotation, depending on its version.
@@ -425,7 +402,7 @@ def _job(run: PodsRequest) -> dict[str, Any]:
     }
     if run.time_limit_s is not None:
         spec["activeDeadlineSeconds"] = run.time_limit_s
-    if run.place.gang == "native" and run.parallel is None:
+    if run.gang == "native" and run.parallel is None:
         spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
     return {
         "apiVersion": "batch/v1",
@@ -437,9 +414,9 @@ def _job(run: PodsRequest) -> dict[str, Any]:
 
 def _queue_labels(run: PodsRequest) -> dict[str, str]:
     labels: dict[str, str] = {}
-    if run.queue is not None and run.place.gang is None:
+    if run.queue is not None and run.gang is None:
         labels[QUEUE_LABEL] = run.queue
-    if run.queue is not None and run.place.gang == "kai":
+    if run.queue is not None and run.gang == "kai":
         labels["kai.scheduler/queue"] = run.queue
     if run.queue_priority is not None:
         labels["kueue.x-k8s.io/priority-class"] = run.queue_priority
@@ -448,9 +425,9 @@ def _queue_labels(run: PodsRequest) -> dict[str, str]:
 
 def _of_place(run: PodsRequest) -> dict[str, str]:
     found: dict[str, str] = {}
-    if run.place.topology is not None:
-        found["kueue.x-k8s.io/podset-required-topology"] = run.place.topology
-    if run.place.gang == "volcano":
+    if run.topology is not None:
+        found["kueue.x-k8s.io/podset-required-topology"] = run.topology
+    if run.gang == "volcano":
         found["scheduling.k8s.io/group-name"] = run.name
     return found
 
@@ -459,15 +436,14 @@ _SCHEDULERS = {"volcano": "volcano", "kai": "kai-scheduler"}
 
 
 def _pod(run: PodsRequest) -> dict[str, Any]:
-    place = run.place
     pod: dict[str, Any] = {
         # Required by podFailurePolicy; workers are restarted inside the pod.
         "restartPolicy": "Never",
         "subdomain": run.service or run.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": run.grace_s,
-        "tolerations": [*_TOLERATIONS, *map(dict, place.tolerations)],
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "tolerations": [*_TOLERATIONS, *map(dict, run.tolerations)],
         "containers": [_container(run)],
         "volumes": _volumes(run),
     }
@@ -475,20 +451,20 @@ def _pod(run: PodsRequest) -> dict[str, Any]:
         # Lets pods use a host name alone; has no effect with another cluster domain.
         search = f"{run.service or run.name}.{run.namespace}.svc.cluster.local"
         pod["dnsConfig"] = {"searches": [search]}
-    if place.node_selector:
-        pod["nodeSelector"] = dict(place.node_selector)
-    if place.gang in _SCHEDULERS:
-        pod["schedulerName"] = _SCHEDULERS[place.gang]
-    if place.priority_class is not None:
-        pod["priorityClassName"] = place.priority_class
-    if place.service_account is not None:
-        pod["serviceAccountName"] = place.service_account
-    if place.pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in place.pull_secrets]
-    if place.host_network:
+    if run.node_selector:
+        pod["nodeSelector"] = dict(run.node_selector)
+    if run.gang in _SCHEDULERS:
+        pod["schedulerName"] = _SCHEDULERS[run.gang]
+    if run.priority_class is not None:
+        pod["priorityClassName"] = run.priority_class
+    if run.service_account is not None:
+        pod["serviceAccountName"] = run.service_account
+    if run.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in run.pull_secrets]
+    if run.host_network:
         pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
         pod["affinity"] = {"podAntiAffinity": _anti_affinity(run)}
-    if security := _security_of_pod(place):
+    if security := _security_of_pod(run):
         pod["securityContext"] = security
     return pod
 
@@ -536,7 +512,7 @@ def _container(run: PodsRequest) -> dict[str, Any]:
         "command": list(run.command),
         "terminationMessagePolicy": "File",
         "env": environment,
-        "resources": _resources(run.resources, has_least=run.queue is None),
+        "resources": _resources(run),
         "volumeMounts": [
             {"name": "package", "mountPath": PACKAGE_FOLDER, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},
@@ -547,48 +523,48 @@ def _container(run: PodsRequest) -> dict[str, Any]:
             ),
         ],
     }
-    if run.place.pull_policy is not None:
-        container["imagePullPolicy"] = run.place.pull_policy
-    if security := _security_of_container(run.place):
+    if run.pull_policy is not None:
+        container["imagePullPolicy"] = run.pull_policy
+    if security := _security_of_container(run):
         container["securityContext"] = security
     return container
 
 
-def _resources(wanted: PodResources, *, has_least: bool) -> dict[str, Any]:
+def _resources(run: PodsRequest) -> dict[str, Any]:
     """Return requests and limits: equal for memory and devices; CPUs are requested, not limited."""
     both: dict[str, Any] = {}
-    if wanted.memory_bytes is not None:
-        both["memory"] = str(wanted.memory_bytes)
-    if wanted.gpus:
-        both[wanted.gpu_resource] = str(wanted.gpus)
-    both |= {name: str(number) for name, number in wanted.devices.items()}
+    if run.memory_bytes is not None:
+        both["memory"] = str(run.memory_bytes)
+    if run.gpus:
+        both[run.gpu_resource] = str(run.gpus)
+    both |= {name: str(number) for name, number in run.devices.items()}
     # Requests count for the scheduler, protect on a busy node, and make eviction less likely. A
     # Kueue queue admits no request for a resource it has no quota for: there only the user sets
     # them.
-    requests = dict(_DEFAULT_REQUESTS) if has_least and wanted.has_least else {}
-    if wanted.cpus is not None:
-        requests["cpu"] = str(wanted.cpus)
-    if wanted.scratch_bytes is not None:
-        requests["ephemeral-storage"] = str(wanted.scratch_bytes)
+    requests = dict(_DEFAULT_REQUESTS) if run.queue is None and run.has_least else {}
+    if run.cpus is not None:
+        requests["cpu"] = str(run.cpus)
+    if run.scratch_bytes is not None:
+        requests["ephemeral-storage"] = str(run.scratch_bytes)
     return {"requests": {**requests, **both}, "limits": both}
 
 
-def _shm_bytes(wanted: PodResources) -> int:
+def _shm_bytes(run: PodsRequest) -> int:
     """Return the size of /dev/shm: by default half of the memory, as Linux has it.
 
     Filling it then raises an error instead of getting the pod killed.
     """
-    if wanted.shm_bytes is not None:
-        return wanted.shm_bytes
-    return wanted.memory_bytes // 2 if wanted.memory_bytes is not None else _SHM_BYTES
+    if run.shm_bytes is not None:
+        return run.shm_bytes
+    return run.memory_bytes // 2 if run.memory_bytes is not None else _SHM_BYTES
 
 
 def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
-    shm = {"medium": "Memory", "sizeLimit": str(_shm_bytes(run.resources))}
+    shm = {"medium": "Memory", "sizeLimit": str(_shm_bytes(run))}
     scratch: dict[str, Any] = {}
     secrets = [{"secret": {"name": name}} for name in _parcels(run)]
-    if run.resources.scratch_bytes is not None:
-        scratch["sizeLimit"] = str(run.resources.scratch_bytes)
+    if run.scratch_bytes is not None:
+        scratch["sizeLimit"] = str(run.scratch_bytes)
     return [
         # 0400 (JSON has no octal numbers); with an fsGroup the kubelet makes it 0440.
         {"name": "package", "projected": {"sources": secrets, "defaultMode": 256}},
@@ -601,20 +577,20 @@ def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
     ]
 
 
-def _security_of_pod(place: PodScheduling) -> dict[str, Any]:
-    user = place.user if place.user is not None or not place.restricted else 1000
+def _security_of_pod(run: PodsRequest) -> dict[str, Any]:
+    user = run.user if run.user is not None or not run.restricted else 1000
     security: dict[str, Any] = {}
     if user is not None:
         security |= {"runAsUser": user, "fsGroup": user, "fsGroupChangePolicy": "OnRootMismatch"}
-    if place.restricted:
+    if run.restricted:
         security |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return security
 
 
-def _security_of_container(place: PodScheduling) -> dict[str, Any]:
-    if place.restricted:
+def _security_of_container(run: PodsRequest) -> dict[str, Any]:
+    if run.restricted:
         return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return {"capabilities": {"add": ["IPC_LOCK"]}} if place.lock_memory else {}
+    return {"capabilities": {"add": ["IPC_LOCK"]}} if run.lock_memory else {}
 
 
 START = f"{PACKAGE_FOLDER}/start.py"
@@ -622,6 +598,7 @@ POD_PORT = 29417  # fixed for all pods of a run: a pod's name is known before th
 TAKE_WITHIN_S = 900.0
 _DEADLINE_NET_S = 900  # the run watches its own time; the Job's limit catches a run that fails to
 _GRACE_S = 120
+_KEEP_S = 86400  # how long an ended Job is kept
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _GANGS = ("volcano", "kai", "native")
@@ -650,29 +627,25 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
         namespace=keys.get("namespace"),
         shares=job.shares,
         first_index=job.first_index,
-        resources=PodResources(
-            cpus=node.cpus,
-            memory_bytes=memory_bytes,
-            gpus=node.gpus,
-            gpu_resource=keys.get("gpu_resource", "nvidia.com/gpu"),
-            devices={name: _count("devices", text) for name, text in _pairs(keys, "devices")},
-            shm_bytes=_size(keys, "shm"),
-            scratch_bytes=disk_bytes,
-        ),
-        place=PodScheduling(
-            node_selector=dict(_pairs(keys, "node_selector")),
-            tolerations=tuple(map(_toleration, _lines(keys, "tolerations"))),
-            priority_class=keys.get("priority_class"),
-            service_account=keys.get("service_account"),
-            pull_secrets=_lines(keys, "pull_secrets"),
-            pull_policy=_one_of(keys, "pull_policy", _PULL_POLICIES),
-            host_network=keys.get("host_network") == "yes",
-            lock_memory=keys.get("lock_memory") == "yes",
-            restricted=_one_of(keys, "pod_security", _LEVELS) == "restricted",
-            user=int(keys["run_as"]) if "run_as" in keys else None,
-            gang=_one_of(keys, "gang", _GANGS),
-            topology=keys.get("topology"),
-        ),
+        cpus=node.cpus,
+        memory_bytes=memory_bytes,
+        gpus=node.gpus,
+        gpu_resource=keys.get("gpu_resource", "nvidia.com/gpu"),
+        devices={name: _count("devices", text) for name, text in _pairs(keys, "devices")},
+        shm_bytes=_size(keys, "shm"),
+        scratch_bytes=disk_bytes,
+        node_selector=dict(_pairs(keys, "node_selector")),
+        tolerations=tuple(map(_toleration, _lines(keys, "tolerations"))),
+        priority_class=keys.get("priority_class"),
+        service_account=keys.get("service_account"),
+        pull_secrets=_lines(keys, "pull_secrets"),
+        pull_policy=_one_of(keys, "pull_policy", _PULL_POLICIES),
+        host_network=keys.get("host_network") == "yes",
+        lock_memory=keys.get("lock_memory") == "yes",
+        restricted=_one_of(keys, "pod_security", _LEVELS) == "restricted",
+        user=int(keys["run_as"]) if "run_as" in keys else None,
+        gang=_one_of(keys, "gang", _GANGS),
+        topology=keys.get("topology"),
         claims=claims_of(job),
         environment={
             "MUSTER_HOME": home,
@@ -686,7 +659,6 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
         },
         queue=job.queue,
         queue_priority=keys.get("queue_priority"),
-        grace_s=_GRACE_S,
         time_limit_s=None if limit_s is None else int(limit_s + keep_s_of(job)) + _DEADLINE_NET_S,
         patches=tuple(_patch(line) for line in job.directives),
     )
