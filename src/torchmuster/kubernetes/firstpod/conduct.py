@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torchmuster.core import plugs
 from torchmuster.core.files import atomic
@@ -57,7 +57,7 @@ from torchmuster.core.owner.supervise import RunOwner
 from torchmuster.errors import ChannelError, MusterError
 from torchmuster.kubernetes.firstpod.others import PodWait, RecordReplicas
 from torchmuster.kubernetes.node import order as orders
-from torchmuster.kubernetes.node.call import PodConnections, ask_pod
+from torchmuster.kubernetes.node.call import PodConnections, ask_pod, connections_of, end_replaced
 from torchmuster.kubernetes.node.order import (
     AGAIN_CODE,
     CLAIM_VARIABLE,
@@ -75,7 +75,7 @@ from torchmuster.launcher.engines.ssh_host import in_parallel
 from torchmuster.launcher.engines.ssh_places import SshOptions
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.jobs.jobs import cancelled_before_start
-from torchmuster.launcher.model.run import RunRecord, record_of
+from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.node.remote.files import CodeOutputs, make_mark
 from torchmuster.launcher.owner.resubmit import restarts_spent
 from torchmuster.launcher.views.account import find_saved
@@ -93,9 +93,7 @@ from torchmuster.launcher.views.account import find_saved
 
 _CLAIM_FILE = "first-pod.json"
 _LOOK_S = 1.0  # how often to check the claim on a volume
-_CLAIM_WAIT_S = (
-    3.0  # time for an earlier first pod that is still alive to see the later one's claim
-)
+_CLAIM_WAIT_S = 3.0  # for an earlier first pod that is still alive to see the later one's claim
 _ASK_EVERY_S = 5.0
 _ASK_S = 5.0
 _NUM_ASKED = 2  # other pods
@@ -143,9 +141,7 @@ class FirstPodClaim:
     def _look(self) -> None:
         while self.order.has_volume:
             if self._is_replaced:
-                sys.stderr.write("muster: another first pod has this run now: this one ends\n")
-                sys.stderr.flush()
-                os._exit(AGAIN_CODE)
+                end_replaced()
             time.sleep(_LOOK_S)  # noqa: TID251  # another machine's claim
 
     def _ask_others(self) -> None:
@@ -163,9 +159,10 @@ def record_cut_off_attempt(run_dir: RunDir, plan: RunPlan) -> Result | None:
     Raises:
         OSError: The record can't be written.
     """
-    start = _unfinished(record_of(run_dir))
-    if start is None:
+    attempts = record_of(run_dir).attempts
+    if not attempts or attempts[-1].ended is not None:
         return None
+    start = attempts[-1].start
     most = plan.limits.max_restarts
     lives = RestartBudget(most, restarts_spent(run_dir, most))
     is_last = lives.after_loss() is AfterLoss.SPENT
@@ -179,12 +176,6 @@ def record_cut_off_attempt(run_dir: RunDir, plan: RunPlan) -> Result | None:
     with open(run_dir.events, "a") as file:
         file.write(line_of(attempt_failed))
     return _result(cause, start, lives.spent, plan) if is_last else None
-
-
-def _unfinished(record: RunRecord) -> AttemptStartedEvent | None:
-    """Return the start of the last attempt if its end is not recorded."""
-    last = record.attempts[-1] if record.attempts else None
-    return last.start if last is not None and last.ended is None else None
 
 
 def _end_of(start: AttemptStartedEvent) -> WorkerEnd:
@@ -233,20 +224,11 @@ _END_S = 10.0
 
 def main(arguments: list[str]) -> int:
     """Own the run of these pods to its end; return the pod's exit code."""
-
-    def own(order: PodOrder, key: str, path: str, voice: TerminalVoice) -> int:
-        return PodOwner(order, key, path, voice).run()
-
-    return conduct(arguments, own)
+    return conduct(arguments, PodOwner)
 
 
-def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoice], int]) -> int:
-    """Run an owner in a first pod from its command line; return the pod's exit code.
-
-    Args:
-        arguments: The command line.
-        own: Owns to the end; gets the order, the paths of the key and of the order, and the voice.
-    """
+def conduct(arguments: list[str], kind: "type[OwnerInPod[Any]]") -> int:
+    """Run an owner of this kind in a first pod from its command line; return the exit code."""
     words = codec.from_arguments(PodWords, arguments)
     order = orders.read_order(words.order)
     _allow_many_files()
@@ -255,7 +237,7 @@ def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoi
     first = FirstPodClaim(order, words.key)
     try:
         first.take()
-        return own(order, words.key, words.order, voice)
+        return kind(order, words.key, words.order, voice).run()
     finally:
         first.release()
         voice.flush(5.0)
@@ -403,7 +385,9 @@ class PodOwner(OwnerInPod[Result]):
 
     def own(self) -> Result:
         """Conduct the run; return its result."""
-        neighbours = RecordReplicas(self.order, self.key, say=self.voice.say)
+        neighbours = RecordReplicas(
+            self.order, connections_of(self.order, self.key).start, self.voice.say
+        )
         plan = self._place_run(neighbours)
         if (lost := record_cut_off_attempt(self.run_dir, plan)) is not None:
             lost = replace(lost, elapsed_s=time.time() - _begun(self.run_dir))
@@ -467,7 +451,7 @@ class PodOwner(OwnerInPod[Result]):
         plan = codec.from_plain(RunPlan, plain)
         code = CodeOutputs(run_dir)
         if not code.is_there:
-            wait_for_archive(self.order, self.brought, _plan_limit_s(self.brought), self.voice.say)
+            wait_for_archive(self.order, self.brought, plan.limits.join_timeout_s, self.voice.say)
             code.unpack()
         program = code_copy.moved(plan.program, self.order.code_root, code.root)
         plan = replace(plan, program=program, nodes_return=True)
@@ -482,7 +466,7 @@ class PodOwner(OwnerInPod[Result]):
         os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
         with open(self.key) as file:
             atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
-        neighbours.find(self.voice.say)
+        neighbours.find()
         make_mark(run_dir.path)
         write_owner(run_dir)
         self.set_aside()
@@ -603,12 +587,8 @@ def pods_engine(
     Files in the folder `output` of the pods are copied to this pod.
     """
     limit_s = plan.limits.join_timeout_s
-    lines = PodConnections(
-        secret=read_secret(key),
-        port=order.port,
-        domain="" if order.hosts else order.job,
-        wait_s=limit_s,
-    )
+    domain = "" if order.hosts else order.job
+    lines = PodConnections(secret=read_secret(key), port=order.port, domain=domain, wait_s=limit_s)
     bundle = make_bundle(("ssh",), [sys.executable], may_share=True)
     bundle = replace(
         bundle,
@@ -668,11 +648,6 @@ def leave_message(text: str) -> None:
         file.write(text)
 
 
-def _plan_limit_s(brought: str) -> float:
-    plan = codec.from_plain(RunPlan, atomic.read_json(os.path.join(brought, orders.PLAN_FILE)))
-    return plan.limits.join_timeout_s
-
-
 def _begun(run_dir: RunDir) -> float:
     """Return when the run began, maybe in another pod."""
     first = next(read_events(run_dir.events), None)
@@ -683,10 +658,8 @@ def engine_of_task(
     plan: RunPlan, run_dir: RunDir, say: Callable[[str], None], output: str
 ) -> "SshEngine":
     """Return the engine that starts a training run's agents over the pods of its task."""
-    order, key = (
-        orders.read_order(os.environ[orders.ORDER_VARIABLE]),
-        os.environ[orders.KEY_VARIABLE],
-    )
+    order = orders.read_order(os.environ[orders.ORDER_VARIABLE])
+    key = os.environ[orders.KEY_VARIABLE]
     code = os.path.join(order.run_dir.path, "code")
     return pods_engine(plan, run_dir, order, key, plan.node_names, code, say, output)
 
@@ -732,9 +705,8 @@ def wait_for_archive(
             )
         threading.Event().wait(_LOOK_S)
     if order.kept is not None:
-        with contextlib.suppress(
-            OSError
-        ):  # on a full volume only the next run loses: it has to send the code again
+        # On a full volume only the next run loses: it has to send the code again.
+        with contextlib.suppress(OSError):
             _keep(order, order.kept)
 
 

@@ -11,16 +11,15 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from torchmuster.core.files import atomic
 from torchmuster.core.model.text import few_of
-from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.handshake import HandshakeError
 from torchmuster.errors import JoinTimeoutError, MusterError
-from torchmuster.kubernetes.node.call import PodConnections, connect_with_retry, words_of
+from torchmuster.kubernetes.node.call import connect_with_retry, words_of
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.node.record import kept_folder, kept_scope
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, Push, into, program
@@ -87,24 +86,19 @@ class PodWait:
                     raise self._error(limit_s)
                 if now >= say_at:
                     left = no_room or f"{begun + limit_s - now:.0f} s left"
-                    self.say(f"waiting for pods: {self._missing()}; {left}")
+                    self.say(f"waiting for pods: {few_of(self._words(), _SHOWN)}; {left}")
                     say_at = now + self.say_every_s
                 self._changed.clear()
                 ends = [begun + limit_s, say_at, *([now + _LOOK_S] if no_room else [])]
                 ends += [enough_at + self.last_call_s] if enough_at is not None else []
-                await self._until(min(ends))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(min(ends)):
+                        await self._changed.wait()
         finally:
             for one in tries:
                 one.cancel()
             await asyncio.gather(*tries, return_exceptions=True)
         return sorted(self._open)
-
-    async def _until(self, at: float) -> None:
-        try:
-            async with asyncio.timeout_at(at):
-                await self._changed.wait()
-        except TimeoutError:
-            return
 
     def _no_room(self) -> str:
         """Return why the cluster has no room, from a client's recent note; empty without one."""
@@ -129,15 +123,15 @@ class PodWait:
             self._open.add(index)
             self._changed.set()
 
-    def _missing(self) -> str:
-        return few_of(self._words(range(self.order.num_pods)), _SHOWN)
+    def _missing(self) -> list[int]:
+        return [index for index in range(self.order.num_pods) if index not in self._open]
 
-    def _words(self, pods: Sequence[int]) -> list[str]:
-        missing = [pod for pod in pods if pod not in self._open]
-        return [f"{self.order.host(i)} ({self._why.get(i, 'not called yet')})" for i in missing]
+    def _words(self) -> list[str]:
+        whys = ((index, self._why.get(index, "not called yet")) for index in self._missing())
+        return [f"{self.order.host(index)} ({why})" for index, why in whys]
 
     def _error(self, limit_s: float) -> JoinTimeoutError:
-        names = [self.order.host(i) for i in range(self.order.num_pods) if i not in self._open]
+        names = [self.order.host(index) for index in self._missing()]
         hint = f"`kubectl describe pod {names[0]}` tells what it waits for; a longer wait: --join-timeout {2 * limit_s:.0f}s"
         whys = {why for index, why in self._why.items() if index not in self._open}
         if any("no answer" in why for why in whys):
@@ -147,7 +141,7 @@ class PodWait:
         return JoinTimeoutError(
             f"only {len(self._open)} of {self.least} pods came within {limit_s:.0f} s",
             where=few_of(names, _SHOWN),
-            why="\n".join(self._words(range(self.order.num_pods))[:_SHOWN]),
+            why="\n".join(self._words()[:_SHOWN]),
             fix=hint,
         )
 
@@ -167,8 +161,7 @@ class RecordReplicas:
     """
 
     order: PodOrder
-    key: str
-    starts: Starts | None = None
+    starts: Starts
     say: Callable[[str], None] = lambda _: None
     _said: set[str] = field(default_factory=set)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -178,14 +171,6 @@ class RecordReplicas:
     def _others(self) -> range:
         """Return the pods that keep a copy: none with a volume, which outlives the pods."""
         return range(1, 0 if self.order.has_volume else min(self.order.num_pods, 1 + _COPIES))
-
-    def _start(self) -> Starts:
-        if self.starts is None:
-            secret = read_secret(self.key)
-            self.starts = PodConnections(
-                secret=secret, port=self.order.port, domain="", wait_s=0.0
-            ).start
-        return self.starts
 
     def start(self) -> None:
         """Start copying, in one thread for each pod."""
@@ -208,7 +193,7 @@ class RecordReplicas:
         while not self._stopping.is_set():
             try:
                 scope, mark = kept_scope(self.order), mark_of(root)
-                Push(argv, self._start()).run(root, scope, mark, self._stopping)
+                Push(argv, self.starts).run(root, scope, mark, self._stopping)
             except BROKEN as error:
                 self._note(index, error)
             self._stopping.wait(_AGAIN_S)
@@ -220,7 +205,7 @@ class RecordReplicas:
             self._said.add(why)
             self.say(f"{self.order.host(index)} can't keep a copy of the record: {why}")
 
-    def find(self, say: Callable[[str], None]) -> None:
+    def find(self) -> None:
         """Restore the record from the pod that has the most events, if there is none here."""
         run_dir = self.order.run_dir
         if not self._others or os.path.exists(self._events(run_dir.path)):
@@ -233,7 +218,7 @@ class RecordReplicas:
             target = os.path.join(run_dir.path, path)
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
             atomic.replace_file(target, _lines_of(os.path.join(found[index], path)), mode=0o600)
-        say(
+        self.say(
             f"this pod takes the place of a lost one: the record goes on from {self.order.host(index)}"
         )
 
@@ -250,7 +235,7 @@ class RecordReplicas:
         for _ in range(2):  # the node may be loaded, and the record must not be lost
             copy = Copy(folder, kept_scope(self.order), mode=0o600)
             with contextlib.suppress(*BROKEN):
-                if Pull(argv, self._start()).run(copy.has(), into(copy), limit_s=_ASK_S):
+                if Pull(argv, self.starts).run(copy.has(), into(copy), limit_s=_ASK_S):
                     break
         return folder
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_arguments, to_arguments
@@ -24,7 +25,7 @@ from torchmuster.core.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.core.net.handshake import HandshakeError, Role
 from torchmuster.core.plainfile import write_all
 from torchmuster.core.proc import CommandOutput
-from torchmuster.kubernetes.node.order import AGAIN_CODE, CLAIM_VARIABLE, REPLACED_CODE
+from torchmuster.kubernetes.node.order import AGAIN_CODE, CLAIM_VARIABLE, REPLACED_CODE, PodOrder
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.command import GONE, Command, CommandProcess
 
@@ -155,10 +156,15 @@ async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tupl
 def _code_of(code: int) -> int:
     """Return a command's exit code; exit at once if this owner has been replaced."""
     if code == REPLACED_CODE:
-        sys.stderr.write("muster: another first pod has this run now: this one ends\n")
-        sys.stderr.flush()
-        os._exit(AGAIN_CODE)
+        end_replaced()
     return code
+
+
+def end_replaced() -> NoReturn:
+    """End this process, the owner in a first pod that another one has replaced."""
+    sys.stderr.write("muster: another first pod has this run now: this one ends\n")
+    sys.stderr.flush()
+    os._exit(AGAIN_CODE)
 
 
 async def connect_with_retry(host: str, port: int, secret: bytes, wait_s: float) -> Channel:
@@ -231,6 +237,11 @@ class PodConnections:
                 self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, "line"))
                 threading.Thread(target=self._loop.run_forever, name="lines", daemon=True).start()
             return self._loop
+
+
+def connections_of(order: PodOrder, key: str) -> PodConnections:
+    """Return sessions with the pods of an order, by their full names, which are not retried."""
+    return PodConnections(secret=read_secret(key), port=order.port, domain="", wait_s=0.0)
 
 
 def ask_pod(

@@ -21,6 +21,7 @@ import contextlib
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -153,12 +154,7 @@ class Sessions:
         for pid in self.pids & {one.pid for one in self._execs}:
             proc.kill_quietly(pid, signum)
 
-    async def ended(
-        self,
-        limit_s: float = float("inf"),
-        *,
-        calls_again_s: float = 0.0,
-    ) -> None:
+    async def ended(self, limit_s: float = float("inf"), *, calls_again_s: float = 0.0) -> None:
         """Wait until no command runs, at most so long; a client that read the record may return."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
@@ -252,38 +248,20 @@ class PodServer:
     """Serves sessions until it is asked to stop, or until the owner of its run has ended.
 
     Attributes:
+        order: The pod's order.
         owner: The command of the run's owner; None in the other pods.
-        order: The pod's order, if there is an owner.
     """
 
-    def __init__(
-        self,
-        secret: bytes,
-        port: int,
-        owner: list[str] | None = None,
-        order: PodOrder | None = None,
-    ) -> None:
-        self.owner, self.order = owner, order
+    def __init__(self, secret: bytes, order: PodOrder, owner: list[str] | None) -> None:
+        self.order, self.owner = order, owner
         self._sessions = Sessions()
         self._stopping = asyncio.Event()
         self._owner: asyncio.subprocess.Process | None = None
         self._is_deaf = False
         self._is_done = False
         self._refused: set[str] = set()
-        try:
-            listening = bind("", port)
-        except OSError as error:
-            raise MusterError(
-                f"port {port} of this pod can't be opened",
-                why=error.strerror,
-                fix="with the host's network another process of the host may have it: `door_port` of the site",
-            ) from error
+        listening = bind_in_pod(order.port)
         self._listener = Listener(listening, (secret, None), self._serve, self._refuse)
-
-    @property
-    def port(self) -> int:
-        """Return the port for sessions."""
-        return self._listener.port
 
     async def serve(self) -> int:
         """Serve until the end; return the pod's exit code."""
@@ -293,7 +271,7 @@ class PodServer:
         loop.add_signal_handler(_END_SIGNAL, self._take_end)
         serving = asyncio.create_task(self._listener.serve())
         reaping = asyncio.create_task(self._reap_for_ever())
-        print(f"muster: sessions are served at port {self.port}", flush=True)
+        print(f"muster: sessions are served at port {self._listener.port}", flush=True)
         try:
             code = await self._own() if self.owner is not None else AGAIN_CODE
             if self.owner is None:
@@ -340,7 +318,8 @@ class PodServer:
             code = await self._own_once()
             if code in (0, FINAL_CODE):
                 await self._wait_for_client()
-                await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=self._call_again_s)
+                again_s = 0.0 if self._is_held else _CALL_AGAIN_S
+                await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=again_s)
             if code in (0, FINAL_CODE, AGAIN_CODE) or self._stopping.is_set():
                 return code if code in (0, FINAL_CODE) else AGAIN_CODE
             print(f"muster: the run's owner ended ({code}): it is started again", flush=True)
@@ -351,19 +330,14 @@ class PodServer:
 
     async def _wait_for_client(self) -> None:
         """Wait at most `keep_s` until a client holds what only the pods have, or until a stop."""
-        keep_s = self.order.keep_s if self.order is not None else 0.0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(keep_s):
+            async with asyncio.timeout(self.order.keep_s):
                 while not self._is_held and not self._stopping.is_set():
                     await asyncio.sleep(_LOOK_S)
 
     @property
     def _is_held(self) -> bool:
-        return self.order is not None and os.path.exists(self.order.held)
-
-    @property
-    def _call_again_s(self) -> float:
-        return 0.0 if self._is_held else _CALL_AGAIN_S
+        return os.path.exists(self.order.held)
 
     async def _own_once(self) -> int:
         with self._sessions.starting():
@@ -400,6 +374,22 @@ class PodServer:
                     os.waitpid(pid, os.WNOHANG)
 
 
+def bind_in_pod(port: int) -> socket.socket:
+    """Return a listening socket of this pod.
+
+    Raises:
+        MusterError: The port is not free.
+    """
+    try:
+        return bind("", port)
+    except OSError as error:
+        raise MusterError(
+            f"port {port} of this pod can't be opened",
+            why=error.strerror,
+            fix="with the host's network another process of the host may have it: `door_port` of the site",
+        ) from error
+
+
 def main(arguments: list[str]) -> int:
     """Serve sessions in this pod; in the first one also own the run."""
     words = from_arguments(PodWords, arguments)
@@ -433,4 +423,4 @@ def _place_credentials(key: str, order: str) -> None:
 
 
 async def _serve(secret: bytes, order: PodOrder, owner: list[str] | None) -> int:
-    return await PodServer(secret, order.port, owner, order).serve()
+    return await PodServer(secret, order, owner).serve()
