@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import click
 
 from torchmuster.core.cli.place import row, warn
 from torchmuster.core.files.layout import RunDir, runs_dir, short_id
-from torchmuster.errors import ManyErrors, MusterError, UsageError
+from torchmuster.errors import ManyErrors, MissingRecordError, MusterError, UsageError
 from torchmuster.launcher.cli.places.jobs import JobPlace, ResubmittedJob, submit
 from torchmuster.multirun.cli.places import StartSweep, SweepCell
 from torchmuster.workflow.cli.places import AsJobs
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torchmuster.core.cli.place import Follow
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.model.plan import RunPlan
-    from torchmuster.core.model.verdict import WorkflowResult
+    from torchmuster.core.model.verdict import Result, WorkflowResult
     from torchmuster.core.spec.launch import RunRequest
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.base import ObjectDialect
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from torchmuster.multirun.sweep.plan import SweepPlan
     from torchmuster.workflow.owner.capacity import Machine
     from torchmuster.workflow.plan import WorkflowPlan
+
+_MOST_PODS = 32  # at a time, without --slots
+_NODES = 2  # of a check
 
 
 def fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
@@ -46,8 +50,6 @@ def fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
 
 def show_manifest(job: "JobRequest", dialect: "ObjectDialect") -> int:
     """Print the manifest for reading, or for `kubectl create --dry-run=server -f -`."""
-    import shlex
-
     argv = dialect.submit_argv(job, "MANIFEST")
     click.echo(f"$ {shlex.join(argv)}", err=True)
     click.echo(dialect.script(job), nl=False)
@@ -65,9 +67,6 @@ def say_what_goes(job: "JobRequest", *, detach: bool) -> None:
             " or keep runs on a volume (`claims` and `home` of the site)",
             err=True,
         )
-
-
-MOST_PODS = 32  # at a time, without --slots
 
 
 def _submit_sweep(
@@ -97,7 +96,7 @@ def _submit_sweep(
     if not is_of_runs:
         check_stop_rule(given, problems)
     plan, job = _plan(given, site, problems)
-    check_code(plan.run)
+    check_code(plan.run.program)
     if given["dry_run"]:
         shown = job if is_of_runs else array_of(plan, job, len(plan.members), 0)
         more = () if is_of_runs else (("sweep.json", ""),)
@@ -126,7 +125,6 @@ def _plan(
     given: dict[str, Any], site: "Site", problems: "Problems"
 ) -> "tuple[SweepPlan, JobRequest]":
     """Return the sweep and what one member requests: one GPU per worker, if the site has GPUs."""
-    from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.model.plan import Tee
     from torchmuster.core.spec.launch import read_job_limits
     from torchmuster.kubernetes.pods.bring import python_of, settle_place
@@ -142,7 +140,7 @@ def _plan(
     request = replace(request, gpus_per_node=num_gpus)
     gpus = [str(n) for n in range(num_gpus)]
     plan = plan_sweep({**given, "per_gpu": 1}, request, gpus, problems, is_job=True)
-    most = max(1, MOST_PODS // given["nodes"])
+    most = max(1, _MOST_PODS // given["nodes"])
     slots = plan.slots if given["slots"] is not None else min(plan.slots, most)
     # For a pod that ended before anybody looked, only the output of rank 0 is left.
     run = replace(fit(plan.run, request, site), tee=Tee.RANK_0)
@@ -178,7 +176,7 @@ class PodsPlace(JobPlace):
     def _job(self, plan: "RunPlan") -> "JobRequest":
         from torchmuster.kubernetes.pods.bring import check_code, python_of, settle_place
 
-        check_code(plan)
+        check_code(plan.program)
         job = replace(super()._job(plan), python=python_of(self.site), run_id=plan.run_id)
         return settle_place(job, job.num_nodes)
 
@@ -212,7 +210,10 @@ class PodsPlace(JobPlace):
 
     def look(self) -> list[dict[str, Any]]:
 
-        return cluster_rows(self.site)
+        from torchmuster.kubernetes.pods.check import check_cluster
+
+        found = check_cluster(dict(self.site.own_keys), self.site.queue_name)
+        return [row(one.check, ok=one.ok, found=one.words) for one in found]
 
     def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
 
@@ -240,7 +241,7 @@ class SamePods(ResubmittedJob):
             )
         self._order = order
         self._before = find_earlier_run(self._old, order, self._asked.request)
-        check_code(plan)
+        check_code(plan.program)
         job = self._asked.renamed(RunDir(os.path.join(runs_dir(), plan.run_id)))
         self._job = settle_place(replace(job, run_id=plan.run_id), job.num_nodes)
         warn(check_claims(self._job))
@@ -281,18 +282,84 @@ class GroupsInPods(AsJobs):
     """A workflow whose groups are Jobs of a cluster."""
 
     def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:
+        """Refuse what pods can't do, before anything exists; settle the place of the site.
+
+        Raises:
+            ManyErrors: Pods can't run the workflow; lists every reason.
+            EngineError: There is no cluster.
+        """
+        from torchmuster.kubernetes.pods.bring import lost_with_pods, settle_site
+        from torchmuster.kubernetes.pods.bring_group import (
+            find_unsupported,
+            jobset_warning,
+            makes_sets,
+            plan_group,
+            pod_kinds,
+            warnings_of_group,
+        )
+        from torchmuster.kubernetes.pods.check import check_claims
 
         del detach
-        self.place.site = check_for_pods(plan, self.place.site)
+        site = self.place.site
+        if found := find_unsupported(plan, site):
+            raise ManyErrors(found)
+        keys = dict(site.own_keys)
+        warnings: dict[str, None] = {}
+        for group in plan.groups:
+            if group.name not in plan.reused:
+                plan_group(plan, group, site)
+                warnings |= dict.fromkeys(warnings_of_group(group, keys))
+        kinds = {group.name: len(pod_kinds(group)) for group in plan.groups}
+        several = {name: number for name, number in kinds.items() if number > 1}
+        settled = settle_site(site, has_kinds=bool(several))
+        if several and site.queue_name is not None and not makes_sets(settled):
+            warnings[jobset_warning(several)] = None
+        begin = (group for group in plan.groups if group.name not in plan.reused)
+        jobs = [job for group in begin for job in plan_group(plan, group, settled).jobs]
+        for job in sorted(jobs, key=lambda job: job.num_nodes)[-1:]:  # all have the same volumes
+            warnings |= dict.fromkeys((*check_claims(job), *lost_with_pods(job)))
+        for warning in warnings:
+            click.echo(f"muster: {warning}", err=True)
+        self.place.site = settled
 
     def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+        """Print the manifests of all groups, for `kubectl create --dry-run=server -f -`."""
+        from torchmuster.kubernetes.pods.bring import shown_files
+        from torchmuster.kubernetes.pods.bring_group import plan_group
 
         del machine
-        show_pods(plan, self.place.site, self.place.dialect, as_json=as_json)
+        objects = []
+        for group in plan.groups:
+            pods = plan_group(plan, group, self.place.site)
+            for number, job in enumerate(pods.jobs):
+                shown = replace(job, brings=() if number else shown_files())
+                objects += json.loads(self.place.dialect.script(shown))["items"]
+            if not as_json:
+                for task, nodes in pods.nodes.tasks.items():
+                    click.echo(f"# {task}: {', '.join(node.name for node in nodes)}", err=True)
+        click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1))
+        click.echo("nothing was submitted (--dry-run); Secrets are shown empty", err=True)
 
     def submit(self, run_dir: RunDir, plan: "WorkflowPlan", *, detach: bool) -> int:
+        """Run a prepared workflow; follow it to its end or leave it in the background."""
+        from torchmuster.core.cli.ending import follow_run, leave_in_background
+        from torchmuster.core.files import atomic
+        from torchmuster.workflow.cli.workflow import say_end
 
-        return _submit_workflow(run_dir, plan, self.place.site, detach=detach)
+        site = self.place.site
+        atomic.write_json(run_dir.site, {"site": site.name, "keys": dict(site.own_keys)})
+        if detach:
+            return leave_in_background(run_dir, plan.run_id)
+
+        def follow(voice: "TerminalVoice") -> "WorkflowResult":
+            from torchmuster.kubernetes.pods.group import PodPlaces
+            from torchmuster.workflow.owner.follow import follow_workflow
+
+            logs = os.path.join(run_dir.path, "logs")
+            voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")
+            return follow_workflow(run_dir, voice, elsewhere=PodPlaces(run_dir, site, voice.say))
+
+        return follow_run(plan, run_dir, follow, say=say_end)
 
     def settle_again(self, old: RunDir) -> None:
         from torchmuster.kubernetes.pods.end import remove_groups
@@ -308,107 +375,11 @@ class SweepInPods(SweepCell):
         return _submit_sweep(given, self.place.site, self.place.dialect, start)
 
 
-def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
-    """Refuse what pods can't do, before anything exists; return the site with its place settled.
-
-    Raises:
-        ManyErrors: Pods can't run the workflow; lists every reason.
-        EngineError: There is no cluster.
-    """
-    from torchmuster.kubernetes.pods.bring import lost_with_pods, settle_site
-    from torchmuster.kubernetes.pods.bring_group import (
-        find_unsupported,
-        jobset_warning,
-        makes_sets,
-        plan_group,
-        pod_kinds,
-        warnings_of_group,
-    )
-    from torchmuster.kubernetes.pods.check import check_claims
-
-    if found := find_unsupported(plan, site):
-        raise ManyErrors(found)
-    keys = dict(site.own_keys)
-    warnings: dict[str, None] = {}
-    for group in plan.groups:
-        if group.name not in plan.reused:
-            plan_group(plan, group, site)
-            warnings |= dict.fromkeys(warnings_of_group(group, keys))
-    kinds = {group.name: len(pod_kinds(group)) for group in plan.groups}
-    several = {name: number for name, number in kinds.items() if number > 1}
-    settled = settle_site(site, has_kinds=bool(several))
-    if several and site.queue_name is not None and not makes_sets(settled):
-        warnings[jobset_warning(several)] = None
-    begin = (group for group in plan.groups if group.name not in plan.reused)
-    jobs = [job for group in begin for job in plan_group(plan, group, settled).jobs]
-    for job in sorted(jobs, key=lambda job: job.num_nodes)[-1:]:  # all have the same volumes
-        warnings |= dict.fromkeys((*check_claims(job), *lost_with_pods(job)))
-    for warning in warnings:
-        click.echo(f"muster: {warning}", err=True)
-    return settled
-
-
-def _submit_workflow(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool) -> int:
-    """Run a prepared workflow on a cluster; follow it to its end or leave it in the background."""
-    from torchmuster.core.cli.ending import follow_run, leave_in_background
-    from torchmuster.core.files import atomic
-    from torchmuster.workflow.cli.workflow import say_end
-
-    atomic.write_json(run_dir.site, {"site": site.name, "keys": dict(site.own_keys)})
-    if detach:
-        return leave_in_background(run_dir, plan.run_id)
-
-    def follow(voice: "TerminalVoice") -> "WorkflowResult":
-        from torchmuster.kubernetes.pods.group import PodPlaces
-        from torchmuster.workflow.owner.follow import follow_workflow
-
-        logs = os.path.join(run_dir.path, "logs")
-        voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")
-        return follow_workflow(run_dir, voice, elsewhere=PodPlaces(run_dir, site, voice.say))
-
-    return follow_run(plan, run_dir, follow, say=say_end)
-
-
-def show_pods(
-    plan: "WorkflowPlan", site: "Site", dialect: "ObjectDialect", *, as_json: bool
-) -> None:
-    """Print the manifests of all groups, for `kubectl create --dry-run=server -f -`."""
-    from dataclasses import replace
-
-    from torchmuster.kubernetes.pods.bring import shown_files
-    from torchmuster.kubernetes.pods.bring_group import plan_group
-
-    objects = []
-    for group in plan.groups:
-        pods = plan_group(plan, group, site)
-        for number, job in enumerate(pods.jobs):
-            shown = replace(job, brings=() if number else shown_files())
-            objects += json.loads(dialect.script(shown))["items"]
-        if not as_json:
-            for task, nodes in pods.nodes.tasks.items():
-                click.echo(f"# {task}: {', '.join(node.name for node in nodes)}", err=True)
-    click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1))
-    click.echo("nothing was submitted (--dry-run); Secrets are shown empty", err=True)
-
-
-_NODES = 2
-
-
-def cluster_rows(site: "Site") -> list[dict[str, Any]]:
-    """Return what kubectl reports about a site, as rows."""
-    from torchmuster.kubernetes.pods.check import check_cluster
-
-    found = check_cluster(dict(site.own_keys), site.queue_name)
-    return [row(one.check, ok=one.ok, found=one.words) for one in found]
-
-
 def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
     """Run a probe in two pods as `muster run` does, and return what they found, as rows."""
     from torchmuster.core import proc
-    from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.owner.create import new_run_id
     from torchmuster.core.owner.record import read_result
-    from torchmuster.errors import MissingRecordError
     from torchmuster.kubernetes.pods import probe
     from torchmuster.kubernetes.pods.bring import REACH_RULE, may_reach, place_of_keys
 
@@ -439,7 +410,7 @@ def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
         return [row("test pods", ok=None, found=words_of)]
     found = _findings(run_dir)
     if result is None or result.exit_code or len(found) < _NODES:
-        return [row("test pods", ok=False, found=_why_not(run_dir, said.stderr))]
+        return [row("test pods", ok=False, found=_why_not(result, said.stderr))]
     return pod_rows(found)
 
 
@@ -468,10 +439,7 @@ def _findings(run_dir: "RunDir") -> list[dict[str, Any]]:
     return found
 
 
-def _why_not(run_dir: "RunDir", stderr: bytes) -> str:
-    from torchmuster.core.owner.record import read_result
-
-    result = read_result(run_dir)
+def _why_not(result: "Result | None", stderr: bytes) -> str:
     if result is not None and result.report is not None:
         hint = (result.report.hint,) if result.report.hint else ()
         return ". ".join([result.report.error, *result.report.because[:3], *hint])
@@ -500,7 +468,6 @@ def pod_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def first_section() -> str:
     """Return the section of a first `muster.toml` for the clusters of kubectl's configuration."""
-    from torchmuster.errors import MusterError
     from torchmuster.kubernetes.pods.bring import place_of_keys
     from torchmuster.kubernetes.pods.check import contexts, nodes_of, offers_of, queues_of
 

@@ -23,7 +23,7 @@ PLUGS = {
     "elsewhere": {"pods": "kubernetes.elsewhere:RecordsInPods"},
     "run_owners": {"member": "kubernetes.pods.members:own_member"},
     "workflow_places": {"cluster": "kubernetes.pods.group:cluster_of"},
-    "arrays": {"objects": "kubernetes.elsewhere:MemberPods"},
+    "arrays": {"objects": "kubernetes.pods.members:MemberPods"},
     "task_engines": {"pods": "kubernetes.firstpod.conduct:engine_of_task"},
     "host_names": {"pod": "kubernetes.node.order:own_host"},
     "schedulers": {"kubernetes": "kubernetes.engine.facts:KUBERNETES"},

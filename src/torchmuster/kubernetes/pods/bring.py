@@ -33,7 +33,7 @@ from torchmuster.kubernetes.engine.manifest import (
 )
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.reach import refused
+from torchmuster.kubernetes.pods.reach import ask, refused
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.files import code_copy, travel
 from torchmuster.launcher.model.job import JobRequest
@@ -49,9 +49,7 @@ PYTHON = "python3"  # in an image
 REACH_RULE = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}'
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
-_OWN_BYTES = (
-    64 << 10
-)  # of the run's own Secret; larger files go into parcels, which are more Secrets
+_OWN_BYTES = 64 << 10  # of the run's own Secret; larger files go into parcels: more Secrets
 _PIECE_BYTES = 256 << 10
 # Files with no other way than Secrets: what to call one that is too large, and the remedy.
 _SECRETS_ONLY = {
@@ -191,42 +189,70 @@ def bring_run(
     Raises:
         UsageError: The code is too large, or the script is not in its folder.
     """
-    folder = os.path.join(run_dir.path, "pods")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    code = pack_code(plan.program, folder)
-    order = PodOrder(
-        run_id=plan.run_id,
+    order = replace(
+        order_of(job, plan.run_id),
+        warn_s=warn_s,
+        start_limit_s=start_limit_s,
+        time_limit_s=job.time_limit_s,
+        continues=before.run_id if before is not None else None,
+        saved_step=before.saved_step if before is not None else None,
+    )
+    return bring_code(job, order, plan.program, run_dir, {orders.PLAN_FILE: run_dir.plan})
+
+
+def order_of(job: JobRequest, run_id: str) -> PodOrder:
+    """Return an order with what the site and the job say; its caller adds the rest."""
+    return PodOrder(
+        run_id=run_id,
         job=job.name,
         num_pods=job.num_nodes,
         port=int(dict(job.own_keys).get("door_port", POD_PORT)),
         home=home_of(job),
-        code_root=code.root,
+        code_root="",
         code_sha="",
-        warn_s=warn_s,
-        start_limit_s=start_limit_s,
-        time_limit_s=job.time_limit_s,
         has_volume=keeps_runs(job),
         keep_s=keep_s_of(job),
-        continues=before.run_id if before is not None else None,
-        saved_step=before.saved_step if before is not None else None,
     )
-    order, brings = pack_order(order, folder, run_dir, {orders.PLAN_FILE: run_dir.plan})
-    if order.code_bytes is not None:
-        check_transport(job, "the code", code.describe())
-    return replace(job, brings=tuple(brings.items()))
 
 
-def pack_code(program: Program, folder: str) -> code_copy.CodeFolder:
-    """Write the archive of a program's code into the folder for the pods; return its contents.
+def bring_code(
+    job: JobRequest,
+    order: PodOrder,
+    program: Program,
+    run_dir: RunDir,
+    more: "Mapping[str, str]",
+    *,
+    detach: bool = False,
+) -> JobRequest:
+    """Return the job with a program's code, the order, and `more` files, by their names in the pods.
+
+    Args:
+        job: The request to the cluster.
+        order: The order of the pods.
+        program: The program.
+        run_dir: The run's directory here, into which the files are written.
+        more: Further files.
+        detach: Nobody stays to send code that is too large for Secrets.
 
     Raises:
-        UsageError: It is too large, or the script is not in its folder.
+        UsageError: The files are too large, or the script is not in its folder.
     """
-    code = code_copy.find_code(program.cwd)
-    code_copy.check_inside(program, code.root)
+    folder = os.path.join(run_dir.path, "pods")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    code = check_code(program)
     with open(os.path.join(folder, orders.CODE_FILE), "wb") as file:
         code_copy.write_archive(code.root, code.names, file, has_times=False)
-    return code
+    order, brings = pack_order(replace(order, code_root=code.root), folder, run_dir, more)
+    if order.code_bytes is not None:
+        if detach:
+            raise UsageError(
+                f"the code takes {show_size(order.code_bytes)}, which is too large for Secrets",
+                where="--detach",
+                why="who follows the sweep sends it to each pod",
+                fix="leave out --detach, or name data in .gitignore",
+            )
+        check_transport(job, "the code", code.describe())
+    return replace(job, brings=tuple(brings.items()))
 
 
 def pack_order(
@@ -384,11 +410,7 @@ def shown_files() -> tuple[tuple[str, str], ...]:
 
 def _config(*words: str, context: str | None = None) -> str:
     chosen = [f"--context={context}"] if context else []
-    argv = ["kubectl", *chosen, "config", *words]
-    said = proc.ask(argv, b"", _ASK_S)
-    if said.status != 0:
-        raise refused(argv, said.stderr.decode(errors="replace"))
-    return said.stdout.decode(errors="replace").strip()
+    return ask(["kubectl", *chosen, "config", *words]).strip()
 
 
 def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
@@ -436,14 +458,15 @@ def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
     return buffer.getvalue()
 
 
-def check_code(plan: RunPlan) -> None:
-    """Refuse code that can't be copied, before anything is created.
+def check_code(program: Program) -> code_copy.CodeFolder:
+    """Return the folder of a program's code; refuse one that can't be copied.
 
     Raises:
         UsageError: It is too large, or the script is not in its folder.
     """
-    code = code_copy.find_code(plan.program.cwd)
-    code_copy.check_inside(plan.program, code.root)
+    code = code_copy.find_code(program.cwd)
+    code_copy.check_inside(program, code.root)
+    return code
 
 
 def find_earlier_run(old: RunDir, order: PodOrder, job: JobRequest) -> EarlierRun | None:
