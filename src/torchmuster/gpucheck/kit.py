@@ -52,22 +52,18 @@ def look() -> GpuMachine:
     folder = os.environ.get("GPUCHECK_PRETEND", "")
     if folder:
         count = int(os.environ.get("GPUCHECK_PRETEND_GPUS", "1"))
-        return GpuMachine(
-            gpus=tuple(_pretended(n) for n in range(count)), driver=PRETENDED, pretended=folder
+        name = "a pretended GPU (the processor)"
+        pretended = (
+            Gpu(index=n, uuid=f"GPU-pretended-{n}", name=name, memory_bytes=0, used_bytes=0)
+            for n in range(count)
         )
+        return GpuMachine(gpus=tuple(pretended), driver=PRETENDED, pretended=folder)
     if not count_devices():
         return GpuMachine(why_none="the kernel shows no NVIDIA device")
     gpus, driver, why = ask_gpus(proc.ask_spared, 10.0)
     chosen = visible_gpus()
     seen = [gpu for gpu in gpus if {str(gpu.index), gpu.uuid} & set(chosen)]
     return GpuMachine(gpus=tuple(seen), driver=driver, why_none=why or "none is visible")
-
-
-def _pretended(number: int) -> Gpu:
-    name = "a pretended GPU (the processor)"
-    return Gpu(
-        index=number, uuid=f"GPU-pretended-{number}", name=name, memory_bytes=0, used_bytes=0
-    )
 
 
 def in_use(machine: GpuMachine) -> list[int]:
