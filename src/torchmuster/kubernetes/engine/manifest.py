@@ -124,7 +124,7 @@ class PodsRequest:
     patches: tuple[tuple[tuple[str, ...], Any], ...] = ()
 
 
-# A Job whose indexes are sweep members, each a separate run: what ends it, and the state of each.
+# A Job whose indexes are sweep members, each a separate run: what ends it.
 
 
 _MANY = 1_000_000  # the head of the run counts failures, the Job doesn't
@@ -591,6 +591,9 @@ def _security_of_container(run: PodsRequest) -> dict[str, Any]:
     if run.restricted:
         return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return {"capabilities": {"add": ["IPC_LOCK"]}} if run.lock_memory else {}
+
+
+# A site and a job request as pods: keys of `muster.toml` become values of the manifest.
 
 
 START = f"{PACKAGE_FOLDER}/start.py"

@@ -664,7 +664,10 @@ def engine_of_task(
     return pods_engine(plan, run_dir, order, key, plan.node_names, code, say, output)
 
 
-_LOOK_S = 0.1
+# The code archive: from a Secret, an earlier run's volume, or the client.
+
+
+_LOOK_FOR_CODE_S = 0.1
 _SAY_EVERY_S = 4.5
 _MOST_KEPT = 8
 
@@ -703,7 +706,7 @@ def wait_for_archive(
                 why="it is too large for Secrets, so the client sends it when the first pod runs",
                 fix="keep muster running until it says that training begins, or put the code on a volume",
             )
-        threading.Event().wait(_LOOK_S)
+        threading.Event().wait(_LOOK_FOR_CODE_S)
     if order.kept is not None:
         # On a full volume only the next run loses: it has to send the code again.
         with contextlib.suppress(OSError):

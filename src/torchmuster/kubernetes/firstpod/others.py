@@ -146,6 +146,9 @@ class PodWait:
         )
 
 
+# Copies of a run's record on the disks of other pods.
+
+
 _COPIES = 2
 _AGAIN_S, _ASK_S = 2.0, 10.0
 _LAST_S = 3.0  # of a pod's grace when it is taken away

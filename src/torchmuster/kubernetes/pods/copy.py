@@ -346,6 +346,9 @@ def _keep_deletion(run: RunInPods) -> None:
         remove(run.job_id)  # the Job may not have owned its Secret and Service
 
 
+# What runs have left, fetched from first pods while they wait, or from a volume.
+
+
 _START_S = 300.0  # for a reading pod; an image may have to be pulled
 _SERVER_LIMIT_S = 30.0
 _LOOK_S = 0.5

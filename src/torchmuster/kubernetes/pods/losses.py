@@ -368,6 +368,9 @@ class LossNotes:
                 yield end.attempt, name_alone(end.node)
 
 
+# Pods on dead nodes, whose objects stay and keep replacements away.
+
+
 _GIVEN_UP = "DeletionByTaintManager"
 _ANSWER_S = 8.0
 

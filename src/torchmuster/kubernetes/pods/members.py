@@ -463,6 +463,9 @@ def stop_pod(run_dir: RunDir, number: int) -> None:
         ask_owner_to_end(RunInPods(run_dir, order, copies.job_id))
 
 
+# A member with several pods: a run in pods that a process of this machine owns.
+
+
 def note_request(sweep: RunDir, job: JobRequest) -> None:
     """Record that a sweep's members are runs in pods, and the request for each."""
     os.makedirs(os.path.join(sweep.path, "pods"), mode=0o700, exist_ok=True)

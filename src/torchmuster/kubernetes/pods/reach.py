@@ -285,8 +285,14 @@ def _read(fd: int, deadline: float) -> bytes:
     return os.read(fd, 4096)
 
 
+# Changes of the pods of runs, with one request for all runs of a namespace.
+#
+# A process and a connection for each run would be too many for a workflow; kubectl alone takes 50
+# MB. While pods start, about five lines come for each; they are reported at most once a second, as
+# a change leads to an API request.
+
+
 _AGAIN_S = 5.0
-_LATE_S = 2.0
 _TELL_EVERY_S = 1.0
 _FIRST_POLL_S, _LAST_POLL_S, _GROWTH = 2.0, 10.0, 1.5
 
