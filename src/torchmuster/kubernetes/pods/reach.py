@@ -235,13 +235,13 @@ class PortForward:
     """A local port on the loopback that leads to a port of a pod."""
 
     port: int
-    _command: LastingCommand  # for its line per connection: it dies of a closed pipe
+    command: LastingCommand  # for its line per connection: it dies of a closed pipe
 
     def close(self) -> None:
         """Close it."""
-        self._command.child.send_signal(15)
-        self._command.child.wait(_LATE_S)
-        self._command.close()
+        self.command.child.send_signal(15)
+        self.command.child.wait(_LATE_S)
+        self.command.close()
 
     def __enter__(self) -> Self:
         """Return itself."""

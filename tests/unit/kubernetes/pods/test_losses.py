@@ -305,7 +305,10 @@ def test_a_task_whose_container_was_killed_as_a_whole_failed_for_its_memory(grou
     assert report.at == "group work, task b, attempt 2"
     assert report.because == (OOM_SAID,)
     assert report.hint.startswith("ask for more memory (`--mem`, or `memory` of the site")
-    assert explain_task_loss(group, GROUP_ORDER, "b", JOB_ID, moment_of(f"{BETWEEN}Z")) == OOM_SAID
+    assert (
+        explain_task_loss(RunInPods(group, GROUP_ORDER, JOB_ID), "b", moment_of(f"{BETWEEN}Z"))
+        == OOM_SAID
+    )
 
 
 def test_a_task_whose_pod_was_taken_away_is_told_by_whom(group, cluster):
@@ -320,7 +323,7 @@ def test_a_task_whose_pod_the_cluster_has_nothing_on_keeps_its_verdict(group, cl
     cluster.say(pods="job-pods-oomkilled")
     other = lost_task("a")  # its pod runs
     assert explain_group_loss(other, RunInPods(group, GROUP_ORDER, JOB_ID)) == other
-    assert explain_task_loss(group, GROUP_ORDER, "a", JOB_ID, None) == ""
+    assert explain_task_loss(RunInPods(group, GROUP_ORDER, JOB_ID), "a", None) == ""
     cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
     assert explain_group_loss(lost_task(), RunInPods(group, GROUP_ORDER, JOB_ID)) == lost_task()
     done = replace(lost_task(), state=State.COMPLETED)
