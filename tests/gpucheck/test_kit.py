@@ -11,7 +11,8 @@ import pytest
 
 from kit.command import SOURCE, muster_env, ran, spawned
 from kit.waiting import wait_until
-from torchmuster.gpucheck import conduct, device, page
+from torchmuster.gpucheck import conduct, results
+from torchmuster.gpucheck import kit as device
 from torchmuster.gpucheck import table as collectives
 from torchmuster.gpucheck import table as devices
 from torchmuster.gpucheck import table as tools
@@ -206,7 +207,7 @@ def processes():
             words = path.read_bytes()
         except OSError:
             continue
-        if b"scripts/fault.py" in words or b"scripts/train.py" in words:
+        if b"scripts/use.py" in words or b"scripts/train.py" in words:
             found.append(words.decode())
     return found
 
@@ -277,22 +278,22 @@ def test_the_sentence_says_what_ran_what_failed_and_what_did_not_run():
     }
     num = len(CHECKS) - 2
 
-    assert page.summary(whole) == (
+    assert results.summary(whole) == (
         f"**Run on GPUs** (NVIDIA H100, 79 GiB, torch 2.14.1, 2026-12-01): {num} checks passed;"
         " 1 failed (hang.kernel); not run: nccl.gpus"
     )
     some = {name: found for name, found in whole["checks"].items() if name.startswith("train.")}
     few = {**whole, "checks": some}
-    assert page.summary(few).endswith(f"; {len(CHECKS) - len(some)} not run")
+    assert results.summary(few).endswith(f"; {len(CHECKS) - len(some)} not run")
     for driver in ("", "pretended"):
         whole["calls"][0]["driver"] = driver
-        assert "Not yet run on a GPU" in page.summary(whole)
-    assert "Not yet run on a GPU" in page.summary(None)
+        assert "Not yet run on a GPU" in results.summary(whole)
+    assert "Not yet run on a GPU" in results.summary(None)
 
 
 def test_the_readme_says_what_the_newest_file_says():
     root = SOURCE.parent
-    sentence = page.summary(page.newest(str(root / "benchmarks" / "results" / "gpu")))
+    sentence = results.summary(results.newest(str(root / "benchmarks" / "results" / "gpu")))
 
     text = " ".join((root / "README.md").read_text().split())
     assert sentence in text

@@ -3,10 +3,10 @@
 Read in this order:
 
     table         every check, with its name, order, limit and needs
-    kit           what a check uses: runs of muster and torchrun, and the facts their scripts report
-    device        the GPUs of this machine, real or pretended, and which processes hold them
+    kit           what a check uses: the GPUs of this machine, real or pretended, which processes hold
+                  them, runs of muster and torchrun, and the facts their scripts report
     conduct       runs each check in its own process, ends hung ones, and verifies an empty device
-    results, page the file that several calls add to, and the page made from it
+    results       the file that several calls add to, and the page made from it
     scripts       what the checks run in workers; all of them share `scripts/gpu.py`
 
 It stays on the machine that it is started on: nothing here is copied to nodes

@@ -8,7 +8,7 @@ import sys
 from torchmuster.core.files import atomic
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.gpucheck import conduct, device, page, results
+from torchmuster.gpucheck import conduct, kit, results
 from torchmuster.gpucheck.table import BENCH, CHECKS, CORRECTNESS, GpuCheck
 
 
@@ -25,11 +25,11 @@ def main(argv: list[str]) -> int:
             return 0
         for signum in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, _stop)
-        machine = device.look()
+        machine = kit.look()
         path = _path(options.out, machine)
         ended = conduct.conduct(checks, machine, path)
         whole = results.read(path)
-        atomic.replace_file(f"{path.removesuffix('.json')}.md", page.as_markdown(whole).encode())
+        atomic.replace_file(f"{path.removesuffix('.json')}.md", results.as_markdown(whole).encode())
     except KeyboardInterrupt as stop:
         print(f"stopped; what has ended is in {options.out}", file=sys.stderr)
         return int(str(stop) or 130)
@@ -76,7 +76,7 @@ def _choose(part: str | None, only: list[str]) -> list[GpuCheck]:
     return [check for check in CHECKS if check.part == (part or CORRECTNESS)]
 
 
-def _path(out: str, machine: device.GpuMachine) -> str:
+def _path(out: str, machine: kit.GpuMachine) -> str:
     if out.endswith(".json"):
         return os.path.abspath(out)
     os.makedirs(out, exist_ok=True)

@@ -10,8 +10,16 @@ import time
 from collections.abc import Sequence
 
 from torchmuster.core import proc
-from torchmuster.gpucheck import device, results
-from torchmuster.gpucheck.kit import FailedError, ImpossibleError, Kit
+from torchmuster.gpucheck import results
+from torchmuster.gpucheck.kit import (
+    FailedError,
+    GpuMachine,
+    ImpossibleError,
+    Kit,
+    forget,
+    in_use,
+    look,
+)
 from torchmuster.gpucheck.results import FAILED, IMPOSSIBLE, PASSED, CheckResult
 from torchmuster.gpucheck.table import CHECKS, GpuCheck
 
@@ -19,7 +27,7 @@ _EMPTY_S = 10.0
 _LEFT_BYTES = 64 << 20
 
 
-def conduct(checks: Sequence[GpuCheck], machine: device.GpuMachine, path: str) -> list[CheckResult]:
+def conduct(checks: Sequence[GpuCheck], machine: GpuMachine, path: str) -> list[CheckResult]:
     """Run checks one after another; add each result to a file at once."""
     proc.become_subreaper()
     call, ended = results.begin_call(path, results.describe(machine)), []
@@ -31,14 +39,14 @@ def conduct(checks: Sequence[GpuCheck], machine: device.GpuMachine, path: str) -
     return ended
 
 
-def _run(check: GpuCheck, machine: device.GpuMachine) -> CheckResult:
+def _run(check: GpuCheck, machine: GpuMachine) -> CheckResult:
     if len(machine.gpus) < check.num_gpus:
         shown = f"{len(machine.gpus)} visible" if machine.gpus else machine.why_none
         why = f"needs {check.num_gpus} GPU{'s' if check.num_gpus > 1 else ''}: {shown}"
         return CheckResult(name=check.name, outcome=IMPOSSIBLE, seconds=0.0, evidence=why)
     scratch = tempfile.mkdtemp(prefix="gpucheck-")
     limit_s = check.limit_s * machine.patience
-    begun, before = time.monotonic(), device.in_use(machine)
+    begun, before = time.monotonic(), in_use(machine)
     words = ["-m", "torchmuster.gpucheck", "--one", check.name, "--scratch", scratch]
     argv = proc.node_program("dies_with_parent", sys.executable, *words)
     child, status = proc.start(argv, env=proc.own_package_environment(), stderr=2), None
@@ -76,15 +84,15 @@ def _read(check: GpuCheck, scratch: str, took: float, how_ended: str) -> CheckRe
         return _failed(check, took, f"no result: {how_ended}")
 
 
-def _what_is_left(machine: device.GpuMachine, before: Sequence[int]) -> str:
+def _what_is_left(machine: GpuMachine, before: Sequence[int]) -> str:
     """Wait until the devices are as before; return what is not."""
     deadline = time.monotonic() + _EMPTY_S
     more = 0 if machine.pretended else _LEFT_BYTES
     while True:
-        now = device.in_use(machine)
+        now = in_use(machine)
         left = [n for n, (b, a) in enumerate(zip(before, now, strict=True)) if a > b + more]
         if not left:
-            device.forget(machine)
+            forget(machine)
             return ""
         if time.monotonic() > deadline:
             return (
@@ -97,7 +105,7 @@ def run_one(name: str, scratch: str) -> None:
     """Run one check in this process and write its result."""
     check = next(check for check in CHECKS if check.name == name)
     seed = int(os.environ.get("GPUCHECK_SEED") or random.SystemRandom().randrange(1 << 30))
-    kit = Kit(machine=device.look(), scratch=scratch, draw=random.Random(seed))
+    kit = Kit(machine=look(), scratch=scratch, draw=random.Random(seed))
     begun, outcome, evidence = time.monotonic(), PASSED, ""
     try:
         check.run(kit)

@@ -1,5 +1,6 @@
-"""The results file of the kit: the newest result of each check, with the machine and version."""
+"""The results file of the kit, with the newest result of each check, and the page made from it."""
 
+import glob
 import json
 import os
 import platform
@@ -12,7 +13,8 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model.plan import look_for_torch
 from torchmuster.errors import UsageError
-from torchmuster.gpucheck.device import GpuMachine
+from torchmuster.gpucheck.kit import PRETENDED, GpuMachine
+from torchmuster.gpucheck.table import CHECKS
 from torchmuster.launcher.files.code_copy import content_hash, package_files
 
 PASSED, FAILED, IMPOSSIBLE = "passed", "failed", "not possible here"
@@ -106,3 +108,58 @@ def print_line(result: CheckResult) -> None:
         print("".join(f"    {line}\n" for line in result.evidence.splitlines()), end="", flush=True)
     for name, value in result.measures.items():
         print(f"    {name}: {value}", flush=True)
+
+
+def as_markdown(whole: Mapping[str, Any]) -> str:
+    """Return the page: what ran where, and each check with its outcome and numbers."""
+    lines = ["# What has run on GPUs", "", f"{summary(whole)}", ""]
+    for number, call in enumerate(whole["calls"]):
+        measures = "; ".join(f"{name} {_flat(value)}" for name, value in call.items())
+        lines.append(f"- call {number}: {measures}")
+    lines += ["", "| check | promise | outcome | s | numbers, evidence |", "|---|---|---|---|---|"]
+    for check in CHECKS:
+        found = whole["checks"].get(check.name)
+        if found is None:
+            lines.append(f"| {check.name} | {check.promise} | not run | | |")
+            continue
+        measures = "; ".join(f"{name}: {value}" for name, value in found["measures"].items())
+        more = _flat(found["evidence"])[:300]
+        text = "; ".join(part for part in (measures, more) if part).replace("|", "\\|")
+        row = [check.name, check.promise, found["outcome"], f"{found['seconds']:g}", text]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _flat(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value).replace("\n", " / ")
+
+
+def summary(whole: Mapping[str, Any] | None) -> str:
+    """Return a sentence on what has run on GPUs and what has not."""
+    found = _on_real_gpus(whole) if whole else []
+    if not whole or not found:
+        return "**Not yet run on a GPU**: everything here was measured on CPUs with Gloo; `make gpu` tries it on yours"
+    num = {word: sum(c["outcome"] == word for c in found) for word in (PASSED, FAILED, IMPOSSIBLE)}
+    call = whole["calls"][max(c["call"] for c in found)]
+    where = f"{', '.join(call['gpus'])}, torch {call['torch']}"
+    failed = [c["name"] for c in found if c["outcome"] == FAILED]
+    parts = [f"**Run on GPUs** ({where}, {call['time'][:10]}): {num[PASSED]} checks passed"]
+    parts += [f"{num[FAILED]} failed ({', '.join(failed)})"] if failed else []
+    impossible = [c["name"] for c in found if c["outcome"] == IMPOSSIBLE]
+    ran = {c["name"] for c in found}
+    missing = [check.name for check in CHECKS if check.name not in ran] + impossible
+    coverage = f"not run: {', '.join(missing)}" if len(missing) < 7 else f"{len(missing)} not run"
+    parts += [coverage] if missing else []
+    return "; ".join(parts)
+
+
+def _on_real_gpus(whole: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    real = {n for n, call in enumerate(whole["calls"]) if call["driver"] not in ("", PRETENDED)}
+    return [found for found in whole["checks"].values() if found["call"] in real]
+
+
+def newest(folder: str) -> dict[str, Any] | None:
+    """Return the newest file of GPU results in a folder, or None."""
+    found = [read(path) for path in glob.glob(os.path.join(folder, "*.json"))]
+    found = [whole for whole in found if _on_real_gpus(whole)]
+    return max(found, key=lambda whole: whole["calls"][-1]["time"], default=None)

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.core.node.kernel import visible_gpus
-from torchmuster.gpucheck.device import GpuMachine, in_use
-from torchmuster.gpucheck.kit import SCRIPTS, FailedError, FinishedCommand, ImpossibleError, Kit
+from torchmuster.gpucheck.kit import (
+    SCRIPTS,
+    FailedError,
+    FinishedCommand,
+    GpuMachine,
+    ImpossibleError,
+    Kit,
+    in_use,
+)
 from torchmuster.launcher.engines.allocation import find_own_job
 
 # Numbers: starts and recovery compared with torchrun, interleaved; the cost of a step; a GPT of 100
@@ -195,7 +202,7 @@ def schedulers_lists(kit: Kit) -> None:
 def too_many_ranks(kit: Kit) -> None:
     """More ranks than devices are refused by the library, and the launcher says it of every script."""
     num = len(kit.machine.gpus) + 1
-    ran = kit.muster(["--nproc-per-node", num, "--max-restarts", 0], "shared", ok=False)
+    ran = kit.muster(["--nproc-per-node", num, "--max-restarts", 0], "use", "shared", ok=False)
     words = "has no GPU" if num > 2 else "share one GPU"
     ran.expect_text(words, "share_gpus")
     ran.expect_text(f"{num} workers on a node with {num - 1} GPU")
@@ -204,7 +211,7 @@ def too_many_ranks(kit: Kit) -> None:
 def shared_device(kit: Kit) -> None:
     """By `share_gpus=True` ranks share a device, and Gloo sums."""
     num = len(kit.machine.gpus) + 1
-    ran = kit.muster(["--nproc-per-node", num], "shared", "share")
+    ran = kit.muster(["--nproc-per-node", num], "use", "shared", "share")
     ran.expect(ran.one("total") == num, f"the sum over {num} ranks is {ran.one('total')}")
     ran.expect(ran.one("backend") == "gloo", f"the backend is {ran.one('backend')}")
 
@@ -266,7 +273,7 @@ def illegal_address(kit: Kit) -> None:
 
 
 def _fault(kit: Kit, kind: str) -> FinishedCommand:
-    ran = kit.muster(_ONCE, "fault", kind, ok=False)
+    ran = kit.muster(_ONCE, "use", "fault", kind, ok=False)
     ran.expect_text("rank 0")
     return ran
 

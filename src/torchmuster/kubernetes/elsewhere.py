@@ -4,7 +4,7 @@ import asyncio
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchmuster.core.files.layout import RunDir, short_id
@@ -19,10 +19,8 @@ from torchmuster.launcher.views.elsewhere import (
 
 if TYPE_CHECKING:
     from torchmuster.core.net.channel import Channel
-    from torchmuster.kubernetes.node.order import PodOrder
-    from torchmuster.launcher.model.job import JobRequest
+    from torchmuster.kubernetes.pods.reach import RunInPods
     from torchmuster.launcher.views.run_view import RunView
-    from torchmuster.multirun.sweep.plan import SweepPlan
 
 
 class RecordsInPods(ClusterRecords):
@@ -58,7 +56,7 @@ class RecordsInPods(ClusterRecords):
         return find_on_clusters(word)
 
     def fetch(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
-        from torchmuster.kubernetes.pods.fetch import fetch
+        from torchmuster.kubernetes.pods.copy import fetch
 
         fetch(run_dir, say)
 
@@ -80,12 +78,10 @@ class RecordsInPods(ClusterRecords):
         return None
 
     async def call_head(self, view: "RunView", group: str | None) -> "Channel | None":
-        from torchmuster.kubernetes.pods.reach import job_of, pod_order
+        from torchmuster.kubernetes.pods.reach import RunInPods
 
-        order, job_id = pod_order(view.run_dir, group), job_of(view.run_dir, group)
-        if order is None or job_id is None:
-            return None
-        return await _call_in_pod(view, order, job_id)
+        run = RunInPods.of(view.run_dir, group)
+        return await _call_in_pod(view, run) if run is not None else None
 
     def cancel_run(self, run_dir: RunDir) -> bool:
         from torchmuster.kubernetes.pods.end import cancel_run
@@ -105,26 +101,26 @@ class RecordsInPods(ClusterRecords):
     def first_section(self, which: Callable[[str], str | None]) -> tuple[str, str] | None:
         if which("kubectl") is None:
             return None
-        from torchmuster.kubernetes.cli.check import first_section
+        from torchmuster.kubernetes.cli import first_section
 
         return "kubernetes", first_section()
 
 
-async def _call_in_pod(view: "RunView", order: "PodOrder", job_id: str) -> "Channel":
+async def _call_in_pod(view: "RunView", run: "RunInPods") -> "Channel":
     """Connect to the head through a port forward to the first pod; it closes with this process."""
     from torchmuster.core.net.address import read_secret
     from torchmuster.core.net.channel import HandshakeError, Role, connect
-    from torchmuster.kubernetes.pods.reach import find_pod, forward
+    from torchmuster.kubernetes.pods.reach import forward
 
-    port = order.head_port
-    pod = await asyncio.to_thread(find_pod, job_id, order.index)
+    port = run.order.head_port
+    pod = await asyncio.to_thread(run.first_pod)
     if pod is None or not pod.is_up:
         raise ChannelError(
             f"the first pod of {view.run_id} does not run",
-            where=f"job {job_id}",
+            where=f"job {run.job_id}",
             fix=f"muster status {short_id(view.run_id)} tells what it waits for",
         )
-    way = await asyncio.to_thread(forward, job_id, pod.name, port)
+    way = await asyncio.to_thread(forward, run.job_id, pod.name, port)
     atexit.register(way.close)
     try:
         return await connect("127.0.0.1", way.port, Role.CLIENT, read_secret(view.run_dir.secret))
@@ -135,30 +131,3 @@ async def _call_in_pod(view: "RunView", order: "PodOrder", job_id: str) -> "Chan
             why=str(error) or "the connection was closed",
             fix="try again in a second",
         ) from error
-
-
-class MemberPods:
-    """Sweep members that are pods of one Job (`multirun/sweep/arrays.py`)."""
-
-    def submit(
-        self,
-        plan: "SweepPlan",
-        run_dir: RunDir,
-        request: "JobRequest",
-        members: Sequence[int],
-        *,
-        detach: bool,
-    ) -> str:
-        from torchmuster.kubernetes.pods.members import submit_pods
-
-        return submit_pods(plan, run_dir, request, members, detach=detach)
-
-    def stop(self, run_dir: RunDir, number: int) -> None:
-        from torchmuster.kubernetes.pods.members import stop_pod
-
-        stop_pod(run_dir, number)
-
-    def cancel(self, run_dir: RunDir) -> None:
-        from torchmuster.kubernetes.pods.members import cancel_pods
-
-        cancel_pods(run_dir)

@@ -1,10 +1,12 @@
-"""Use the device in a worker in one of several ways: `use.py WAY`."""
+"""Use the device in a worker in one of several ways: `use.py WAY`, also `fault FAULT` or `shared share`."""
 
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from torchmuster.gpucheck.scripts import gpu
 
@@ -65,5 +67,45 @@ def compiled() -> dict[str, Any]:
     return {"total": float(triple(torch.ones(1024, device=own)).sum())}
 
 
+_FAULTS = {
+    "memory": gpu.run_out_of_memory,
+    "assert": gpu.assert_on_device,
+    "address": gpu.write_to_illegal_address,
+}
+
+
+def fault(kind: str) -> dict[str, Any]:
+    """Commit one fault on the device."""
+    gpu.touch()
+    gpu.say(begun=True)
+    if not gpu.is_broken("fault"):
+        _FAULTS[kind]()
+    return {}
+
+
+def shared(share: str = "") -> dict[str, Any]:
+    """Sum in the training library's world where ranks outnumber devices; `share` permits that."""
+    import torchmuster.train as tm
+
+    if gpu.PRETENDED:
+        _pretend_to_be_cuda()
+    gpu.touch()
+    world = tm.init(share_gpus=bool(share) or gpu.is_broken("refusal"))
+    x = torch.ones(1, device=gpu.device())
+    dist.all_reduce(x)
+    return {"total": float(x), "backend": dist.get_backend(), "line": world.describe()}
+
+
+def _pretend_to_be_cuda() -> None:
+    """Make torch report as many devices as are pretended; Gloo replaces the missing NCCL."""
+    first, count = gpu.visible()[0], len(gpu.visible())
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: count
+    torch.cuda.set_device = lambda device: None
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=first)
+    init = dist.init_process_group
+    dist.init_process_group = lambda backend, **options: init("gloo", **options)
+
+
 if __name__ == "__main__":
-    gpu.say(**globals()[sys.argv[1]]())
+    gpu.say(**globals()[sys.argv[1]](*sys.argv[2:]))

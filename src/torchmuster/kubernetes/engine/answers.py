@@ -30,6 +30,7 @@ _POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
 # Events that say more than a pod's own status while its container is being created.
 BEING_CREATED = "ContainerCreating"
 _OF_PREPARED = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+_ENDS = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
 _HEAD = 0  # the index of the pod whose success is the run's
 
 
@@ -191,23 +192,19 @@ def _run(
     namespace = metadata.get("namespace", "default")
     if job is None:
         return PodsOfRun(run=run, pods=in_order, context=context, namespace=namespace)
+    named = {**job["metadata"].get("annotations", {}), **job["metadata"].get("labels", {})}
     return PodsOfRun(
         run=run,
         context=context,
         namespace=namespace,
         uid=_uid_for_queues(job["metadata"]),
         num_pods=job["spec"].get("completions", 0),
-        queue=_queue(job["metadata"]),
+        queue=named.get(QUEUE_LABEL),
         is_there=True,
         is_leaving="deletionTimestamp" in job["metadata"],
-        conditions={name: reason for name, is_true, reason in _conditions(job) if is_true},
+        conditions={name: why for name, (is_true, why) in _conditions(job).items() if is_true},
         pods=in_order,
     )
-
-
-def _queue(metadata: Mapping[str, Any]) -> str | None:
-    named = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
-    return named.get(QUEUE_LABEL)
 
 
 def _uid_for_queues(metadata: Mapping[str, Any]) -> str:
@@ -221,7 +218,7 @@ def _pod(one: Mapping[str, Any]) -> Pod:
     ours = (container for container in statuses if container.get("name", CONTAINER) == CONTAINER)
     mine: Mapping[str, Any] = next(ours, {})
     state = mine.get("state", {})
-    conditions = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
+    conditions = _conditions(one)
     waits = _pull_cause(_reason(state["waiting"])) if "waiting" in state else None
     if waits is None and conditions.get("PodScheduled", (True, None))[0] is False:
         waits = conditions["PodScheduled"][1]
@@ -289,9 +286,10 @@ def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd |
     )
 
 
-def _conditions(one: Mapping[str, Any]) -> Iterator[tuple[str, bool, ClusterReason]]:
-    for condition in one.get("status", {}).get("conditions", ()):
-        yield condition["type"], condition.get("status") == "True", _reason(condition)
+def _conditions(one: Mapping[str, Any]) -> dict[str, tuple[bool, ClusterReason]]:
+    """Return the conditions of an object by type: whether each is true, and its reason."""
+    found = one.get("status", {}).get("conditions", ())
+    return {each["type"]: (each.get("status") == "True", _reason(each)) for each in found}
 
 
 def _reason(plain: Mapping[str, Any]) -> ClusterReason:
@@ -331,7 +329,7 @@ def queue_reasons(objects: Sequence[Mapping[str, Any]]) -> dict[str, ClusterReas
         uid = one.get("metadata", {}).get("labels", {}).get(JOB_UID_LABEL)
         if uid is None:
             continue
-        known = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
+        known = _conditions(one)
         has_quota, reason = known.get("QuotaReserved", (True, ClusterReason(word="")))
         is_evicted, evicted = known.get("Evicted", (False, reason))
         if has_quota and not is_evicted:
@@ -350,9 +348,8 @@ def _places_in_queues(objects: Iterable[Mapping[str, Any]]) -> Iterator[tuple[st
     """Yield the uid of each Job that Kueue lists as waiting, and how many Jobs are ahead of it."""
     for one in objects:
         before = one.get("positionInClusterQueue")
-        for owner in (
-            one.get("metadata", {}).get("ownerReferences", ()) if before is not None else ()
-        ):
+        owners = one.get("metadata", {}).get("ownerReferences", ()) if before is not None else ()
+        for owner in owners:
             yield owner["uid"], f"{before} before it in the queue" if before else "it is the next"
 
 
@@ -400,9 +397,9 @@ def _state(
         return (JobState.ENDING if newest else JobState.CANCELLED), None
     if "Suspended" in run.conditions:
         return JobState.HELD, queue or run.conditions["Suspended"]
-    if (sidecar_state := _ended_next_to_sidecar(newest.get(_HEAD))) is not None:
-        return sidecar_state, None
     head = newest.get(_HEAD)
+    if (sidecar_state := _ended_next_to_sidecar(head)) is not None:
+        return sidecar_state, None
     if head is not None and head.end is not None and head.end.exit_code in (0, FINAL_CODE):
         # The Job reports its end in a moment; pods that never came may be the reason.
         has_failed = head.end.exit_code == FINAL_CODE
@@ -415,9 +412,8 @@ def _state(
         ends = [pod.end.ended_at or 0.0 for pod in newest.values() if pod.end is not None]
         is_new = (newest[_HEAD].made_at or 0.0) > max(ends) + _CLOCKS_S
         return JobState.RUNNING, ClusterReason(word=LOST_AT_END if is_new else WAITS_FOR_CLIENT)
-    return (JobState.RUNNING if _HEAD in up else JobState.PENDING), _why_missing(
-        run, newest, warnings
-    )
+    state = JobState.RUNNING if _HEAD in up else JobState.PENDING
+    return state, _why_missing(run, newest, warnings)
 
 
 _CLOCKS_S = 5.0  # by which the clocks of two nodes may differ
@@ -431,8 +427,7 @@ def _ended_next_to_sidecar(head: Pod | None) -> JobState | None:
     """Return how a run ended whose first pod keeps running because of another container."""
     if head is None or not head.others or head.end is None:
         return None
-    codes = {0: JobState.SUCCEEDED, FINAL_CODE: JobState.FAILED}
-    return codes.get(head.end.exit_code) if head.end.exit_code is not None else None
+    return _ENDS.get(head.end.exit_code) if head.end.exit_code is not None else None
 
 
 def _why_failed(run: PodsOfRun) -> ClusterReason | None:
@@ -480,3 +475,105 @@ def _with_count(indices: Sequence[int], reason: ClusterReason, num_pods: int) ->
     if not reason.message:
         return ClusterReason(word=f"{reason.word} {which}")
     return ClusterReason(word=reason.word, message=f"{reason.message} {which}")
+
+
+# A Job whose indexes are sweep members, each a separate run: the state of each.
+
+
+def views_of_elements(objects: Sequence[Mapping[str, Any]], name: str) -> dict[int, JobView]:
+    """Return the state of each index of a Job, from an answer to `get jobs.batch,pods`."""
+    run = runs_of(objects).get(name)
+    if run is None:
+        return {}
+    status: dict[str, Any] = {}
+    for one in objects:
+        if one.get("kind") == "Job" and one["metadata"]["labels"].get(RUN_LABEL) == name:
+            status = one.get("status", {})
+    done, failed = _indexes(status.get("completedIndexes")), _indexes(status.get("failedIndexes"))
+    newest = run.newest()
+    views: dict[int, JobView] = {}
+    for index in range(run.num_pods) if run.is_there else newest:
+        pod = newest.get(index)
+        state = JobState.SUCCEEDED if index in done else JobState.FAILED
+        if index not in done | failed:
+            state = _state_of_member(run, pod)
+        views[index] = _view_of_member(run, pod, state)
+    return views
+
+
+def _indexes(text: str | None) -> frozenset[int]:
+    """Return the numbers of `0,2-4`."""
+    found: set[int] = set()
+    for word in filter(None, (text or "").split(",")):
+        first, _, last = word.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def _state_of_member(run: PodsOfRun, pod: Pod | None) -> JobState:
+    """Return the state of an unfinished index by its newest pod, which is replaced if lost."""
+    if pod is not None and pod.is_up:
+        return JobState.RUNNING
+    if not run.is_there or run.is_leaving:
+        return JobState.CANCELLED
+    code = pod.end.exit_code if pod is not None and pod.end is not None else None
+    if code in _ENDS:
+        return _ENDS[code]
+    return JobState.HELD if "Suspended" in run.conditions else JobState.PENDING
+
+
+def _view_of_member(run: PodsOfRun, pod: Pod | None, state: JobState) -> JobView:
+    reason = None
+    if state is JobState.HELD:
+        reason = run.conditions["Suspended"]
+    elif state in (JobState.PENDING, JobState.FAILED) and pod is not None:
+        reason = pod.waits or why_gone(pod)
+    return JobView(
+        job_id=run.run,
+        state=state,
+        reason=str(reason) if reason is not None else None,
+        exit_code=pod.end.exit_code if pod is not None and pod.end is not None else None,
+        nodes=(pod.node,) if pod is not None and pod.node is not None else (),
+    )
+
+
+# Which NetworkPolicies select a pod: what an answer of the API proves, and no more.
+#
+# Whether a policy's rules allow a connection is up to the cluster's network, which may even ignore
+# them. Source: networking.k8s.io/v1, and the label selectors of meta/v1.
+
+
+def policies_on(
+    policies: Iterable[Mapping[str, Any]], labels: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the policies that select a pod with these labels, as `NAME (Ingress, Egress)`."""
+    found = []
+    for one in policies:
+        spec = one.get("spec", {})
+        if _selects(spec.get("podSelector", {}), labels):
+            default = ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+            types = ", ".join(spec.get("policyTypes") or default)
+            found.append(f"{one['metadata']['name']} ({types})")
+    return tuple(found)
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    return all(_holds(one, labels) for one in selector.get("matchExpressions") or ())
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, values = expression.get("key", ""), expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+        case _:
+            return False

@@ -22,17 +22,20 @@ from torchmuster.kubernetes.engine.answers import (
     read_objects,
     runs_of,
     view_of,
+    views_of_elements,
     warnings_of,
 )
 from torchmuster.kubernetes.engine.manifest import (
     MAX_HOST_NAME,
+    kind_name,
+    name_in_set,
     objects_of,
     objects_of_set,
     owned_by,
+    pods_of,
     secret_names,
-    views_of_elements,
+    sets_of,
 )
-from torchmuster.kubernetes.engine.wishes import kind_name, name_in_set, pods_of, sets_of
 from torchmuster.launcher.engines import base
 from torchmuster.launcher.engines.base import EngineError, NodeStart
 from torchmuster.launcher.engines.wait_reasons import read_scheduler_texts
@@ -110,6 +113,11 @@ def place_of(job_id: str) -> tuple[str, str, str]:
     return parts[0], parts[1], parts[2]
 
 
+def kubectl_for(job_id: str, *words: str) -> list[str]:
+    """Return a kubectl command in the context and namespace of a job."""
+    return kubectl(*place_of(job_id)[:2], *words)
+
+
 def name_of(run: str, num_pods: int, more: str = "") -> str:
     """Return a name for a run's objects, with `more`, that fits into each pod's host name."""
     room = MAX_HOST_NAME - len(f"{more}-{num_pods - 1}")
@@ -148,10 +156,8 @@ class KubernetesDialect:
 
     def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
         """Return the command that creates the objects."""
-        context, namespace = self._place(job)
-        return kubectl(
-            context, namespace, "create", "-f", base.as_operand(script_path), "-o", "json"
-        )
+        operand = base.as_operand(script_path)
+        return kubectl(*self._place(job), "create", "-f", operand, "-o", "json")
 
     def job_id(self, stdout: str) -> str:
         """Return the id of the created Job; for a JobSet that of its first Job."""
@@ -186,17 +192,15 @@ class KubernetesDialect:
 
     def apart(self, job_id: str) -> str:
         """Return what jobs must share to be queried together: context and namespace."""
-        context, namespace, _ = place_of(job_id)
-        return f"{context}/{namespace}"
+        return "/".join(place_of(job_id)[:2])
 
     def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
         """Return the one command that queries all these jobs, which share a namespace."""
         if not job_ids:
             return []
-        context, namespace, _ = place_of(job_ids[0])
         names = ",".join(sorted({place_of(job_id)[2] for job_id in job_ids}))
-        selector = f"{RUN_LABEL} in ({names})"
-        return [kubectl(context, namespace, "get", "jobs.batch,pods", "-l", selector, "-o", "json")]
+        words = ("get", "jobs.batch,pods", "-l", f"{RUN_LABEL} in ({names})", "-o", "json")
+        return [kubectl_for(job_ids[0], *words)]
 
     def more_argv(self, argv: Sequence[str], stdout: str) -> list[list[str]]:
         """Return the further queries that a status answer calls for, e.g. why pods are missing."""
@@ -262,17 +266,12 @@ class KubernetesDialect:
 
     def cancel_argv(self, job_id: str) -> list[str]:
         """Return the command that removes all objects of a run; pods get SIGTERM and a grace."""
-        context, namespace, name = place_of(job_id)
-        # By name: a label selector would need permission to list them.
-        secrets = (f"secrets/{secret}" for secret in secret_names(name))
-        objects = (f"jobs.batch/{name}", f"services/{name}", *secrets)
-        return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
+        name = place_of(job_id)[2]
+        return _delete(job_id, f"jobs.batch/{name}", f"services/{name}")
 
     def remove_set_argv(self, set_id: str) -> list[str]:
         """Return the command that removes a JobSet with all its objects."""
-        context, namespace, name = place_of(set_id)
-        objects = (f"{JOBSETS}/{name}", *(f"secrets/{secret}" for secret in secret_names(name)))
-        return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
+        return _delete(set_id, f"{JOBSETS}/{place_of(set_id)[2]}")
 
     def requeue_argv(self, job_id: str) -> list[str]:
         """Raise: a Job replaces its pods by itself."""
@@ -318,6 +317,13 @@ class KubernetesDialect:
     def _place(job: JobRequest) -> tuple[str, str]:
         keys = dict(job.own_keys)
         return keys.get("context", ""), keys.get("namespace", "default")
+
+
+def _delete(job_id: str, *objects: str) -> list[str]:
+    """Return the command that removes these objects and the Secrets of a run."""
+    # By name: a label selector would need permission to list them.
+    secrets = (f"secrets/{secret}" for secret in secret_names(place_of(job_id)[2]))
+    return kubectl_for(job_id, "delete", *objects, *secrets, "--wait=false", "--ignore-not-found")
 
 
 def _says_no_more(run: PodsOfRun) -> bool:

@@ -4,11 +4,12 @@
 
 It opens sessions with the pods as ssh does with hosts, so it does not depend on the client, and
 survives the loss of another pod. Its exit code is the pod's: 0, 113 for a final failure, 75 when
-this pod is taken away.
+this pod is taken away. The code archive comes from a Secret, an earlier run's volume, or the client.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -21,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torchmuster.core import plugs
 from torchmuster.core.files import atomic
@@ -40,7 +41,7 @@ from torchmuster.core.model.owner_policy import (
 )
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import render_report, report_of_error
+from torchmuster.core.model.text import render_report, report_of_error, show_transfer
 from torchmuster.core.model.verdict import Circumstances, Result, explain_failure, final_exit_code
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.owner.create import (
@@ -54,26 +55,25 @@ from torchmuster.core.owner.record import next_attempt, read_events, read_lines,
 from torchmuster.core.owner.session import EarlyStop
 from torchmuster.core.owner.supervise import RunOwner
 from torchmuster.errors import ChannelError, MusterError
-from torchmuster.kubernetes.firstpod.archive import wait_for_archive
-from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
-from torchmuster.kubernetes.firstpod.pod_wait import PodWait
+from torchmuster.kubernetes.firstpod.others import PodWait, RecordReplicas
 from torchmuster.kubernetes.node import order as orders
-from torchmuster.kubernetes.node.call import PodConnections, ask_pod
+from torchmuster.kubernetes.node.call import PodConnections, ask_pod, connections_of, end_replaced
 from torchmuster.kubernetes.node.order import (
     AGAIN_CODE,
+    CLAIM_VARIABLE,
     FINAL_CODE,
     NUM_FILES_KEY,
     VALUES_KEY,
     PodOrder,
     PodWords,
 )
-from torchmuster.kubernetes.node.session import CLAIM_VARIABLE
+from torchmuster.kubernetes.node.record import arriving_folder
 from torchmuster.launcher.engines.ssh import SshEngine, SshOptions
 from torchmuster.launcher.engines.ssh_command import SshHost
 from torchmuster.launcher.engines.ssh_host import in_parallel, make_bundle
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.jobs.jobs import cancelled_before_start
-from torchmuster.launcher.model.run import RunRecord, record_of
+from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.node.remote.files import CodeOutputs, make_mark
 from torchmuster.launcher.owner.resubmit import restarts_spent
 from torchmuster.launcher.views.account import find_saved
@@ -85,15 +85,13 @@ from torchmuster.launcher.views.account import find_saved
 # otherwise a run whose rank 0 needs too much memory would never end.
 #
 # A node that only seemed dead may come back with the earlier pod. So each first pod has a claim:
-# other pods refuse the earlier of two (`kubernetes/node/session.py`), and on a volume the earlier
+# other pods refuse the earlier of two (`kubernetes/node/serve.py`), and on a volume the earlier
 # one finds the later one's claim. It then ends at once.
 
 
 _CLAIM_FILE = "first-pod.json"
 _LOOK_S = 1.0  # how often to check the claim on a volume
-_CLAIM_WAIT_S = (
-    3.0  # time for an earlier first pod that is still alive to see the later one's claim
-)
+_CLAIM_WAIT_S = 3.0  # for an earlier first pod that is still alive to see the later one's claim
 _ASK_EVERY_S = 5.0
 _ASK_S = 5.0
 _NUM_ASKED = 2  # other pods
@@ -141,9 +139,7 @@ class FirstPodClaim:
     def _look(self) -> None:
         while self.order.has_volume:
             if self._is_replaced:
-                sys.stderr.write("muster: another first pod has this run now: this one ends\n")
-                sys.stderr.flush()
-                os._exit(AGAIN_CODE)
+                end_replaced()
             time.sleep(_LOOK_S)  # noqa: TID251  # another machine's claim
 
     def _ask_others(self) -> None:
@@ -161,9 +157,10 @@ def record_cut_off_attempt(run_dir: RunDir, plan: RunPlan) -> Result | None:
     Raises:
         OSError: The record can't be written.
     """
-    start = _unfinished(record_of(run_dir))
-    if start is None:
+    attempts = record_of(run_dir).attempts
+    if not attempts or attempts[-1].ended is not None:
         return None
+    start = attempts[-1].start
     most = plan.limits.max_restarts
     lives = RestartBudget(most, restarts_spent(run_dir, most))
     is_last = lives.after_loss() is AfterLoss.SPENT
@@ -177,12 +174,6 @@ def record_cut_off_attempt(run_dir: RunDir, plan: RunPlan) -> Result | None:
     with open(run_dir.events, "a") as file:
         file.write(line_of(attempt_failed))
     return _result(cause, start, lives.spent, plan) if is_last else None
-
-
-def _unfinished(record: RunRecord) -> AttemptStartedEvent | None:
-    """Return the start of the last attempt if its end is not recorded."""
-    last = record.attempts[-1] if record.attempts else None
-    return last.start if last is not None and last.ended is None else None
 
 
 def _end_of(start: AttemptStartedEvent) -> WorkerEnd:
@@ -231,20 +222,11 @@ _END_S = 10.0
 
 def main(arguments: list[str]) -> int:
     """Own the run of these pods to its end; return the pod's exit code."""
-
-    def own(order: PodOrder, key: str, path: str, voice: TerminalVoice) -> int:
-        return PodOwner(order, key, path, voice).run()
-
-    return conduct(arguments, own)
+    return conduct(arguments, PodOwner)
 
 
-def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoice], int]) -> int:
-    """Run an owner in a first pod from its command line; return the pod's exit code.
-
-    Args:
-        arguments: The command line.
-        own: Owns to the end; gets the order, the paths of the key and of the order, and the voice.
-    """
+def conduct(arguments: list[str], kind: "type[OwnerInPod[Any]]") -> int:
+    """Run an owner of this kind in a first pod from its command line; return the exit code."""
     words = codec.from_arguments(PodWords, arguments)
     order = orders.read_order(words.order)
     _allow_many_files()
@@ -253,7 +235,7 @@ def conduct(arguments: list[str], own: Callable[[PodOrder, str, str, TerminalVoi
     first = FirstPodClaim(order, words.key)
     try:
         first.take()
-        return own(order, words.key, words.order, voice)
+        return kind(order, words.key, words.order, voice).run()
     finally:
         first.release()
         voice.flush(5.0)
@@ -401,7 +383,9 @@ class PodOwner(OwnerInPod[Result]):
 
     def own(self) -> Result:
         """Conduct the run; return its result."""
-        neighbours = RecordReplicas(self.order, self.key, say=self.voice.say)
+        neighbours = RecordReplicas(
+            self.order, connections_of(self.order, self.key).start, self.voice.say
+        )
         plan = self._place_run(neighbours)
         if (lost := record_cut_off_attempt(self.run_dir, plan)) is not None:
             lost = replace(lost, elapsed_s=time.time() - _begun(self.run_dir))
@@ -465,7 +449,7 @@ class PodOwner(OwnerInPod[Result]):
         plan = codec.from_plain(RunPlan, plain)
         code = CodeOutputs(run_dir)
         if not code.is_there:
-            wait_for_archive(self.order, self.brought, _plan_limit_s(self.brought), self.voice.say)
+            wait_for_archive(self.order, self.brought, plan.limits.join_timeout_s, self.voice.say)
             code.unpack()
         program = code_copy.moved(plan.program, self.order.code_root, code.root)
         plan = replace(plan, program=program, nodes_return=True)
@@ -480,7 +464,7 @@ class PodOwner(OwnerInPod[Result]):
         os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
         with open(self.key) as file:
             atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
-        neighbours.find(self.voice.say)
+        neighbours.find()
         make_mark(run_dir.path)
         write_owner(run_dir)
         self.set_aside()
@@ -601,12 +585,8 @@ def pods_engine(
     Files in the folder `output` of the pods are copied to this pod.
     """
     limit_s = plan.limits.join_timeout_s
-    lines = PodConnections(
-        secret=read_secret(key),
-        port=order.port,
-        domain="" if order.hosts else order.job,
-        wait_s=limit_s,
-    )
+    domain = "" if order.hosts else order.job
+    lines = PodConnections(secret=read_secret(key), port=order.port, domain=domain, wait_s=limit_s)
     bundle = make_bundle(("ssh",), [sys.executable], may_share=True)
     bundle = replace(
         bundle,
@@ -666,11 +646,6 @@ def leave_message(text: str) -> None:
         file.write(text)
 
 
-def _plan_limit_s(brought: str) -> float:
-    plan = codec.from_plain(RunPlan, atomic.read_json(os.path.join(brought, orders.PLAN_FILE)))
-    return plan.limits.join_timeout_s
-
-
 def _begun(run_dir: RunDir) -> float:
     """Return when the run began, maybe in another pod."""
     first = next(read_events(run_dir.events), None)
@@ -681,9 +656,117 @@ def engine_of_task(
     plan: RunPlan, run_dir: RunDir, say: Callable[[str], None], output: str
 ) -> "SshEngine":
     """Return the engine that starts a training run's agents over the pods of its task."""
-    order, key = (
-        orders.read_order(os.environ[orders.ORDER_VARIABLE]),
-        os.environ[orders.KEY_VARIABLE],
-    )
+    order = orders.read_order(os.environ[orders.ORDER_VARIABLE])
+    key = os.environ[orders.KEY_VARIABLE]
     code = os.path.join(order.run_dir.path, "code")
     return pods_engine(plan, run_dir, order, key, plan.node_names, code, say, output)
+
+
+# The code archive: from a Secret, an earlier run's volume, or the client.
+
+
+_LOOK_FOR_CODE_S = 0.1
+_SAY_EVERY_S = 4.5
+_MOST_KEPT = 8
+
+
+def wait_for_archive(
+    order: PodOrder, brought: str, limit_s: float, say: Callable[[str], None]
+) -> None:
+    """Put the code archive into its place.
+
+    Args:
+        order: The order of the pods.
+        brought: The folder with the files from Secrets.
+        limit_s: How long the client may take to send the archive.
+        say: Tells the user what the pod waits for.
+
+    Raises:
+        MusterError: The archive did not come within `limit_s`.
+    """
+    came = os.path.join(brought, orders.CODE_FILE)
+    if os.path.exists(came):
+        with open(came, "rb") as file:
+            atomic.replace_file(order.archive, file.read())
+        return
+    if order.kept is not None and _use_kept(order, order.kept):
+        return
+    begun = say_at = time.monotonic()
+    while not _is_whole(order.archive, order):
+        now = time.monotonic()
+        if now >= say_at:
+            say(f"waiting for the code: the client sends it{_how_far(order, now - begun)}")
+            say_at = now + _SAY_EVERY_S
+        if now - begun > limit_s:
+            raise MusterError(
+                "the code did not come",
+                where=order.archive,
+                why="it is too large for Secrets, so the client sends it when the first pod runs",
+                fix="keep muster running until it says that training begins, or put the code on a volume",
+            )
+        threading.Event().wait(_LOOK_FOR_CODE_S)
+    if order.kept is not None:
+        # On a full volume only the next run loses: it has to send the code again.
+        with contextlib.suppress(OSError):
+            _keep(order, order.kept)
+
+
+def _how_far(order: PodOrder, elapsed_s: float) -> str:
+    """Return how much of the archive has arrived; empty for nothing."""
+    done = 0
+    with contextlib.suppress(OSError):
+        done = os.path.getsize(os.path.join(arriving_folder(order), orders.CODE_FILE))
+    return f": {show_transfer(done, order.code_bytes, elapsed_s)}" if done else ""
+
+
+def _use_kept(order: PodOrder, kept: str) -> bool:
+    """Use the archive that an earlier run left on the volume; remove a damaged one.
+
+    Raises:
+        MusterError: It is damaged; the client saw it there, so it does not send it in this run.
+    """
+    if not os.path.exists(kept):
+        return False
+    if not _is_whole(kept, order):
+        os.unlink(kept)
+        raise MusterError(
+            "the code that an earlier run left on the volume is damaged",
+            where=kept,
+            why="its content is not what its name says: it has been removed",
+            fix="start the run again: it sends the code",
+        )
+    _link(kept, order.archive)
+    os.utime(kept)  # the newest archives are kept
+    return True
+
+
+def _keep(order: PodOrder, kept: str) -> None:
+    """Keep the archive for later runs, together with the newest others."""
+    folder = os.path.dirname(kept)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    _link(order.archive, kept)
+    with os.scandir(folder) as entries:
+        found = [e.path for e in entries if e.name.startswith(orders.KEPT_PREFIX)]
+    for path in sorted(found, key=os.path.getmtime)[:-_MOST_KEPT]:
+        os.unlink(path)
+
+
+def _link(source: str, target: str) -> None:
+    """Hard-link a file, or copy it if the volume has no hard links."""
+    part = f"{target}.{os.uname().nodename}.{os.getpid()}"
+    try:
+        os.link(source, part)
+    except OSError:
+        with open(source, "rb") as file:
+            atomic.replace_file(part, file.read())
+    os.replace(part, target)
+
+
+def _is_whole(path: str, order: PodOrder) -> bool:
+    try:
+        if os.path.getsize(path) != order.code_bytes:
+            return False
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == order.code_sha
+    except OSError:
+        return False

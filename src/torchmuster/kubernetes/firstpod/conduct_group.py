@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,23 +23,22 @@ from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.model.states import State
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.model.verdict import GroupOutcome
-from torchmuster.core.net.address import bind, read_secret
+from torchmuster.core.net.address import read_secret
 from torchmuster.core.owner.record import next_task_attempts, read_outcome
 from torchmuster.errors import MusterError
-from torchmuster.kubernetes.firstpod.archive import wait_for_archive
 from torchmuster.kubernetes.firstpod.conduct import (
     MOST_MESSAGE_BYTES,
     OwnerInPod,
     conduct,
     end_pods,
     leave_message,
+    wait_for_archive,
 )
-from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
-from torchmuster.kubernetes.firstpod.pod_wait import PodWait
-from torchmuster.kubernetes.node.call import PodConnections
+from torchmuster.kubernetes.firstpod.others import PodWait, RecordReplicas
+from torchmuster.kubernetes.node.call import PodConnections, connections_of
 from torchmuster.kubernetes.node.order import FINAL_CODE, PodOrder
-from torchmuster.kubernetes.node.place import is_placed, place, take_outputs
-from torchmuster.kubernetes.node.record import scope_of
+from torchmuster.kubernetes.node.record import place, scope_of, take_outputs
+from torchmuster.kubernetes.node.serve import bind_in_pod
 from torchmuster.kubernetes.node.task import PodTaskWords
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, into, program
 from torchmuster.launcher.net import remote_messages as messages
@@ -78,9 +76,7 @@ class GroupGather:
         """Start copying, in one thread for each pod."""
         if self.order.has_volume:
             return
-        lines = PodConnections(
-            secret=read_secret(self.key), port=self.order.port, domain="", wait_s=0.0
-        )
+        lines = connections_of(self.order, self.key)
         for index in self.pods:
             thread = threading.Thread(target=self._follow, args=(index, lines), daemon=True)
             thread.start()
@@ -141,7 +137,7 @@ class GroupGather:
 def main(arguments: list[str]) -> int:
     """Own the group of these pods to its end; return the pod's exit code."""
     proc.become_subreaper()
-    return conduct(arguments, lambda *given: _GroupOwner(*given).run())
+    return conduct(arguments, _GroupOwner)
 
 
 class _GroupOwner(OwnerInPod[GroupOutcome]):
@@ -181,26 +177,27 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         order = self.order
         os.makedirs(order.run_dir.path, mode=0o700, exist_ok=True)
         os.makedirs(order.folder, exist_ok=True)
-        neighbours = RecordReplicas(order, self.key, say=self.voice.say)
-        if not is_placed(order):
-            neighbours.find(self.voice.say)
+        neighbours = RecordReplicas(order, connections_of(order, self.key).start, self.voice.say)
+        if not os.path.exists(order.stamps):  # nothing has been placed yet
+            neighbours.find()
             wait_for_archive(order, self.brought, order.join_s, self.voice.say)
             # The archive is kept: the other pods get it from here.
             place(order, self.brought)
         if order.has_volume:
             link_reused_outputs(read_plan(self.run_dir), self.run_dir)
-        secret = read_secret(self.key)
-        num_pods = order.num_pods
         pod_wait = PodWait(
             order=order,
-            secret=secret,
-            least=num_pods,
-            most=num_pods,
+            secret=read_secret(self.key),
+            least=order.num_pods,
+            most=order.num_pods,
             last_call_s=0.0,
             say=self.voice.say,
         )
         asyncio.run(pod_wait.wait(order.join_s))
-        self._note_start()
+        # Continue the attempt numbers of the record on a volume.
+        folder = self.run_dir.group(self.group)
+        following = GroupInput(first_attempts=next_task_attempts(folder.events))
+        atomic.write_json(folder.start, codec.to_plain(following))
         first = {order.hosts.index(on[0].name) for on in self._nodes().tasks.values()}
         gather = GroupGather(order, self.key, sorted(first - {0}), self.voice.say)
         gather.start()
@@ -217,17 +214,11 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
             self._note_stop(signal.SIGTERM)
         return outcome
 
-    def _note_start(self) -> None:
-        """Continue the attempt numbers of the record on a volume."""
-        folder = self.run_dir.group(self.group)
-        following = next_task_attempts(folder.events)
-        atomic.write_json(folder.start, codec.to_plain(GroupInput(first_attempts=following)))
-
     async def _conduct(self) -> int:
         order = self.order
         plan = read_plan(self.run_dir)
         nodes = self._nodes()
-        listening = _bind(order.head_port)
+        listening = bind_in_pod(order.head_port)
         port = int(listening.getsockname()[1])
         here = [os.environ.get("MUSTER_POD_IP", ""), order.address(0), "127.0.0.1"]
         heads = [(address, port) for address in here if address]
@@ -236,12 +227,8 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
             index = order.hosts.index(nodes.tasks[task.task][0].name)
             if index == 0:
                 return None
-            words = PodTaskWords(
-                key=self.key,
-                order=self.order_path,
-                index=index,
-                command=("task", *to_arguments(task)),
-            )
+            command = ("task", *to_arguments(task))
+            words = PodTaskWords(key=self.key, order=self.order_path, index=index, command=command)
             return proc.node_program("pod-task", *to_arguments(words))
 
         starter = ProcessStarter(self.run_dir, self.group, heads, wrap=wrap)
@@ -252,11 +239,8 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
             listening,
             starter,
             obeys_signals=True,
-            stopped_by=self._stopped_by,
+            stopped_by=lambda: "you" if self.is_cancelled else "the end of its pod",
         )
-
-    def _stopped_by(self) -> str:
-        return "you" if self.is_cancelled else "the end of its pod"
 
     def _nodes(self) -> GroupNodes:
         return codec.from_plain(GroupNodes, atomic.read_json(self.run_dir.group(self.group).nodes))
@@ -269,21 +253,14 @@ class _GroupOwner(OwnerInPod[GroupOutcome]):
         if outcome.report is not None and outcome.state.is_failed:
             self.voice.print(render_report(outcome.report))
         leave_message(last_words(outcome))
-        code = self.code_of(outcome)
-        atomic.write_json(self.order.ended, {"code": code})
-        self._dismiss()
-        return code
-
-    def _dismiss(self) -> None:
-        """End the pods of other Jobs, which don't end with the first Job.
-
-        Pods of one JobSet, with a common Service, end with it. If this pod waits for a client, it
-        ends all the other pods.
-        """
-        order = self.order
+        order, code = self.order, self.code_of(outcome)
+        atomic.write_json(order.ended, {"code": code})
+        # Pods of other Jobs don't end with the first Job; those of one JobSet, with a common
+        # Service, end with it. If this pod waits for a client, it ends all the other pods.
         own_service = order.address(0).partition(".")[2]
         others = [host for host in order.hosts if host.partition(".")[2] != own_service]
         end_pods(order, self.key, list(order.hosts[1:]) if order.keep_s else others)
+        return code
 
 
 def last_words(outcome: GroupOutcome) -> str:
@@ -293,14 +270,3 @@ def last_words(outcome: GroupOutcome) -> str:
     if len(text) <= MOST_MESSAGE_BYTES:
         return text
     return json.dumps({"group": codec.to_plain(replace(outcome, tasks=(), report=None))})
-
-
-def _bind(port: int) -> socket.socket:
-    try:
-        return bind("", port)
-    except OSError as error:
-        raise MusterError(
-            f"port {port} of this pod can't be opened",
-            why=error.strerror,
-            fix="with the host's network another process of the host may have it: `door_port` of the site",
-        ) from error

@@ -8,12 +8,15 @@ a process may retry. Each try resolves the name again: a replacement pod has ano
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from torchmuster.core import proc
 from torchmuster.core.model.codec import from_arguments, to_arguments
@@ -21,12 +24,13 @@ from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.channel import Channel, ChannelClosedError, HandshakeError, Role, connect
 from torchmuster.core.plainfile import write_all
 from torchmuster.core.proc import CommandOutput
-from torchmuster.kubernetes.node.session import ask_session, call_session
+from torchmuster.kubernetes.node.order import AGAIN_CODE, CLAIM_VARIABLE, REPLACED_CODE, PodOrder
 from torchmuster.launcher.net import part_messages
-from torchmuster.launcher.net.command import GONE, CommandProcess
+from torchmuster.launcher.net.command import GONE, Command, CommandProcess
 
 _NO_SESSION = 255
 _TRY_EVERY_S = 0.5
+_MOST_SAID_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,84 @@ async def call_pod(
         return _NO_SESSION
     finally:
         channel.abort()
+
+
+def _start_of(command: str, window_bytes: int) -> part_messages.ExecStart:
+    return part_messages.ExecStart(
+        exec_id=secrets.token_hex(8),
+        task="",
+        argv=("/bin/sh", "-c", command),
+        claim=os.environ.get(CLAIM_VARIABLE, ""),
+        window_bytes=window_bytes,
+    )
+
+
+async def call_session(
+    channel: Channel,
+    command: str,
+    streams: tuple[int, int, int] = (0, 1, 2),
+    window_bytes: int = part_messages.EXEC_WINDOW_BYTES,
+) -> int:
+    """Run a command at the other end on these standard streams; return its exit code.
+
+    Raises:
+        ChannelClosedError: The connection ended before the command, or the command was not started.
+    """
+    one = Command(_start_of(command, window_bytes), channel.send_nowait, streams)
+    one.begin()
+    listening = asyncio.create_task(one.listen(channel))
+    try:
+        code = await asyncio.shield(one.ended)
+    finally:
+        listening.cancel()
+        one.leave()
+    if one.refusal is not None:
+        raise ChannelClosedError(f"{one.refusal.what}: {one.refusal.why}")
+    if one.lost is not None:
+        raise ChannelClosedError(one.lost)
+    return _code_of(code)
+
+
+async def ask_session(channel: Channel, command: str, data: bytes = b"") -> tuple[int, bytes]:
+    """Run a command at the other end with this input (at most 4 MiB); return exit code and output.
+
+    Raises:
+        ChannelClosedError: The connection ended before the command, or the command was not started.
+    """
+    start, said = _start_of(command, part_messages.MAX_WINDOW_BYTES), bytearray()
+    channel.send_nowait(start)
+    for begin in range(0, len(data), part_messages.EXEC_CHUNK_BYTES):
+        piece = data[begin : begin + part_messages.EXEC_CHUNK_BYTES]
+        channel.send_nowait(part_messages.ExecInput(exec_id=start.exec_id, data=piece))
+    channel.send_nowait(part_messages.ExecInput(exec_id=start.exec_id, end=True))
+    while True:
+        match await channel.receive():
+            case part_messages.ExecOutput(stream=stream, data=piece):
+                said += piece if stream == 1 else b""
+                if len(said) > _MOST_SAID_BYTES:
+                    raise ChannelClosedError("the command says too much")
+                size_bytes = len(piece)
+                channel.send_nowait(
+                    part_messages.ExecAcknowledged(exec_id=start.exec_id, size_bytes=size_bytes)
+                )
+            case part_messages.ExecEnded(code=code):
+                return _code_of(code), bytes(said)
+            case part_messages.ExecRefused(what=what, why=why):
+                raise ChannelClosedError(f"{what}: {why}")
+
+
+def _code_of(code: int) -> int:
+    """Return a command's exit code; exit at once if this owner has been replaced."""
+    if code == REPLACED_CODE:
+        end_replaced()
+    return code
+
+
+def end_replaced() -> NoReturn:
+    """End this process, the owner in a first pod that another one has replaced."""
+    sys.stderr.write("muster: another first pod has this run now: this one ends\n")
+    sys.stderr.flush()
+    os._exit(AGAIN_CODE)
 
 
 async def connect_with_retry(host: str, port: int, secret: bytes, wait_s: float) -> Channel:
@@ -154,6 +236,11 @@ class PodConnections:
                 self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, "line"))
                 threading.Thread(target=self._loop.run_forever, name="lines", daemon=True).start()
             return self._loop
+
+
+def connections_of(order: PodOrder, key: str) -> PodConnections:
+    """Return sessions with the pods of an order, by their full names, which are not retried."""
+    return PodConnections(secret=read_secret(key), port=order.port, domain="", wait_s=0.0)
 
 
 def ask_pod(

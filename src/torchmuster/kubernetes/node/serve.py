@@ -1,4 +1,4 @@
-"""The first process of a pod: its pod server.
+"""The first process of a pod: its pod server, and the commands that callers run there.
 
     pod --key FILE --order FILE
 
@@ -6,6 +6,14 @@ Clients that authenticate with the run's key can run commands here. In the first
 also starts the run's owner, restarts it if it is killed, and ends with it. It passes SIGTERM on to
 what runs here: the node is drained, or the Job deleted. Orphaned processes become its children, and
 it reaps them.
+
+Each command has a separate authenticated channel (`launcher/node/exec.py`,
+`launcher/net/command.py`). When the connection ends, so does the command's input: a remote
+(`launcher/node/remote`) then ends what it has started.
+
+The owner of a run names its first pod with each command. Of two first pods, the later one has the
+run: sessions of the earlier one end, and its next call is answered with that news. A node that only
+seemed dead may come back with its pod after an hour.
 """
 
 import asyncio
@@ -13,9 +21,10 @@ import contextlib
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from torchmuster.core import proc
@@ -24,7 +33,7 @@ from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.contract import CREDENTIALS_VARIABLE, OVERUSED_SIGNAL
 from torchmuster.core.model.failure import OVERUSED
 from torchmuster.core.net.address import bind, read_secret
-from torchmuster.core.net.channel import Channel, HandshakeError, Role
+from torchmuster.core.net.channel import Channel, ChannelClosedError, HandshakeError, Role
 from torchmuster.core.net.listener import Listener
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.node.order import (
@@ -38,13 +47,15 @@ from torchmuster.kubernetes.node.order import (
     ORDER_VARIABLE,
     PROGRAMS_VARIABLE,
     READS_VARIABLE,
+    REPLACED_CODE,
     PodOrder,
     PodWords,
     own_index,
     place_member,
     read_order,
 )
-from torchmuster.kubernetes.node.session import Sessions
+from torchmuster.launcher.net import part_messages
+from torchmuster.launcher.node.exec import Exec, kill_sessions
 
 # Whether a pod that is asked to end is evicted for its own use of disk or memory.
 #
@@ -106,44 +117,150 @@ _LOOK_S = 0.1
 _EXIT_DELAY_S = 0.3  # a kubelet gives an evicted pod one second
 _TAKE_RECORD_S = 60.0  # after the run's end, while clients read its record
 _CALL_AGAIN_S = 5.0  # for a client whose connection has just broken
+_RECORD_PROGRAM = "pod-record"
+_LEAVE_S = 20.0  # a remote takes up to 10 s to end its agents
+_LAST_WORDS_S = 30.0
+
+
+class Sessions:
+    """The commands that callers run here.
+
+    Attributes:
+        pids: The pids of the commands; a reaper of orphans must not wait for them.
+        num_starting: The number of commands without a known pid yet.
+    """
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self.num_starting = 0
+        self._execs: dict[Exec, tuple[Channel, str]] = {}
+        self._claims: list[str] = []
+        self._last_read = float("-inf")
+        self._passed_on: int | None = None
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Count a process that is being started, whose pid is not known yet."""
+        self.num_starting += 1
+        try:
+            yield
+        finally:
+            self.num_starting -= 1
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to all commands, present and future; remotes pass it on to their agents."""
+        self._passed_on = signum
+        for pid in self.pids & {one.pid for one in self._execs}:
+            proc.kill_quietly(pid, signum)
+
+    async def ended(self, limit_s: float = float("inf"), *, calls_again_s: float = 0.0) -> None:
+        """Wait until no command runs, at most so long; a client that read the record may return."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        while (now := loop.time()) < deadline:
+            is_busy = self._execs or self.num_starting
+            if not is_busy and now - self._last_read >= calls_again_s:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def serve(self, channel: Channel) -> None:
+        """Run one caller's command until it or the connection ends."""
+        try:
+            start = await channel.receive()
+        except ChannelClosedError:
+            return
+        if not isinstance(start, part_messages.ExecStart) or not start.argv:
+            return
+        if start.claim and not self._admit(start.claim):
+            channel.send_nowait(part_messages.ExecEnded(exec_id=start.exec_id, code=REPLACED_CODE))
+            await channel.close()
+            return
+        reads = any(_RECORD_PROGRAM in word for word in start.argv)
+
+        def launch(streams: tuple[int, int, int]) -> proc.Child:
+            stdin, stdout, stderr = streams
+            return proc.start(start.argv, stdin=stdin, stdout=stdout, stderr=stderr)
+
+        most = part_messages.MAX_WINDOW_BYTES
+        one = Exec(
+            start,
+            channel.send_nowait,
+            launch,
+            _LEAVE_S,
+            gets_hangup=False,
+            most_bytes=most,
+            patience_s=_LAST_WORDS_S,
+        )
+        self._execs[one] = channel, start.claim
+        hearing = asyncio.create_task(_hear(channel, one))
+        try:
+            try:
+                last = await one.run(None, self._note)
+            finally:
+                kill_sessions({one.pid} - {0})
+                self.pids.discard(one.pid)
+            if not one.is_left:
+                channel.send_nowait(last)
+                await _until_taken(one, hearing)
+        finally:
+            hearing.cancel()
+            del self._execs[one]
+            if reads:
+                self._last_read = asyncio.get_running_loop().time()
+
+    def _note(self, pid: int) -> None:
+        self.pids.add(pid)
+        if self._passed_on is not None:
+            proc.kill_quietly(pid, self._passed_on)
+
+    def _admit(self, claim: str) -> bool:
+        """Say whether a first pod has the run; a new claim ends the sessions of earlier ones."""
+        if claim in self._claims[:-1]:
+            return False
+        if claim not in self._claims:
+            self._claims.append(claim)
+            for channel, earlier in self._execs.values():
+                if earlier and earlier != claim:
+                    channel.abort()
+        return True
+
+
+async def _until_taken(one: Exec, hearing: "asyncio.Task[None]") -> None:
+    """Wait until the caller hangs up, which it does after reading all output, or stops reading."""
+    heard_at = None
+    while not hearing.done() and one.heard_at != heard_at:
+        heard_at = one.heard_at
+        await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
+
+
+async def _hear(channel: Channel, one: Exec) -> None:
+    """Pass a caller's messages to its command; when the caller is gone, end the command's input."""
+    with contextlib.suppress(ChannelClosedError):
+        while True:
+            message = await channel.receive()
+            if isinstance(message, part_messages.FromExecClient):
+                one.take(message)
+    one.take(part_messages.ExecLeave(exec_id=one.exec_id))
 
 
 class PodServer:
     """Serves sessions until it is asked to stop, or until the owner of its run has ended.
 
     Attributes:
+        order: The pod's order.
         owner: The command of the run's owner; None in the other pods.
-        order: The pod's order, if there is an owner.
     """
 
-    def __init__(
-        self,
-        secret: bytes,
-        port: int,
-        owner: list[str] | None = None,
-        order: PodOrder | None = None,
-    ) -> None:
-        self.owner, self.order = owner, order
+    def __init__(self, secret: bytes, order: PodOrder, owner: list[str] | None) -> None:
+        self.order, self.owner = order, owner
         self._sessions = Sessions()
         self._stopping = asyncio.Event()
         self._owner: asyncio.subprocess.Process | None = None
         self._is_deaf = False
         self._is_done = False
         self._refused: set[str] = set()
-        try:
-            listening = bind("", port)
-        except OSError as error:
-            raise MusterError(
-                f"port {port} of this pod can't be opened",
-                why=error.strerror,
-                fix="with the host's network another process of the host may have it: `door_port` of the site",
-            ) from error
+        listening = bind_in_pod(order.port)
         self._listener = Listener(listening, (secret, None), self._serve, self._refuse)
-
-    @property
-    def port(self) -> int:
-        """Return the port for sessions."""
-        return self._listener.port
 
     async def serve(self) -> int:
         """Serve until the end; return the pod's exit code."""
@@ -153,7 +270,7 @@ class PodServer:
         loop.add_signal_handler(_END_SIGNAL, self._take_end)
         serving = asyncio.create_task(self._listener.serve())
         reaping = asyncio.create_task(self._reap_for_ever())
-        print(f"muster: sessions are served at port {self.port}", flush=True)
+        print(f"muster: sessions are served at port {self._listener.port}", flush=True)
         try:
             code = await self._own() if self.owner is not None else AGAIN_CODE
             if self.owner is None:
@@ -200,7 +317,8 @@ class PodServer:
             code = await self._own_once()
             if code in (0, FINAL_CODE):
                 await self._wait_for_client()
-                await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=self._call_again_s)
+                again_s = 0.0 if self._is_held else _CALL_AGAIN_S
+                await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=again_s)
             if code in (0, FINAL_CODE, AGAIN_CODE) or self._stopping.is_set():
                 return code if code in (0, FINAL_CODE) else AGAIN_CODE
             print(f"muster: the run's owner ended ({code}): it is started again", flush=True)
@@ -211,19 +329,14 @@ class PodServer:
 
     async def _wait_for_client(self) -> None:
         """Wait at most `keep_s` until a client holds what only the pods have, or until a stop."""
-        keep_s = self.order.keep_s if self.order is not None else 0.0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(keep_s):
+            async with asyncio.timeout(self.order.keep_s):
                 while not self._is_held and not self._stopping.is_set():
                     await asyncio.sleep(_LOOK_S)
 
     @property
     def _is_held(self) -> bool:
-        return self.order is not None and os.path.exists(self.order.held)
-
-    @property
-    def _call_again_s(self) -> float:
-        return 0.0 if self._is_held else _CALL_AGAIN_S
+        return os.path.exists(self.order.held)
 
     async def _own_once(self) -> int:
         with self._sessions.starting():
@@ -260,6 +373,22 @@ class PodServer:
                     os.waitpid(pid, os.WNOHANG)
 
 
+def bind_in_pod(port: int) -> socket.socket:
+    """Return a listening socket of this pod.
+
+    Raises:
+        MusterError: The port is not free.
+    """
+    try:
+        return bind("", port)
+    except OSError as error:
+        raise MusterError(
+            f"port {port} of this pod can't be opened",
+            why=error.strerror,
+            fix="with the host's network another process of the host may have it: `door_port` of the site",
+        ) from error
+
+
 def main(arguments: list[str]) -> int:
     """Serve sessions in this pod; in the first one also own the run."""
     words = from_arguments(PodWords, arguments)
@@ -293,4 +422,4 @@ def _place_credentials(key: str, order: str) -> None:
 
 
 async def _serve(secret: bytes, order: PodOrder, owner: list[str] | None) -> int:
-    return await PodServer(secret, order.port, owner, order).serve()
+    return await PodServer(secret, order, owner).serve()

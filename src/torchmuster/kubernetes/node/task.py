@@ -14,7 +14,7 @@ from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.net.address import read_secret
 from torchmuster.kubernetes.node.call import call_pod
 from torchmuster.kubernetes.node.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, read_order
-from torchmuster.kubernetes.node.place import LACKS_CODE
+from torchmuster.kubernetes.node.record import LACKS_CODE
 from torchmuster.launcher.node.remote.files import mark_of
 
 _COMMAND = f"exec ${PROGRAMS_VARIABLE}"

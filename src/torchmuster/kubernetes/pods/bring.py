@@ -1,4 +1,4 @@
-"""What a run in pods brings along (the files of its Secrets), and its context and namespace."""
+"""What a run in pods brings along: the files of its Secrets, its cluster, and what an earlier run left."""
 
 import hashlib
 import io
@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir, muster_home
+from torchmuster.core.files.layout import RunDir, muster_home, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Program, RunPlan
 from torchmuster.core.model.text import did_you_mean, show_size
+from torchmuster.core.owner.record import read_result
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import JOBSETS, kubectl, name_of
-from torchmuster.kubernetes.engine.manifest import MOST_PARCELS, SECRET_BYTES
-from torchmuster.kubernetes.engine.wishes import (
+from torchmuster.kubernetes.engine.manifest import (
+    MOST_PARCELS,
     POD_PORT,
+    SECRET_BYTES,
+    claims_of,
     home_of,
     keep_s_of,
     keeps_runs,
@@ -30,23 +33,23 @@ from torchmuster.kubernetes.engine.wishes import (
 )
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.reach import refused
+from torchmuster.kubernetes.pods.reach import ask, refused
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.model.job import JobRequest
+from torchmuster.launcher.views.account import find_saved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchmuster.launcher.spec.site import Site
 
+
 PYTHON = "python3"  # in an image
 REACH_RULE = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}'
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
-_OWN_BYTES = (
-    64 << 10
-)  # of the run's own Secret; larger files go into parcels, which are more Secrets
+_OWN_BYTES = 64 << 10  # of the run's own Secret; larger files go into parcels: more Secrets
 _PIECE_BYTES = 256 << 10
 # Files with no other way than Secrets: what to call one that is too large, and the remedy.
 _SECRETS_ONLY = {
@@ -186,42 +189,70 @@ def bring_run(
     Raises:
         UsageError: The code is too large, or the script is not in its folder.
     """
-    folder = os.path.join(run_dir.path, "pods")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    code = pack_code(plan.program, folder)
-    order = PodOrder(
-        run_id=plan.run_id,
+    order = replace(
+        order_of(job, plan.run_id),
+        warn_s=warn_s,
+        start_limit_s=start_limit_s,
+        time_limit_s=job.time_limit_s,
+        continues=before.run_id if before is not None else None,
+        saved_step=before.saved_step if before is not None else None,
+    )
+    return bring_code(job, order, plan.program, run_dir, {orders.PLAN_FILE: run_dir.plan})
+
+
+def order_of(job: JobRequest, run_id: str) -> PodOrder:
+    """Return an order with what the site and the job say; its caller adds the rest."""
+    return PodOrder(
+        run_id=run_id,
         job=job.name,
         num_pods=job.num_nodes,
         port=int(dict(job.own_keys).get("door_port", POD_PORT)),
         home=home_of(job),
-        code_root=code.root,
+        code_root="",
         code_sha="",
-        warn_s=warn_s,
-        start_limit_s=start_limit_s,
-        time_limit_s=job.time_limit_s,
         has_volume=keeps_runs(job),
         keep_s=keep_s_of(job),
-        continues=before.run_id if before is not None else None,
-        saved_step=before.saved_step if before is not None else None,
     )
-    order, brings = pack_order(order, folder, run_dir, {orders.PLAN_FILE: run_dir.plan})
-    if order.code_bytes is not None:
-        check_transport(job, "the code", code.describe())
-    return replace(job, brings=tuple(brings.items()))
 
 
-def pack_code(program: Program, folder: str) -> code_copy.CodeFolder:
-    """Write the archive of a program's code into the folder for the pods; return its contents.
+def bring_code(
+    job: JobRequest,
+    order: PodOrder,
+    program: Program,
+    run_dir: RunDir,
+    more: "Mapping[str, str]",
+    *,
+    detach: bool = False,
+) -> JobRequest:
+    """Return the job with a program's code, the order, and `more` files, by their names in the pods.
+
+    Args:
+        job: The request to the cluster.
+        order: The order of the pods.
+        program: The program.
+        run_dir: The run's directory here, into which the files are written.
+        more: Further files.
+        detach: Nobody stays to send code that is too large for Secrets.
 
     Raises:
-        UsageError: It is too large, or the script is not in its folder.
+        UsageError: The files are too large, or the script is not in its folder.
     """
-    code = code_copy.find_code(program.cwd)
-    code_copy.check_inside(program, code.root)
+    folder = os.path.join(run_dir.path, "pods")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    code = check_code(program)
     with open(os.path.join(folder, orders.CODE_FILE), "wb") as file:
         code_copy.write_archive(code.root, code.names, file, has_times=False)
-    return code
+    order, brings = pack_order(replace(order, code_root=code.root), folder, run_dir, more)
+    if order.code_bytes is not None:
+        if detach:
+            raise UsageError(
+                f"the code takes {show_size(order.code_bytes)}, which is too large for Secrets",
+                where="--detach",
+                why="who follows the sweep sends it to each pod",
+                fix="leave out --detach, or name data in .gitignore",
+            )
+        check_transport(job, "the code", code.describe())
+    return replace(job, brings=tuple(brings.items()))
 
 
 def pack_order(
@@ -379,11 +410,7 @@ def shown_files() -> tuple[tuple[str, str], ...]:
 
 def _config(*words: str, context: str | None = None) -> str:
     chosen = [f"--context={context}"] if context else []
-    argv = ["kubectl", *chosen, "config", *words]
-    said = proc.ask(argv, b"", _ASK_S)
-    if said.status != 0:
-        raise refused(argv, said.stderr.decode(errors="replace"))
-    return said.stdout.decode(errors="replace").strip()
+    return ask(["kubectl", *chosen, "config", *words]).strip()
 
 
 def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
@@ -431,11 +458,50 @@ def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
     return buffer.getvalue()
 
 
-def check_code(plan: RunPlan) -> None:
-    """Refuse code that can't be copied, before anything is created.
+def check_code(program: Program) -> code_copy.CodeFolder:
+    """Return the folder of a program's code; refuse one that can't be copied.
 
     Raises:
         UsageError: It is too large, or the script is not in its folder.
     """
-    code = code_copy.find_code(plan.program.cwd)
-    code_copy.check_inside(plan.program, code.root)
+    code = code_copy.find_code(program.cwd)
+    code_copy.check_inside(program, code.root)
+    return code
+
+
+def find_earlier_run(old: RunDir, order: PodOrder, job: JobRequest) -> EarlierRun | None:
+    """Return the run to resume from; None if the new run begins like a first one.
+
+    Args:
+        old: The old run's directory here.
+        order: The order of its pods.
+        job: The request to the cluster.
+
+    Raises:
+        UsageError: Its snapshots were on the disks of its pods.
+    """
+    saved, result = find_saved(old), read_result(old)
+    step = saved.step if saved is not None else None
+    if step is None and result is not None:
+        step = result.saved_step  # the record may be missing here
+    own = order.run_dir.snapshots
+    folder = saved.folder if saved is not None and saved.folder != old.snapshots else own
+    if step is not None and not _outlives_pods(folder, job):
+        raise UsageError(
+            f"the snapshots of {short_id(order.run_id)} are gone: the last was of step {step}",
+            where=folder,
+            why="they were on the disks of its pods and went with them",
+            fix="type its command again to start over at step 0; `claims` and `home` of the site keep runs on a volume",
+        )
+    if not keeps_runs(job):
+        return None
+    is_own = os.path.normpath(folder) == own
+    return EarlierRun(run_id=order.run_id, saved_step=step if is_own else None)
+
+
+def _outlives_pods(folder: str, job: JobRequest) -> bool:
+    """Say whether a folder is a URL or on a volume."""
+    volumes = (claim.path.rstrip("/") for claim in claims_of(job))
+    return "://" in folder or any(
+        folder == path or folder.startswith(f"{path}/") for path in volumes
+    )

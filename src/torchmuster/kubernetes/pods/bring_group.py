@@ -14,10 +14,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Limits, Program, ScriptKind
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import name_of
-from torchmuster.kubernetes.engine.wishes import (
-    POD_PORT,
-    home_of,
-    keep_s_of,
+from torchmuster.kubernetes.engine.manifest import (
     keeps_runs,
     kind_name,
     kinds_of,
@@ -25,8 +22,8 @@ from torchmuster.kubernetes.engine.wishes import (
 )
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.node.place import output_names
-from torchmuster.kubernetes.pods.bring import check_transport, pack_order, python_of
+from torchmuster.kubernetes.node.record import output_names
+from torchmuster.kubernetes.pods.bring import check_transport, order_of, pack_order, python_of
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
@@ -124,18 +121,12 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
     nodes: dict[str, list[TaskNode]] = {}
     for task, host in zip((task for kind in kinds for task in kind.tasks), hosts, strict=True):
         nodes.setdefault(task, []).append(TaskNode(name=host))
-    order = PodOrder(
-        run_id=plan.run_id,
+    order = replace(
+        order_of(base, plan.run_id),
         job=of_kinds[0].name,
         num_pods=num_pods,
-        port=int(dict(base.own_keys).get("door_port", POD_PORT)),
-        home=home_of(base),
-        code_root="",
-        code_sha="",
         group=group.name,
         hosts=tuple(hosts),
-        has_volume=keeps_runs(base),
-        keep_s=keep_s_of(base),
         join_s=max(JOIN_S, group.queue_timeout_s or 0.0),
         environment=_datasets_of_pods(),
     )
@@ -158,13 +149,7 @@ def makes_sets(site: "Site") -> bool:
 
 def _set(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]:
     """Return the one job from which a JobSet makes a Job for each kind."""
-    chunks = (
-        replace(
-            _node(base.chunks[0], kind.node),
-            extra=(("image", kind.image),) if kind.image is not None else (),
-        )
-        for kind in kinds
-    )
+    chunks = (replace(_node(base.chunks[0], kind.node), extra=_image_key(kind)) for kind in kinds)
     return [replace(base, name=name, chunks=tuple(chunks))]
 
 
@@ -177,7 +162,7 @@ def _jobs(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]
             base,
             name=f"{name}-{kind_name(number)}" if number else name,
             chunks=(_node(base.chunks[0], kind.node),),
-            own_keys=_own_keys(base, kind),
+            own_keys=tuple({**dict(base.own_keys), **dict(_image_key(kind))}.items()),
             first_index=first,
             shares=name if number else None,
         )
@@ -197,11 +182,9 @@ def keeps_datasets_here(order: PodOrder) -> bool:
     return not order.has_volume and not order.environment
 
 
-def _own_keys(job: JobRequest, kind: PodKind) -> tuple[tuple[str, str], ...]:
-    keys = dict(job.own_keys)
-    if kind.image is not None:
-        keys["image"] = kind.image
-    return tuple(keys.items())
+def _image_key(kind: PodKind) -> tuple[tuple[str, str], ...]:
+    """Return the key of a site that the kind has instead, if its tasks name an image."""
+    return (("image", kind.image),) if kind.image is not None else ()
 
 
 def _node(site: NodeChunk, asked: NodeChunk) -> NodeChunk:
@@ -270,7 +253,10 @@ def _pack(
             names += [f"code/{name}" for name in code.names]
             moved = _with_pod_paths(plan, code.root, os.path.join(pods.order.run_dir.path, "code"))
         runs = os.path.dirname(pods.order.run_dir.path)
-        reused = {name: _path_on_volume(runs, folder) for name, folder in plan.reused.items()}
+        reused = {
+            name: os.path.join(runs, os.path.basename(os.path.normpath(earlier)))
+            for name, earlier in plan.reused.items()
+        }
         moved = replace(moved, reused=reused)
         if keeps_datasets_here(pods.order):
             moved = _without_datasets(moved)
@@ -290,11 +276,6 @@ def _pack(
 def _write_packed(path: str, plan: WorkflowPlan) -> None:
     """Write a plan compressed, to a tenth of its size or less."""
     atomic.replace_file(path, lzma.compress(atomic.as_json(codec.to_plain(plan))))
-
-
-def _path_on_volume(runs: str, folder: str) -> str:
-    """Return the folder of an earlier run on the pods' volume."""
-    return os.path.join(runs, os.path.basename(os.path.normpath(folder)))
 
 
 def with_outputs(task: TaskPlan, *, to_urls: bool) -> TaskPlan:

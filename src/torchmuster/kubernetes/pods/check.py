@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.core import proc
 from torchmuster.core.model.text import did_you_mean, few_of
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.engine.dialect import JOBSETS, kubectl
-from torchmuster.kubernetes.engine.wishes import claims_of
+from torchmuster.kubernetes.engine.manifest import claims_of
 from torchmuster.kubernetes.pods.bring import place_of_keys
-from torchmuster.kubernetes.pods.reach import NotAllowedError, ask, refused
+from torchmuster.kubernetes.pods.reach import NotAllowedError, ask
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.model.job import JobRequest
 
@@ -89,15 +88,8 @@ class Rule:
 
     def allows(self, group: str, resource: str, verb: str) -> bool:
         """Say whether the rule covers this verb on this resource."""
-        return (
-            _covers(self.groups, group)
-            and _covers(self.resources, resource)
-            and _covers(self.verbs, verb)
-        )
-
-
-def _covers(names: frozenset[str], name: str) -> bool:
-    return "*" in names or name in names
+        asked = ((self.groups, group), (self.resources, resource), (self.verbs, verb))
+        return all("*" in names or name in names for names, name in asked)
 
 
 def check_cluster(keys: Mapping[str, str], queue: str | None) -> list[ClusterFinding]:
@@ -114,7 +106,8 @@ def check_cluster(keys: Mapping[str, str], queue: str | None) -> list[ClusterFin
     found += _rights(context, namespace, helpful)
     if queue is not None:
         found.append(_queue(context, namespace, queue))
-    found += [_claim(context, namespace, line) for line in _entries(keys.get("claims"))]
+    claims = filter(None, keys.get("claims", "").split("\n"))
+    found += [_claim(context, namespace, line) for line in claims]
     found.append(_nodes(context, keys))
     return found
 
@@ -180,10 +173,7 @@ def _rights(
     # kubectl would validate it by schemas that a user with few rights may not read.
     argv = kubectl(context, namespace, "create", "--validate=false", "-f", "-", "-o", "json")
     try:
-        said = proc.ask(argv, review.encode(), _ASK_S)
-        if said.status != 0:
-            raise refused(argv, said.stderr.decode(errors="replace"))
-        rules = rules_of(said.stdout.decode(errors="replace"))
+        rules = rules_of(ask(argv, review.encode()))
     except (MusterError, ValueError) as error:
         return [ClusterFinding(check="rights", ok=None, words=f"could not be asked: {error}")]
     lacks = [
@@ -201,11 +191,10 @@ def _rights(
 
 
 def _queue(context: str, namespace: str, queue: str) -> ClusterFinding:
-    check = f"queue {queue}"
     try:
         text = ask(kubectl(context, namespace, "get", QUEUES, "-o", "json"))
     except EngineError as error:
-        return ClusterFinding(check=check, ok=None, words=_words_of(error))
+        return ClusterFinding(check=f"queue {queue}", ok=None, words=_words_of(error))
     return finding_of_queue(queue, json.loads(text).get("items", []))
 
 
@@ -246,7 +235,8 @@ def _has_sets(context: str, namespace: str) -> bool:
 
 
 def _claim(context: str, namespace: str, entry: str) -> ClusterFinding:
-    name, check = entry.partition(":")[0], f"volume {entry.partition(':')[0]}"
+    name = entry.partition(":")[0]
+    check = f"volume {name}"
     try:
         words = ("get", "persistentvolumeclaim", name, "-o", "json")
         claim = json.loads(ask(kubectl(context, namespace, *words)))
@@ -282,7 +272,11 @@ def check_claims(job: JobRequest) -> list[str]:
             continue  # the scheduler will report it
         except EngineError as error:
             if "(NotFound)" in (error.why or ""):
-                raise _no_claim(claim.name, namespace) from error
+                raise EngineError(
+                    f"there is no volume `{claim.name}` in the namespace `{namespace}`",
+                    where="claims",
+                    fix="`kubectl get pvc` lists them",
+                ) from error
             continue
         if job.num_nodes < _SEVERAL or not set(modes) <= _NOT_SHARED:
             continue
@@ -293,14 +287,6 @@ def check_claims(job: JobRequest) -> list[str]:
             f" (a ReadWriteMany one is shared: `kubectl get pvc`)"
         )
     return found
-
-
-def _no_claim(name: str, namespace: str) -> EngineError:
-    return EngineError(
-        f"there is no volume `{name}` in the namespace `{namespace}`",
-        where="claims",
-        fix="`kubectl get pvc` lists them",
-    )
 
 
 def _not_shared(name: str, modes: Sequence[str], num_pods: int) -> EngineError:
@@ -364,10 +350,6 @@ def contexts() -> tuple[list[str], str]:
 def _names(argv: list[str]) -> list[str]:
     lines = ask(argv).splitlines()
     return [line.rpartition("/")[2] if "kueue" in line else line for line in lines if line]
-
-
-def _entries(text: str | None) -> list[str]:
-    return text.split("\n") if text else []
 
 
 def _words_of(error: MusterError) -> str:

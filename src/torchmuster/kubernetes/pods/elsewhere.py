@@ -35,8 +35,7 @@ from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.bring import place_of_keys
 from torchmuster.kubernetes.pods.end import ask_owner_to_end, remove_groups
 from torchmuster.kubernetes.pods.mirror import RecordMirror
-from torchmuster.kubernetes.pods.reach import ask, find_pod, job_of, pod_order
-from torchmuster.kubernetes.pods.watch import PodWatch, looking
+from torchmuster.kubernetes.pods.reach import PodWatch, RunInPods, ask, looking
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import schedulers
 from torchmuster.launcher.engines.schedulers import sees_files
@@ -89,10 +88,6 @@ def _jobs(place: _Place) -> list[_Job]:
     return sorted(found, key=lambda job: str(job["metadata"].get("creationTimestamp")))
 
 
-def _made_at(job: _Job) -> float | None:
-    return moment_of(job["metadata"].get("creationTimestamp"))
-
-
 def _run_id(job: _Job) -> str:
     return str(job["metadata"].get("annotations", {}).get(RUN_ID_ANNOTATION, ""))
 
@@ -137,12 +132,13 @@ def _read_secrets(place: _Place, names: Sequence[str]) -> tuple[dict[str, bytes]
 
 def _copy_here(place: _Place, job: _Job) -> RunDir:
     files, order = _read_secrets(place, _secrets_of(job))
+    made_at = moment_of(job["metadata"].get("creationTimestamp"))
     run_dir = RunDir(os.path.join(runs_dir(), order.run_id))
     if order.group is not None:
         where = {"context": place[0], "namespace": place[1]}
         groups = {"engine": DIALECT.name, "jobs": {}, "elsewhere": where}
         plan = _workflow_files(files, order)
-        _make(run_dir, {**plan, RunDir.jobs: atomic.as_json(groups)}, _made_at(job))
+        _make(run_dir, {**plan, RunDir.jobs: atomic.as_json(groups)}, made_at)
         return run_dir
     job_id = job_id_of(*place, order.job)
     noted = {RunDir.job: atomic.as_json({"engine": DIALECT.name, "job_id": job_id})}
@@ -150,7 +146,7 @@ def _copy_here(place: _Place, job: _Job) -> RunDir:
         made = MemberArray(job_id=job_id, members=order.members)
         arrays = SweepArrays(engine=DIALECT.name, request=None, arrays=(made,))
         noted = {RunDir.arrays: atomic.as_json(codec.to_plain(arrays))}
-    _make(run_dir, {**_run_files(files, order), **noted}, _made_at(job))
+    _make(run_dir, {**_run_files(files, order), **noted}, made_at)
     return run_dir
 
 
@@ -285,11 +281,9 @@ def catch_up_groups(run_dir: RunDir) -> None:
     with contextlib.suppress(MusterError):
         look_for_groups(run_dir)
     for group in _open_groups(run_dir):
-        order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
-        if order is not None and job_id is not None:
-            mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
+        if (run := RunInPods.of(run_dir, group)) is not None:
             with contextlib.suppress(MusterError, OSError):
-                mirror.catch_up()
+                RecordMirror(run, PodWatch(run.job_id), lambda _: None).catch_up()
 
 
 def _open_groups(run_dir: RunDir) -> list[str]:
@@ -318,10 +312,9 @@ def cancel_groups(run_dir: RunDir) -> bool:
     look_for_groups(run_dir)
     asked: set[str] = set()
     for group in _open_groups(run_dir):
-        order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
         with contextlib.suppress(MusterError, OSError):
-            if order is not None and job_id is not None:
-                ask_owner_to_end(run_dir, order, job_id)
+            if (run := RunInPods.of(run_dir, group)) is not None:
+                ask_owner_to_end(run)
                 asked.add(group)
     deadline = time.monotonic() + _END_S
     while asked & {*_open_groups(run_dir)} and time.monotonic() < deadline:
@@ -335,7 +328,7 @@ def cancel_groups(run_dir: RunDir) -> bool:
 
 def _is_gone(run_dir: RunDir, group: str) -> bool:
     """Say whether a group's first pod is gone: the owner has fetched what there was."""
-    order, job_id = pod_order(run_dir, group), job_of(run_dir, group)
+    run = RunInPods.of(run_dir, group)
     with contextlib.suppress(MusterError):
-        return order is None or job_id is None or find_pod(job_id, order.index) is None
+        return run is None or run.first_pod() is None
     return False

@@ -16,12 +16,12 @@ from torchmuster.core.owner.record import read_outcome, read_result
 from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.kubernetes.engine.answers import LOST_AT_END, WAITS_FOR_CLIENT, Pod
 from torchmuster.kubernetes.engine.dialect import DIALECT, place_of
-from torchmuster.kubernetes.node.call import call_argv
-from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.losses import LossNotes, explain_loss
+from torchmuster.kubernetes.pods.losses import LossNotes, LostPodRemover, explain_loss
 from torchmuster.kubernetes.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.kubernetes.pods.reach import (
     NotAllowedError,
+    PodWatch,
+    RunInPods,
     ask,
     find_pod,
     forward,
@@ -30,8 +30,6 @@ from torchmuster.kubernetes.pods.reach import (
     log_of,
     pod_order,
 )
-from torchmuster.kubernetes.pods.release import LostPodRemover
-from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.jobs.jobs import cancelled_before_start, view_jobs
 from torchmuster.multirun.sweep.arrays import read_arrays
 
@@ -46,13 +44,13 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
 
     A process does so once for each run, except with `again`.
     """
-    order, job_id = pod_order(run_dir), job_of(run_dir)
-    if order is None or job_id is None or order.is_sweep or read_result(run_dir) is not None:
+    run = RunInPods.of(run_dir)
+    if run is None or run.order.is_sweep or read_result(run_dir) is not None:
         return
     if run_dir.path in _CAUGHT_UP and not again:
         return
     _CAUGHT_UP.add(run_dir.path)
-    mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
+    mirror = RecordMirror(run, PodWatch(run.job_id), lambda _: None)
     mirror.takes = is_submitted_here(run_dir)
     lacks_right = None
     try:
@@ -62,7 +60,7 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
     except NotAllowedError as error:
         lacks_right = error.fix
         with contextlib.suppress(MusterError, OSError):
-            _keep_log(run_dir, job_id, error)
+            _keep_log(run, error)
     except (MusterError, OSError) as error:
         why = error.what if isinstance(error, MusterError) else str(error)
         if mirror.is_up:
@@ -70,30 +68,29 @@ def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
                 atomic.write_json(_no_reach(run_dir), {"why": why, "is_old": True})
     with contextlib.suppress(MusterError):
         is_known = mirror.is_connected and not mirror.is_complete
-        release = LostPodRemover(run_dir, order, job_id, lambda _: None)
-        release.look(asks=not mirror.is_connected, is_known=is_known)
+        LostPodRemover(run, lambda _: None).look(asks=not mirror.is_connected, is_known=is_known)
     if mirror.is_complete and is_submitted_here(run_dir):
         with contextlib.suppress(MusterError):
-            remove(job_id)  # everything is here
+            remove(run.job_id)  # everything is here
         return
     with contextlib.suppress(MusterError, OSError):
-        LossNotes(run_dir, order, job_id, lambda _: None).look()
+        LossNotes(run, lambda _: None).look()
     if read_result(run_dir) is None:
         with contextlib.suppress(MusterError):
-            save_last_message(run_dir, job_id, lacks_right)
+            save_last_message(run, lacks_right)
 
 
 def _no_reach(run_dir: RunDir) -> str:
     return os.path.join(run_dir.path, "pods", "no-reach.json")
 
 
-def _keep_log(run_dir: RunDir, job_id: str, error: NotAllowedError) -> None:
+def _keep_log(run: RunInPods, error: NotAllowedError) -> None:
     """Save the first pod's log, as the record can't be read, and note why."""
-    pod = find_pod(job_id, 0)
+    pod = find_pod(run.job_id, 0)
     if pod is None:
         return
-    atomic.replace_file(run_dir.job_log, log_of(job_id, pod))
-    atomic.write_json(_no_reach(run_dir), {"why": error.fix or error.why or error.what})
+    atomic.replace_file(run.run_dir.job_log, log_of(run.job_id, pod).encode())
+    atomic.write_json(_no_reach(run.run_dir), {"why": error.fix or error.why or error.what})
 
 
 def words_on_reach(run_dir: RunDir) -> str | None:
@@ -106,21 +103,20 @@ def words_on_reach(run_dir: RunDir) -> str | None:
     return f"pods can't be reached from here: {noted.get('why')}; what the first pod wrote is in {run_dir.job_log}"
 
 
-def save_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = None) -> None:
+def save_last_message(run: RunInPods, lacks_right: str | None) -> None:
     """Save the result from the first pod's last message, as the record did not come.
 
     Raises:
         EngineError: The cluster can't be queried.
     """
-    pod = find_pod(job_id, 0)
+    run_dir, pod = run.run_dir, find_pod(run.job_id, 0)
     result = result_of_pod(pod, run_dir)
-    order = pod_order(run_dir)
-    if result is None or order is None or pod is None:
+    if result is None or pod is None:
         return
-    result = explain_loss(result, run_dir, order, job_id)
+    result = explain_loss(result, run)
     # A cancel removes the Job in any case.
     if result.attempts > 0 and not os.path.exists(run_dir.cancelled):
-        missing = explain_missing(result.state, order, job_id, pod, lacks_right)
+        missing = explain_missing(result.state, run, pod, lacks_right)
         report = result.report
         if result.state is RunState.SUCCEEDED or report is None:
             report = missing
@@ -134,10 +130,10 @@ def save_last_message(run_dir: RunDir, job_id: str, lacks_right: str | None = No
 
 
 def explain_missing(
-    state: RunState | State, order: PodOrder, job_id: str, pod: Pod | None, lacks_right: str | None
+    state: RunState | State, run: RunInPods, pod: Pod | None, lacks_right: str | None
 ) -> Report:
     """Return a report on a run or group of which at most the last message came; its Job stays."""
-    _, namespace, _ = place_of(job_id)
+    order, (_, namespace, _) = run.order, place_of(run.job_id)
     lies = "went with its first pod, which somebody has deleted"
     hint = "`claims` and `home` of the site keep files on a volume"
     if pod is not None:
@@ -149,7 +145,7 @@ def explain_missing(
     why = "nobody has taken them from its first pod before that ended"
     return Report(
         error=f"its results, logs and files did not come here: it has ended ({state.value.lower()}), and they {lies}",
-        at=f"job {job_id}, which was not removed",
+        at=f"job {run.job_id}, which was not removed",
         because=("pods can't be reached from here" if lacks_right else why,),
         hint=lacks_right or hint,
     )
@@ -163,11 +159,12 @@ def cancel_run(run_dir: RunDir) -> bool:
     Raises:
         EngineError: The cluster refuses.
     """
-    order, job_id = pod_order(run_dir), job_of(run_dir)
-    if order is None or job_id is None:
+    run = RunInPods.of(run_dir)
+    if run is None:
         return False
+    job_id = run.job_id
     with contextlib.suppress(MusterError, OSError):
-        ask_owner_to_end(run_dir, order, job_id)
+        ask_owner_to_end(run)
         _wait_for_record(run_dir)
     view = view_jobs(DIALECT, [job_id]).get(job_id) if read_result(run_dir) is None else None
     remove(job_id)
@@ -208,22 +205,20 @@ def remove_groups(run_dir: RunDir) -> list[str]:
     found: list[str] = []
     folder = os.path.join(run_dir.path, "groups")
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        job_id = job_of(run_dir, name)
-        if job_id is None or pod_order(run_dir, name) is None:
-            continue
-        if read_outcome(run_dir, name) is None:
-            found += remove_group(run_dir, name, job_id)
+        run = RunInPods.of(run_dir, name)
+        if run is not None and read_outcome(run_dir, name) is None:
+            found += remove_group(run)
     return found
 
 
-def remove_group(run_dir: RunDir, name: str, job_id: str) -> list[str]:
-    """Remove all objects of a group, by its first Job's id; return its Jobs.
+def remove_group(run: RunInPods) -> list[str]:
+    """Remove all objects of a group; return its Jobs.
 
     Raises:
         EngineError: The cluster refuses.
     """
-    noted = atomic.read_json(run_dir.group(name).job) or {}
-    jobs = [job_id, *map(str, noted.get("more", ()))]
+    noted = atomic.read_json(run.run_dir.group(run.order.group or "").job) or {}
+    jobs = [run.job_id, *map(str, noted.get("more", ()))]
     remove_jobs(jobs, noted.get("set"))
     return jobs
 
@@ -250,20 +245,20 @@ def remove(job_id: str) -> None:
     ask(DIALECT.cancel_argv(job_id))
 
 
-def ask_owner_to_end(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
+def ask_owner_to_end(run: RunInPods) -> None:
     """Ask the owner in the first pod to end its run or group.
 
     Raises:
         MusterError: The pod does not run, or can't be reached.
     """
-    pod = find_pod(job_id, order.index)
+    pod = run.first_pod()
     if pod is None or not pod.is_up:
         raise MusterError("the first pod does not run")
-    note = os.path.join(order.folder, os.path.basename(run_dir.cancelled))
-    with forward(job_id, pod.name, order.port) as way:
-        words = [*call_argv(run_dir.secret, way.port), "127.0.0.1"]
+    note = os.path.join(run.order.folder, os.path.basename(run.run_dir.cancelled))
+    with forward(run.job_id, pod.name, run.order.port) as way:
         # The owner checks for the note on the signal, to tell a user's cancel from a lost node.
-        proc.ask([*words, f'echo "{{}}" >"{note}" && kill -TERM 1'], b"", _ASK_S)
+        command = f'echo "{{}}" >"{note}" && kill -TERM 1'
+        proc.ask(run.argv(way.port, command), b"", _ASK_S)
 
 
 def _wait_for_record(run_dir: RunDir) -> None:

@@ -22,22 +22,24 @@ from torchmuster.core.owner.record import Follow, read_outcome
 from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.kubernetes.engine.answers import Pod
 from torchmuster.kubernetes.engine.dialect import DIALECT, job_id_of, place_of
-from torchmuster.kubernetes.node.order import CREDENTIALS_FILE, PodOrder
+from torchmuster.kubernetes.node.order import CREDENTIALS_FILE
 from torchmuster.kubernetes.pods.bring_group import (
-    GroupPods,
     bring_group,
     keeps_datasets_here,
     plan_group,
     with_outputs,
 )
 from torchmuster.kubernetes.pods.end import ask_owner_to_end, explain_missing, remove_jobs
-from torchmuster.kubernetes.pods.losses import LOSS_KNOWN_S, explain_group_loss, explain_task_loss
+from torchmuster.kubernetes.pods.losses import (
+    LOSS_KNOWN_S,
+    LostPodRemover,
+    explain_group_loss,
+    explain_task_loss,
+)
 from torchmuster.kubernetes.pods.members import ObjectRestorer
 from torchmuster.kubernetes.pods.mirror import RecordMirror
-from torchmuster.kubernetes.pods.reach import find_pod
-from torchmuster.kubernetes.pods.release import LostPodRemover
+from torchmuster.kubernetes.pods.reach import PodWatch, RunInPods, find_pod
 from torchmuster.kubernetes.pods.starts import PodStarts, lacks_room
-from torchmuster.kubernetes.pods.watch import PodWatch
 from torchmuster.launcher.jobs.jobs import (
     NeverStartsWatch,
     mark_views_stale,
@@ -59,6 +61,17 @@ _ASK_S = 1.0
 _LATE_S = 15.0  # from the Job's end to that of its record
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GroupCopy:
+    """What follows the Jobs of a group on this machine."""
+
+    watch: PodWatch
+    mirror: RecordMirror
+    starts: PodStarts
+    release: LostPodRemover
+    objects: tuple[ObjectRestorer, ...]
+
+
 @dataclass(slots=True)
 class PodGroup:
     """One group: creates, follows and removes its Jobs.
@@ -74,14 +87,10 @@ class PodGroup:
     hear: Callable[[messages.Message], None]
     say: Callable[[str], None]
     pid: int = 0  # there is no process on this machine
-    _pods: GroupPods | None = None
+    _run: RunInPods | None = None
+    _copy: _GroupCopy | None = None
     _job_ids: list[str] = field(default_factory=list)
     _set_id: str | None = None
-    _mirror: RecordMirror | None = None
-    _watch: PodWatch | None = None
-    _starts: PodStarts | None = None
-    _release: LostPodRemover | None = None
-    _objects: list[ObjectRestorer] = field(default_factory=list)
     _never: NeverStartsWatch = field(default_factory=NeverStartsWatch)
     _reported: dict[str, str] = field(default_factory=dict)
     _waiting: dict[str, JobView] = field(default_factory=dict)
@@ -122,7 +131,6 @@ class PodGroup:
             # The credentials are in the Secret now, or not needed; delete the copy here.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder.path, "pods", CREDENTIALS_FILE))
-        self._pods = pods
         if len(pods.names) > len(pods.jobs):
             context, namespace, _ = place_of(self._job_ids[0])
             self._set_id = job_id_of(context, namespace, pods.jobs[0].name)
@@ -134,20 +142,19 @@ class PodGroup:
             "set": self._set_id,
         }
         atomic.write_json(folder.job, noted)
-        first = self._job_ids[0]
-        self._watch = PodWatch(first, self.say)
-        self._mirror = RecordMirror(
-            self.run_dir, pods.order, first, self._watch, self.say, self.say, takes=True
+        first, *more = self._job_ids
+        run, watch = RunInPods(self.run_dir, pods.order, first), PodWatch(first, self.say)
+        jobs = zip(pods.jobs, self._job_ids, strict=True) if self._set_id is None else ()
+        self._run = run
+        self._copy = _GroupCopy(
+            watch=watch,
+            mirror=RecordMirror(run, watch, self.say, self.say, takes=True),
+            starts=PodStarts(pods.order, first),
+            release=LostPodRemover(run, self.say, tuple(more)),
+            objects=tuple(ObjectRestorer(job, at, watch, self.say) for job, at in jobs),
         )
-        self._starts = PodStarts(pods.order, first)
-        more = tuple(self._job_ids[1:])
-        self._release = LostPodRemover(self.run_dir, pods.order, first, self.say, more)
-        if self._set_id is None:
-            watch, say = self._watch, self.say
-            for job, job_id in zip(pods.jobs, self._job_ids, strict=True):
-                self._objects.append(ObjectRestorer(job, job_id, watch, say))
-        self._watch.start()
-        self._mirror.start()
+        watch.start()
+        self._copy.mirror.start()
 
     async def follow(self, address: tuple[str, int]) -> GroupOutcome:
         """Pass on what the group reports until it has ended; then remove it from the cluster."""
@@ -157,14 +164,15 @@ class PodGroup:
         try:
             while (outcome := read_outcome(self.run_dir, self.group.name)) is None:
                 self._pass_on()
-                if self._watch is not None and self._watch.number != seen:
-                    seen, ask_at = self._watch.number, 0.0
-                    mark_views_stale(DIALECT, self._job_ids, self._watch.changed_at)
+                copy = self._copy
+                if copy is not None and copy.watch.number != seen:
+                    seen, ask_at = copy.watch.number, 0.0
+                    mark_views_stale(DIALECT, self._job_ids, copy.watch.changed_at)
                 if loop.time() >= ask_at:
                     is_over = await asyncio.to_thread(self._look)
                     ask_at = loop.time() + _ASK_S
                     ended_at = (ended_at or loop.time()) if is_over else None
-                    if self._mirror is not None and self._mirror.is_finishing:
+                    if copy is not None and copy.mirror.is_finishing:
                         ended_at = None
                 if ended_at is not None and loop.time() > ended_at + _LATE_S:
                     await asyncio.to_thread(self._end_without_record)
@@ -182,13 +190,11 @@ class PodGroup:
         if not said:
             return outcome
         report = replace(outcome.report, because=(*said, *outcome.report.because))
-        joined = replace(outcome, report=report)
-        self._keep(joined)
-        return joined
+        return self._keep(replace(outcome, report=report))
 
     async def _with_datasets(self, outcome: GroupOutcome) -> GroupOutcome:
         """Make dataset versions from outputs that have come, if datasets are in a folder here."""
-        if self._pods is None or self._lacks_record or not keeps_datasets_here(self._pods.order):
+        if self._run is None or self._lacks_record or not keeps_datasets_here(self._run.order):
             return outcome
         completed = {one.task for one in outcome.tasks if one.state is State.COMPLETED}
         for task in (with_outputs(task, to_urls=False) for task in self.group.tasks):
@@ -196,11 +202,7 @@ class PodGroup:
                 continue
             place = WorkingFolder(self.run_dir.task_folder(task.name))
             facts = TaskFacts(
-                workflow=self.plan,
-                group=self.group,
-                task=task,
-                attempt=0,
-                place=place,
+                workflow=self.plan, group=self.group, task=task, attempt=0, place=place
             )
             try:
                 stored = await upload_outputs(
@@ -212,26 +214,22 @@ class PodGroup:
                     resolve=facts.resolve,
                 )
             except MusterError as error:
-                return self._without_version(outcome, error)
+                code, report = error.exit_code, report_of_error(error)
+                return self._keep(
+                    replace(outcome, state=State.FAILED, exit_code=code, report=report)
+                )
             for sentence in (*stored.notes, *(f"{task.name}: {v}" for v in stored.versions)):
                 self.say(sentence)
         return outcome
 
-    def _without_version(self, outcome: GroupOutcome, error: MusterError) -> GroupOutcome:
-        failed = replace(
-            outcome, state=State.FAILED, exit_code=error.exit_code, report=report_of_error(error)
-        )
-        self._keep(failed)
-        return failed
-
-    def _keep(self, outcome: GroupOutcome) -> None:
-        path = self.run_dir.group(self.group.name).result
-        atomic.write_json(path, codec.to_plain(outcome))
+    def _keep(self, outcome: GroupOutcome) -> GroupOutcome:
+        atomic.write_json(self.run_dir.group(self.group.name).result, codec.to_plain(outcome))
+        return outcome
 
     def _look(self) -> bool:
         """Report the cluster's news; end what can't start; return whether the first Job is over."""
         views = view_jobs(DIALECT, self._job_ids)
-        late = (JobState.PENDING, JobState.HELD)
+        late, copy = (JobState.PENDING, JobState.HELD), self._copy
         self._waiting = {
             job_id: view
             for job_id, view in views.items()
@@ -239,19 +237,21 @@ class PodGroup:
         }
         for job_id in self._job_ids:
             view = views.get(job_id)
-            if job_id == self._job_ids[0] or self._set_id is None or _has_own_reason(view):
+            # A queue holds all Jobs of a set for one reason.
+            is_held = view is None or view.state is JobState.HELD
+            if job_id == self._job_ids[0] or self._set_id is None or not is_held:
                 self._tell(job_id, view)
             report = self._never.judge(view, DIALECT)
-            if report is None and self._starts is not None and job_id == self._job_ids[0]:
-                report = self._starts.judge(view, has_begun=self._has_begun)
+            if report is None and copy is not None and job_id == self._job_ids[0]:
+                report = copy.starts.judge(view, has_begun=self._has_begun)
             if report is not None:
                 note_group(self.run_dir, self.group.name, report)
         self._explain_losses()
-        if self._release is not None and self._mirror is not None:
+        if copy is not None:
             with contextlib.suppress(MusterError):
-                self._release.look(*views.values(), is_known=self._mirror.is_settled)
-                self._mirror.look()
-        for objects in self._objects:
+                copy.release.look(*views.values(), is_known=copy.mirror.is_settled)
+                copy.mirror.look()
+        for objects in copy.objects if copy is not None else ():
             with contextlib.suppress(MusterError, OSError):
                 objects.look()
         if not self._has_begun:
@@ -267,10 +267,10 @@ class PodGroup:
         self._short_since = (self._short_since or now) if short else None
         if not short:
             return
-        if self._starts is not None and self._mirror is not None:
+        if self._copy is not None:
             with contextlib.suppress(MusterError):
-                if reason := self._starts.no_room(short[0]):
-                    self._mirror.note_no_room(reason)
+                if reason := self._copy.starts.no_room(short[0]):
+                    self._copy.mirror.note_no_room(reason)
         if limit_s is not None and now - (self._short_since or now) > limit_s:
             self._keep(self._never_had_room(short[0], limit_s))
 
@@ -289,9 +289,8 @@ class PodGroup:
         for task, (until, begun) in list(self._lost.items()):
             said = ""
             with contextlib.suppress(MusterError):
-                if self._pods is not None:
-                    order, first = self._pods.order, self._job_ids[0]
-                    said = explain_task_loss(self.run_dir, order, task, first, begun)
+                if self._run is not None:
+                    said = explain_task_loss(self._run, task, begun)
             if said:
                 text = f"task {task}: {said}"
                 self.hear(messages.Event(name="notice", time="", fields={"text": text}))
@@ -348,37 +347,33 @@ class PodGroup:
             said = json.loads(pod.end.last_message) if pod is not None and pod.end else {}
             if "group" in said:
                 outcome = codec.from_plain(GroupOutcome, said["group"])
-                if self._pods is not None and pod is not None:
-                    outcome = self._without_record(outcome, self._pods.order, pod)
+                if self._run is not None and pod is not None:
+                    outcome = self._without_record(outcome, self._run, pod)
             elif "error" in said:
                 error = MusterError(
                     str(said["error"]), why=said.get("because"), fix=said.get("hint")
                 )
                 outcome = self._failed(error)
-        if outcome is None and self._is_gone:
-            what = f"the cluster does not have the Job of group {self.group.name} any more"
-            why = (
-                f"it was deleted, or its namespace; what had come by then is in {self.run_dir.path}"
-            )
-            fix = f"muster restart {short_id(self.plan.run_id)}"
-            outcome = self._failed(
-                MusterError(what, where=f"job {self._job_ids[0]}", why=why, fix=fix)
-            )
         if outcome is None:
             what = f"the Job of group {self.group.name} ended and left no record"
+            why: str | None = None
             fix = f"kubectl describe job {self._job_ids[0].rpartition('/')[2]}"
-            outcome = self._failed(MusterError(what, where=f"job {self._job_ids[0]}", fix=fix))
+            if self._is_gone:
+                what = f"the cluster does not have the Job of group {self.group.name} any more"
+                why = f"it was deleted, or its namespace; what had come by then is in {self.run_dir.path}"
+                fix = f"muster restart {short_id(self.plan.run_id)}"
+            error = MusterError(what, where=f"job {self._job_ids[0]}", why=why, fix=fix)
+            outcome = self._failed(error)
         self._keep(outcome)
 
-    def _without_record(self, outcome: GroupOutcome, order: PodOrder, pod: Pod) -> GroupOutcome:
+    def _without_record(self, outcome: GroupOutcome, run: RunInPods, pod: Pod) -> GroupOutcome:
         """Return the outcome in a group's last message; no success, as outputs are missing."""
-        first = self._job_ids[0]
-        with_reason = explain_group_loss(outcome, self.run_dir, order, first)
+        with_reason = explain_group_loss(outcome, run)
         if with_reason.state is State.FAILED_START_ERROR:
             return with_reason  # there is no record
         self._lacks_record = True
-        lacks_right = self._mirror.lacks_right if self._mirror is not None else None
-        missing = explain_missing(with_reason.state, order, first, pod, lacks_right)
+        lacks_right = self._copy.mirror.lacks_right if self._copy is not None else None
+        missing = explain_missing(with_reason.state, run, pod, lacks_right)
         if with_reason.state is State.COMPLETED:
             state, code = State.FAILED_BACKEND_ERROR, MissingRecordError.exit_code
             return replace(with_reason, state=state, exit_code=code, report=missing)
@@ -404,16 +399,16 @@ class PodGroup:
         asyncio.get_running_loop().run_in_executor(None, self._stop)
 
     def _stop(self) -> None:
-        try:
-            self._tell_owner()
-        except (MusterError, OSError) as error:
-            if not os.path.exists(self.run_dir.group(self.group.name).result):
-                self._keep(self._failed(MusterError("the group was stopped", why=str(error))))
-
-    def _tell_owner(self) -> None:
-        if self._pods is None or not self._has_begun:
-            raise MusterError("it had not begun")
-        ask_owner_to_end(self.run_dir, self._pods.order, self._job_ids[0])
+        why = "it had not begun"
+        if self._run is not None and self._has_begun:
+            try:
+                ask_owner_to_end(self._run)
+            except (MusterError, OSError) as error:
+                why = str(error)
+            else:
+                return
+        if not os.path.exists(self.run_dir.group(self.group.name).result):
+            self._keep(self._failed(MusterError("the group was stopped", why=why)))
 
     def kill(self) -> None:
         """Fail the group at once; its follower then removes the Jobs."""
@@ -421,10 +416,9 @@ class PodGroup:
 
     def close(self) -> None:
         """Stop following the group."""
-        if self._watch is not None:
-            self._watch.stop()
-        if self._mirror is not None:
-            self._mirror.stop()
+        if self._copy is not None:
+            self._copy.watch.stop()
+            self._copy.mirror.stop()
 
     def _remove(self) -> None:
         self.close()
@@ -436,11 +430,6 @@ class PodGroup:
             except MusterError as error:
                 stays = self._set_id or job_id
                 self.say(f"{stays} stays on the cluster: {error.what} ({error.fix or error.why})")
-
-
-def _has_own_reason(view: JobView | None) -> bool:
-    """Say whether a Job of a set waits for its own reason: a queue holds them all for one."""
-    return view is not None and view.state is not JobState.HELD
 
 
 @dataclass(frozen=True, slots=True)

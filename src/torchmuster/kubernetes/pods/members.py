@@ -1,12 +1,15 @@
 """Sweep members that are pods of one Indexed Job: what they bring, what they leave, their end.
 
 Each pod is a run with one pod. The Job needs no client. A client copies here what running pods have
-written; for ended pods it takes verdict and log from the cluster.
+written; for ended pods it takes verdict and log from the cluster. A member with several pods is a
+run of its own in pods, which a process of this machine owns.
 """
 
+import asyncio
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,24 +17,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
+from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import JobState, RunState
-from torchmuster.core.model.text import show_size
-from torchmuster.core.model.verdict import Report, Result
+from torchmuster.core.model.verdict import AT_ONCE, Report, Result
 from torchmuster.core.owner.create import create_member_dir, failed_before_start
 from torchmuster.core.owner.record import next_attempt, read_result
-from torchmuster.errors import MissingRecordError, MusterError, UsageError
-from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of
-from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl, name_of, place_of
-from torchmuster.kubernetes.engine.manifest import owned_by, secret_of, views_of_elements
-from torchmuster.kubernetes.engine.wishes import POD_PORT, home_of, keeps_runs
+from torchmuster.errors import MissingRecordError, MusterError
+from torchmuster.kubernetes.engine.answers import Pod, read_objects, runs_of, views_of_elements
+from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl_for, name_of, place_of
+from torchmuster.kubernetes.engine.manifest import (
+    owned_by,
+    secret_of,
+)
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.bring import check_transport, pack_code, pack_order
-from torchmuster.kubernetes.pods.end import ask_owner_to_end, remove
+from torchmuster.kubernetes.pods.bring import bring_code, bring_run, order_of
+from torchmuster.kubernetes.pods.end import ask_owner_to_end, cancel_run, remove
+from torchmuster.kubernetes.pods.losses import LostPodRemover, is_given_up
 from torchmuster.kubernetes.pods.mirror import (
     RecordMirror,
     files_left_in,
@@ -39,18 +45,29 @@ from torchmuster.kubernetes.pods.mirror import (
     result_of_pod,
     values_left_by,
 )
-from torchmuster.kubernetes.pods.reach import MEMBER_JOB, ask, log_of, pod_order, refused
-from torchmuster.kubernetes.pods.release import LostPodRemover, is_given_up
-from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.kubernetes.pods.reach import (
+    MEMBER_JOB,
+    PodWatch,
+    RunInPods,
+    ask,
+    create,
+    job_of,
+    log_of,
+    pod_order,
+)
 from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.jobs.batch import JobFollower
 from torchmuster.launcher.jobs.jobs import (
     WAITS,
     NeverStartsWatch,
+    note_refusal,
     read_files,
+    submit_job,
     submit_script,
     view_jobs,
 )
 from torchmuster.launcher.model.job import JobArray, JobRequest
+from torchmuster.launcher.views.find import view_job
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir
 from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
@@ -59,7 +76,6 @@ from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
 
 
 _EVERY_S = 5.0
-_ASK_S = 25.0
 _KINDS = ("secret/", "service/")
 
 
@@ -89,19 +105,18 @@ class ObjectRestorer:
         if self.watch.number == self._seen or time.monotonic() < self._at:
             return
         self._seen, self._at = self.watch.number, time.monotonic() + _EVERY_S
-        context, namespace, name = place_of(self.job_id)
+        name = place_of(self.job_id)[2]
         mine = [_name_of(one) for one in json.loads(DIALECT.script(self.job))["items"]]
         named = [one for one in mine if one.startswith(_KINDS)]
         words = ("get", f"jobs.batch/{name}", *named, "--ignore-not-found", "-o", "name")
-        there = set(ask(kubectl(context, namespace, *words)).split())
+        there = set(ask(kubectl_for(self.job_id, *words)).split())
         missing = [one for one in named if one not in there]
         if f"job.batch/{name}" in there and missing:
-            self._make(missing, context, namespace, name)
+            self._make(missing, name)
 
-    def _make(self, missing: Sequence[str], context: str, namespace: str, name: str) -> None:
-        made = json.loads(
-            ask(kubectl(context, namespace, "get", f"jobs.batch/{name}", "-o", "json"))
-        )
+    def _make(self, missing: Sequence[str], name: str) -> None:
+        job = ask(kubectl_for(self.job_id, "get", f"jobs.batch/{name}", "-o", "json"))
+        owner = owned_by(json.loads(job))["metadata"]
         wanted = [one.partition("/")[2] for one in missing if one.startswith("secret/")]
         brings = tuple(pair for pair in self.job.brings if secret_of(name, pair[0]) in wanted)
         files = {path: b"" for path, _ in self.job.brings}
@@ -110,11 +125,8 @@ class ObjectRestorer:
         )  # files of an existing Secret may be gone here
         objects = json.loads(DIALECT.with_files(self.job, files))["items"]
         for one in (one for one in objects if _name_of(one) in missing):
-            one["metadata"] |= owned_by(made)["metadata"]
-            argv = kubectl(context, namespace, "create", "-f", "-")
-            said = proc.ask(argv, json.dumps(one).encode(), _ASK_S)
-            if said.status != 0:
-                raise refused(argv, said.stderr.decode(errors="replace"))
+            one["metadata"] |= owner
+            create(self.job_id, one)
             what = f"{one['kind']} {one['metadata']['name']}"
             self.say(f"the {what} was deleted by somebody: it was made again")
 
@@ -183,35 +195,17 @@ def bring_members(
         UsageError: The code or the plan is too large, or the script is not in its folder.
     """
     job = array_of(plan, request, len(members), number)
-    folder = os.path.join(run_dir.path, "pods")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    code = pack_code(plan.run.program, folder)
-    order = PodOrder(
-        run_id=plan.run_id,
-        job=job.name,
+    order = replace(
+        order_of(job, plan.run_id),
         num_pods=len(members),
-        port=int(dict(job.own_keys).get("door_port", POD_PORT)),
-        home=home_of(job),
-        code_root=code.root,
-        code_sha="",
         time_limit_s=request.time_limit_s,
-        has_volume=keeps_runs(job),
         # A slot does not wait for files; but a function's result is only in the record.
         keep_s=_KEEP_CALL_S if os.path.exists(run_dir.call) else 0.0,
         is_sweep=True,
         members=tuple(members),
     )
-    order, brings = pack_order(order, folder, run_dir, {orders.SWEEP_FILE: run_dir.sweep})
-    if order.code_bytes is not None:
-        if detach:
-            raise UsageError(
-                f"the code takes {show_size(order.code_bytes)}, which is too large for Secrets",
-                where="--detach",
-                why="who follows the sweep sends it to each pod",
-                fix="leave out --detach, or name data in .gitignore",
-            )
-        check_transport(job, "the code", code.describe())
-    return replace(job, brings=tuple(brings.items()))
+    files = {orders.SWEEP_FILE: run_dir.sweep}
+    return bring_code(job, order, plan.run.program, run_dir, files, detach=detach)
 
 
 @dataclass(slots=True)
@@ -288,10 +282,10 @@ class MemberCopies:
         for mirror in self._mirrors.values():
             mirror.stop()
         self.look(once=False)
-        noted = read_arrays(self.run_dir)
-        is_ours = noted is not None and noted.request is not None
         indexes = range(len(self.order.members))
-        if is_ours and not any(self._is_open(index) or self._lacks(index) for index in indexes):
+        if is_sweep_of_here(self.run_dir) and not any(
+            self._is_open(index) or self._lacks(index) for index in indexes
+        ):
             remove(self.job_id)
 
     def _end_if_never(self, open_ones: set[int]) -> None:
@@ -318,9 +312,8 @@ class MemberCopies:
 
     def _release(self, index: int) -> None:
         """Let the member on a dead node run on another one."""
-        member, order = self.place(index), self.order.of_member(index)
         with contextlib.suppress(MusterError):
-            LostPodRemover(member, order, self.job_id, lambda _: None).look(asks=True)
+            LostPodRemover(self.run_of(index), lambda _: None).look(asks=True)
             if (mirror := self._mirrors.get(index)) is not None:
                 mirror.look()
 
@@ -329,11 +322,12 @@ class MemberCopies:
             self._mirror(index).catch_up()
 
     def _mirror(self, index: int) -> RecordMirror:
-        member = self.place(index)
-        order = self.order.of_member(index)
-        noted = read_arrays(self.run_dir)
-        takes = noted is not None and noted.request is not None
-        return RecordMirror(member, order, self.job_id, self.watch, lambda _: None, takes=takes)
+        takes = is_sweep_of_here(self.run_dir)
+        return RecordMirror(self.run_of(index), self.watch, lambda _: None, takes=takes)
+
+    def run_of(self, index: int) -> RunInPods:
+        """Return a member as a run in one pod, with its directory here."""
+        return RunInPods(self.place(index), self.order.of_member(index), self.job_id)
 
     def place(self, index: int) -> RunDir:
         """Return a member's directory, with the files that a client has for a run in pods."""
@@ -374,7 +368,7 @@ class MemberCopies:
                 if state is JobState.SUCCEEDED:
                     result = replace(result, state=RunState.SUCCEEDED, exit_code=0, report=None)
             with contextlib.suppress(EngineError):
-                text = log_of(self.job_id, pod)
+                text = log_of(self.job_id, pod).encode()
                 # With a volume its record may continue an earlier one that is not complete here.
                 newest = max(next_attempt(member), result.attempts, 1) - 1
                 log = member.rank_log(newest, 0)
@@ -399,6 +393,12 @@ def _with_missing(result: Result, num_files: int, pod: Pod) -> Result:
         hint="`claims` and `home` of the site keep files on a volume",
     )
     return replace(result, exit_code=MissingRecordError.exit_code, report=report)
+
+
+def is_sweep_of_here(run_dir: RunDir) -> bool:
+    """Say whether this machine has submitted the members of a sweep."""
+    noted = read_arrays(run_dir)
+    return noted is not None and noted.request is not None
 
 
 def catch_up_members(run_dir: RunDir) -> None:
@@ -460,4 +460,66 @@ def stop_pod(run_dir: RunDir, number: int) -> None:
     copies = MemberCopies.of(run_dir)
     if copies is not None and number in copies.order.members:
         order = copies.order.of_member(copies.order.members.index(number))
-        ask_owner_to_end(run_dir, order, copies.job_id)
+        ask_owner_to_end(RunInPods(run_dir, order, copies.job_id))
+
+
+# A member with several pods: a run in pods that a process of this machine owns.
+
+
+def note_request(sweep: RunDir, job: JobRequest) -> None:
+    """Record that a sweep's members are runs in pods, and the request for each."""
+    os.makedirs(os.path.join(sweep.path, "pods"), mode=0o700, exist_ok=True)
+    atomic.write_json(sweep.member_request, codec.to_plain(job))
+
+
+def own_member(plan: RunPlan, run_dir: RunDir) -> int:
+    """Submit a sweep member, unless its Job still runs, and follow it to its end.
+
+    Raises:
+        MusterError: The cluster refuses it.
+    """
+    sweep = os.path.dirname(os.path.dirname(run_dir.path))
+    plain = atomic.read_json(RunDir(sweep).member_request)
+    voice = TerminalVoice()
+    voice.start()
+    for signum in (signal.SIGTERM, AT_ONCE):
+        signal.signal(signum, lambda *_: _end(run_dir))
+    try:
+        with note_refusal(run_dir):
+            job_id = _running_job(run_dir) or _submit(plan, run_dir, plain)
+        follower = JobFollower(plan, run_dir, DIALECT, job_id, voice)
+        try:
+            result = asyncio.run(follower.follow())
+        finally:
+            follower.close()
+    finally:
+        voice.flush(5.0)
+    return result.exit_code if result is not None else 1
+
+
+def _end(run_dir: RunDir) -> None:
+    """End the run on its cluster, in a thread; its follower then sees the result."""
+    threading.Thread(target=cancel_run, args=(run_dir,), daemon=True).start()
+
+
+def _running_job(run_dir: RunDir) -> str | None:
+    """Return the Job that an earlier owner of the sweep submitted, if it has not ended."""
+    view = view_job(run_dir)
+    return job_of(run_dir) if view is not None and not view.state.is_final else None
+
+
+def _submit(plan: RunPlan, run_dir: RunDir, plain: object) -> str:
+    request = codec.from_plain(JobRequest, plain)
+    attempt = next_attempt(run_dir)
+    more = f"-{attempt}" if attempt else ""  # the pods of an earlier Job may still be ending
+    name = name_of(short_id(plan.run_id), request.num_nodes, more) + more
+    job = replace(request, name=name, run_id=plan.run_id)
+    return submit_job(bring_run(plan, run_dir, job, 0.0), run_dir, DIALECT)
+
+
+class MemberPods:
+    """Sweep members that are pods of one Job (`multirun/sweep/arrays.py`)."""
+
+    submit = staticmethod(submit_pods)
+    stop = staticmethod(stop_pod)
+    cancel = staticmethod(cancel_pods)

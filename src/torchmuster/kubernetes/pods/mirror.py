@@ -22,16 +22,20 @@ from torchmuster.core.model.verdict import GroupOutcome, Report, Result
 from torchmuster.core.owner.create import failed_before_start
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.engine.answers import CONTAINER, Pod
-from torchmuster.kubernetes.engine.dialect import kubectl, place_of
+from torchmuster.kubernetes.engine.dialect import kubectl_for
 from torchmuster.kubernetes.node import order as orders
-from torchmuster.kubernetes.node.call import call_argv
-from torchmuster.kubernetes.node.order import NUM_FILES_KEY, VALUES_KEY, PodOrder
-from torchmuster.kubernetes.node.place import take_outputs
-from torchmuster.kubernetes.node.record import scope_of
+from torchmuster.kubernetes.node.order import NUM_FILES_KEY, VALUES_KEY
+from torchmuster.kubernetes.node.record import scope_of, take_outputs
 from torchmuster.kubernetes.pods.losses import explain_group_loss, explain_loss
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, Push, program
-from torchmuster.kubernetes.pods.reach import NotAllowedError, find_pod, forward
-from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.kubernetes.pods.reach import (
+    LastingCommand,
+    NotAllowedError,
+    PodWatch,
+    RunInPods,
+    find_pod,
+    forward,
+)
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.ssh_files import CLIENT_ONLY_FILES, own_paths
 from torchmuster.launcher.net import remote_messages as messages
@@ -66,9 +70,7 @@ class RecordMirror:
         lacks_right: The line that the user's Role lacks for connections to pods.
     """
 
-    run_dir: RunDir
-    order: PodOrder
-    job_id: str
+    run: RunInPods
     watch: PodWatch
     say: Callable[[str], None]
     show: Callable[[str], None] = lambda _: None
@@ -123,7 +125,9 @@ class RecordMirror:
             seen = self.watch.number
             try:
                 if not self._follow():
-                    self._wait(seen)
+                    # `stop` sets its flag before it wakes the watch: no wake-up is missed.
+                    if not self._stopping.is_set():
+                        self.watch.wait(seen, _LOOK_S)
                     continue
                 failures = 0
                 self.lacks_right = None
@@ -132,9 +136,7 @@ class RecordMirror:
                 continue
             except _CopyError as error:
                 failures = max(failures + 1, _SAY_FAILURES)
-                if error.what not in self._said:
-                    self._said.add(error.what)
-                    self.say(f"{error.what}; it is tried again")
+                self._say_once(f"{error.what}; it is tried again")
             except BROKEN as error:
                 failures += 1  # if the pod is gone, the follower's next look reports it
                 if failures == _SAY_FAILURES:
@@ -143,10 +145,10 @@ class RecordMirror:
             self.is_connected = False
             self._stopping.wait(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
 
-    def _wait(self, seen: int) -> None:
-        """Wait for news. `stop` sets its flag before it wakes the watch: no wake-up is missed."""
-        if not self._stopping.is_set():
-            self.watch.wait(seen, _LOOK_S)
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
 
     @property
     def is_settled(self) -> bool:
@@ -160,27 +162,25 @@ class RecordMirror:
             EngineError: The cluster can't be queried.
         """
         busy_s = self._copy.busy.elapsed_s if self._copy is not None else 0.0
-        slow = f"{self.run_dir.path}: the disk does not answer: the copy of the record waits for it"
-        if busy_s > _SLOW_S and slow not in self._said:
-            self._said.add(slow)
-            self.say(slow)
+        slow = f"{self.run.run_dir.path}: the disk does not answer: the copy of the record waits for it"
+        if busy_s > _SLOW_S:
+            self._say_once(slow)
         number, before = self.watch.number, self._looked
         self._looked = number
         if self._way is None or number == before:
             return
-        pod = find_pod(self.job_id, self.order.index)
+        pod = self.run.first_pod()
         if pod is not None and pod.uid != self._uid:
             self._way.stop()
 
     def _follow(self, *, once: bool = False) -> bool:
         """Copy until the connection breaks; return False if the pod does not run."""
-        where = (self.job_id, self.order.index) if self.reader is None else (self.reader, 0)
-        pod = find_pod(*where)
+        pod = self.run.first_pod() if self.reader is None else find_pod(self.reader, 0)
         if pod is None or not pod.is_up:
             return False
         self._uid, self.is_up = pod.uid, True
-        with forward(self.job_id, pod.name, self.order.port) as way:
-            if self.order.code_bytes is not None and self.reader is None:
+        with forward(self.run.job_id, pod.name, self.run.order.port) as way:
+            if self.run.order.code_bytes is not None and self.reader is None:
                 self._send_code(way.port)
             self._port = way.port
             try:
@@ -196,27 +196,21 @@ class RecordMirror:
             MusterError: The command can't be started.
         """
         if (port := self._port) is not None:
-            path = shlex.quote(self.order.no_room)
-            proc.ask(
-                self._argv(port, f"cat >{path}.part && mv {path}.part {path}"),
-                reason.encode(),
-                _LATE_S,
-            )
-
-    def _argv(self, port: int, command: str) -> list[str]:
-        return [*call_argv(self.run_dir.secret, port), "127.0.0.1", command]
+            path = shlex.quote(self.run.order.no_room)
+            argv = self.run.argv(port, f"cat >{path}.part && mv {path}.part {path}")
+            proc.ask(argv, reason.encode(), _LATE_S)
 
     def _send_code(self, port: int) -> None:
         """Send the code, unless the pod has it: from this run, or from one on the volume."""
         at_once = threading.Event()
         at_once.set()
-        self._way = push = Push(self._argv(port, program("pod-keep --code")))
-        folder, sha = os.path.join(self.folder, "pods"), self.order.code_sha or ""
+        self._way = push = Push(self.run.argv(port, program("pod-keep --code")))
+        folder, sha = os.path.join(self.run.folder, "pods"), self.run.order.code_sha or ""
         push.run(folder, CopyScope((orders.CODE_FILE,)), sha, at_once)
 
     def _read_record(self, port: int, *, once: bool) -> None:
-        came, copy = CameBack(self.run_dir), self._copy_here()
-        self._way = pull = Pull(self._argv(port, program("pod-record" + " --once" * once)))
+        came, copy = CameBack(self.run.run_dir), self._copy_here()
+        self._way = pull = Pull(self.run.argv(port, program("pod-record" + " --once" * once)))
         self._copy = copy
         try:
             pull.run(
@@ -227,30 +221,21 @@ class RecordMirror:
         except OSError:
             if copy.trouble is None:
                 raise
-            why = f"{self.run_dir.path}: the record can't be written here: {copy.trouble.strerror}"
+            why = f"{self.run.run_dir.path}: the record can't be written here: {copy.trouble.strerror}"
             raise _CopyError(why) from None
 
     def _copy_here(self) -> Copy:
-        noted = atomic.read_json(os.path.join(self.folder, _STATE_FILE))
+        noted = atomic.read_json(os.path.join(self.run.folder, _STATE_FILE))
         mark = str(noted.get("mark", "")) if isinstance(noted, dict) else ""
-        scope = scope_of(self.order)
+        scope = scope_of(self.run.order)
         scope = replace(scope, never=scope.never | CLIENT_ONLY_FILES)
-        return Copy(self.run_dir.path, scope, mark)
+        return Copy(self.run.run_dir.path, scope, mark)
 
     def _has(self, copy: Copy) -> "Iterator[messages.CopyHas]":
         """Yield how far the copy is; for a reading pod, add the order that names the record."""
-        order = codec.to_plain(self.order) if self.reader is not None else None
+        order = codec.to_plain(self.run.order) if self.reader is not None else None
         for part in copy.has():
             yield replace(part, order=order)
-
-    def _relative(self, path: str) -> str:
-        return os.path.relpath(path, self.run_dir.path)
-
-    @property
-    def folder(self) -> str:
-        """Return the folder of this record's own files here."""
-        group = self.order.group
-        return self.run_dir.path if group is None else self.run_dir.group(group).path
 
     def _take(self, message: messages.RemoteMessage, copy: Copy, came: CameBack) -> bool:
         if not self.is_connected:
@@ -259,7 +244,9 @@ class RecordMirror:
             case messages.CopyOf(mark=mark):
                 if mark:
                     self._take_mark(mark, copy)
-            case messages.FilePiece(path=path) if path == self._result_name:
+            case messages.FilePiece(path=path) if path == os.path.relpath(
+                self.run.result, self.run.run_dir.path
+            ):
                 self._result = self._result[: message.offset] + message.data
             case messages.FilePiece(path=path) if (host := self._host_of(path)) is not None:
                 came.take(message, host)
@@ -274,7 +261,12 @@ class RecordMirror:
                     *message.unread,
                     *(f"{path}: {why}" for path, why in copy.left_out.items()),
                 ]
-                self._finish(replace(message, unread=tuple(lacks[:20])), came)
+                if message.is_over:
+                    self.is_finishing = True
+                    try:
+                        self._finish(replace(message, unread=tuple(lacks[:20])), came)
+                    finally:
+                        self.is_finishing = False
                 return False
             case _:
                 raise messages.FrameError(f"{type(message).__name__} is not of a record")
@@ -283,19 +275,10 @@ class RecordMirror:
     def _host_of(self, path: str) -> str | None:
         """Return which pod's outputs these are; None for other files."""
         prefix, _, host = path.rpartition("/")
-        hosts = [self.order.host(index) for index in range(self.order.num_pods)]
+        hosts = [self.run.order.host(index) for index in range(self.run.order.num_pods)]
         if path == messages.OUTPUT_FILE:
             return hosts[0]
         return host if prefix == messages.OUTPUT_FILE and host in hosts else None
-
-    @property
-    def _result_name(self) -> str:
-        return self._relative(self._result_path)
-
-    @property
-    def _result_path(self) -> str:
-        group = self.order.group
-        return self.run_dir.result if group is None else self.run_dir.group(group).result
 
     def _take_mark(self, mark: str, copy: Copy) -> None:
         known = copy.mark
@@ -306,43 +289,34 @@ class RecordMirror:
             self._set_aside()
             self.say(
                 "the first pod is another one, with an empty disk: what came of the run before is in"
-                f" {self.folder}/earlier"
+                f" {self.run.folder}/earlier"
             )
-        atomic.write_json(os.path.join(self.folder, _STATE_FILE), {"mark": mark})
+        atomic.write_json(os.path.join(self.run.folder, _STATE_FILE), {"mark": mark})
 
     def _forget_logs(self) -> None:
         """Remove what came from pods' logs: pieces of the record would be written over it."""
-        logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
+        logs = os.path.join(self.run.run_dir.path, "logs", self.run.order.group or "")
         for folder, _, names in os.walk(logs):
             for name in names:
                 os.unlink(os.path.join(folder, name))
 
     def _set_aside(self) -> None:
         """Set aside the copy of a record that ended with its pod."""
-        base = os.path.join(self.folder, "earlier")
+        base = os.path.join(self.run.folder, "earlier")
         os.makedirs(base, exist_ok=True)
         folder = os.path.join(base, str(len(os.listdir(base)) + 1))
         os.makedirs(folder)
-        logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
-        own = RunDir(self.folder)
-        for path in (own.events, own.training, self.run_dir.losses, os.path.normpath(logs)):
+        logs = os.path.join(self.run.run_dir.path, "logs", self.run.order.group or "")
+        own = RunDir(self.run.folder)
+        for path in (own.events, own.training, self.run.run_dir.losses, os.path.normpath(logs)):
             with contextlib.suppress(OSError):
                 os.rename(path, os.path.join(folder, os.path.basename(path)))
-        os.makedirs(self.run_dir.logs, exist_ok=True)
+        os.makedirs(self.run.run_dir.logs, exist_ok=True)
 
-    def _finish(self, end: messages.CopyEnd, came: CameBack) -> None:
-        if not end.is_over:
-            return
-        self.is_finishing = True
-        try:
-            self._place(end, came)
-        finally:
-            self.is_finishing = False
-
-    def _place(self, end: messages.CopyEnd, outputs: CameBack) -> None:
-        if self.order.group is None:
-            top = os.path.join(self.run_dir.path, "output")
-            hosts = [self.order.host(index) for index in range(self.order.num_pods)]
+    def _finish(self, end: messages.CopyEnd, outputs: CameBack) -> None:
+        if self.run.order.group is None:
+            top = os.path.join(self.run.run_dir.path, "output")
+            hosts = [self.run.order.host(index) for index in range(self.run.order.num_pods)]
             counts = {host: outputs.unpack(host, os.path.join(top, host)) for host in hosts}
             made_by = [host for host, count in counts.items() if count]
             if count := sum(counts.values()):
@@ -351,9 +325,9 @@ class RecordMirror:
                     f"{count} new or changed file{'s' if count != 1 else ''} came back to {where}"
                 )
         else:
-            came = os.path.join(self.folder, "came")
-            outputs.unpack(self.order.host(0), came)
-            take_outputs(self.run_dir, came)
+            came = os.path.join(self.run.folder, "came")
+            outputs.unpack(self.run.order.host(0), came)
+            take_outputs(self.run.run_dir, came)
         if end.num_stay:
             self.say(
                 f"{end.num_stay} files were too large to come back, and go with the pods: {', '.join(end.stay[:3])}"
@@ -362,25 +336,25 @@ class RecordMirror:
         if end.unread:
             self.say(f"files of the run are not here: {', '.join(end.unread[:4])}")
         else:
-            path = os.path.join(self.folder, _STATE_FILE)
-            atomic.write_json(path, {**(atomic.read_json(path) or {}), "complete": self.job_id})
+            path = os.path.join(self.run.folder, _STATE_FILE)
+            atomic.write_json(path, {**(atomic.read_json(path) or {}), "complete": self.run.job_id})
         if self._result:
             plain = json.loads(self._result)
-            theirs, ours = self.order.run_dir.path, self.run_dir.path
-            own = own_paths(plain, theirs, ours, self.order.code_root or None)
-            atomic.write_json(self._result_path, self._joined(own))
+            theirs, ours = self.run.order.run_dir.path, self.run.run_dir.path
+            own = own_paths(plain, theirs, ours, self.run.order.code_root or None)
+            atomic.write_json(self.run.result, self._joined(own))
         self.is_complete = True
 
     def _joined(self, plain: "dict[str, object]") -> object:
         """Add to the result of a run or group what only the cluster knows."""
-        if self.order.group is not None:
+        if self.run.order.group is not None:
             outcome = codec.from_plain(GroupOutcome, plain)
-            with_reason = explain_group_loss(outcome, self.run_dir, self.order, self.job_id)
+            with_reason = explain_group_loss(outcome, self.run)
             return codec.to_plain(with_reason)
-        if self.order.is_sweep:  # its owner is in its only pod
+        if self.run.order.is_sweep:  # its owner is in its only pod
             return plain
         result = codec.from_plain(Result, plain)
-        return codec.to_plain(explain_loss(result, self.run_dir, self.order, self.job_id))
+        return codec.to_plain(explain_loss(result, self.run))
 
     # Without the right to connect to a pod.
 
@@ -394,7 +368,7 @@ class RecordMirror:
         while not self._stopping.is_set() and time.monotonic() < until:
             seen = self.watch.number
             with contextlib.suppress(MusterError):
-                pod = find_pod(self.job_id, self.order.index)
+                pod = self.run.first_pod()
                 if pod is not None and (pod.is_running or pod.end is not None):
                     self._follow_log(pod.name, until)
                     if pod.end is not None:
@@ -404,23 +378,14 @@ class RecordMirror:
 
     def _follow_log(self, pod: str, until: float) -> None:
         """Show a pod's log until a moment, continuing where the last call ended."""
-        context, namespace, _ = place_of(self.job_id)
-        argv = kubectl(
-            context, namespace, "logs", f"pod/{pod}", f"--container={CONTAINER}", "--follow"
-        )
-        words = [word for word in argv if "timeout" not in word]
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        try:
-            child = self._child = proc.start(
-                proc.node_program("dies_with_parent", *words), stdout=writing, stderr=proc.NOWHERE
-            )
-        finally:
-            os.close(writing)
+        words = ("logs", f"pod/{pod}", f"--container={CONTAINER}", "--follow")
+        command = LastingCommand.start(kubectl_for(self.run.job_id, *words))
+        child = self._child = command.child
         ending = threading.Timer(max(0.0, until - time.monotonic()), child.send_signal, (15,))
         ending.start()
         with (
-            open(reading, errors="replace") as lines,
-            open(os.path.join(self.folder, "job.log"), "a") as log,
+            open(command.out, errors="replace", closefd=False) as lines,
+            open(os.path.join(self.run.folder, "job.log"), "a") as log,
         ):
             for number, line in enumerate(lines):
                 is_part = not line.endswith("\n") and time.monotonic() >= until
@@ -432,6 +397,7 @@ class RecordMirror:
                 self.show(line)
         ending.cancel()
         child.wait(_LATE_S)
+        command.close()
 
 
 def holds_record(folder: str, job_id: str) -> bool:

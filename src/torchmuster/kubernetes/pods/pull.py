@@ -33,27 +33,6 @@ def start_process(argv: Sequence[str], stdin: int, stdout: int, stderr: int) -> 
     return proc.start_spared(list(argv), stdin=stdin, stdout=stdout, stderr=stderr)
 
 
-@contextlib.contextmanager
-def _session(
-    argv: Sequence[str], start: Starts
-) -> Iterator[tuple[FrameWriter, FrameReader, HasStatus]]:
-    """Open a session; yield its two directions and its process."""
-    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        child, to, out = start_between_pipes(start, argv, null)
-    finally:
-        os.close(null)
-    writer = FrameWriter(to)
-    try:
-        yield writer, FrameReader(out), child
-    finally:
-        writer.close()
-        os.close(out)
-        child.send_signal(15)
-        if child.wait(_LATE_S) is not None and isinstance(child, proc.Child):
-            proc.let_go(child)
-
-
 def into(copy: Copy) -> Callable[[messages.RemoteMessage], bool]:
     """Return a function that writes a feed's messages to a copy; it raises OSError if it can't."""
 
@@ -87,12 +66,25 @@ class _OneSession:
         if self._child is not None:
             self._child.send_signal(15)
 
-    def _take(self, child: HasStatus) -> HasStatus:
-        """Remember the session's process; end it if `stop` was called while it opened."""
-        self._child = child
-        if self._is_stopped:
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[tuple[FrameWriter, FrameReader, HasStatus]]:
+        """Open the session; yield its two directions and its process."""
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            child, to, out = start_between_pipes(self._start, self._argv, null)
+        finally:
+            os.close(null)
+        writer, self._child = FrameWriter(to), child
+        if self._is_stopped:  # while it opened
             child.send_signal(15)
-        return child
+        try:
+            yield writer, FrameReader(out), child
+        finally:
+            writer.close()
+            os.close(out)
+            child.send_signal(15)
+            if child.wait(_LATE_S) is not None and isinstance(child, proc.Child):
+                proc.let_go(child)
 
 
 class Pull(_OneSession):
@@ -118,8 +110,7 @@ class Pull(_OneSession):
             OSError: The connection broke, or nothing can be written here.
         """
         message: messages.RemoteMessage | None = None
-        with _session(self._argv, self._start) as (writer, reader, child):
-            self._take(child)
+        with self._open() as (writer, reader, child):
             for part in has:
                 writer.send(part)
             while (message := reader.read(limit_s)) is not None and take(message):
@@ -142,8 +133,7 @@ class Push(_OneSession):
             OSError: The connection breaks.
             FrameError: The other side speaks another protocol.
         """
-        with _session(self._argv, self._start) as (writer, reader, child):
-            self._take(child)
+        with self._open() as (writer, reader, child):
             known = CopyState()
             while isinstance(has := reader.read(_HELD_S), messages.CopyHas) and not known.take(has):
                 continue

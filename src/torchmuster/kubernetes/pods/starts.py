@@ -2,19 +2,22 @@
 
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from torchmuster.core.model.states import JobState
 from torchmuster.core.model.text import few_of
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.errors import JoinTimeoutError, MusterError
-from torchmuster.kubernetes.engine.answers import CONTAINER, RUN_LABEL, Pod, read_objects
-from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl, place_of
-from torchmuster.kubernetes.engine.manifest import policies_on
+from torchmuster.kubernetes.engine.answers import (
+    RUN_LABEL,
+    Pod,
+    policies_on,
+    read_objects,
+)
+from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl_for, place_of
 from torchmuster.kubernetes.node.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.kubernetes.pods.losses import early_out_of_memory
-from torchmuster.kubernetes.pods.reach import NotAllowedError, ask, find_pod, find_pods
+from torchmuster.kubernetes.pods.reach import NotAllowedError, ask, find_pod, find_pods, log_of
 from torchmuster.launcher.model.job import JobView
 
 # Evidence from the cluster about running pods that can't reach each other; it proves nothing.
@@ -40,19 +43,14 @@ def is_kept_apart(result: Result) -> bool:
 
 def evidence(job_id: str, whys: str) -> tuple[str, ...]:
     """Return sentences on what may keep a run's pods apart, depending on what they reported."""
-    found = [_evidence_or_empty(_of_containers, job_id)]
-    if "name is not known" in whys:
-        found.append(_evidence_or_empty(_of_service, job_id))
-    if any(words in whys for words in _SILENCE):
-        found.append(_evidence_or_empty(_of_policies, job_id))
-    return tuple(sentence for sentence in found if sentence)
-
-
-def _evidence_or_empty(look: Callable[[str], str], job_id: str) -> str:
-    try:
-        return look(job_id)
-    except MusterError:
-        return ""
+    looks = [_of_containers]
+    looks += [_of_service] if "name is not known" in whys else []
+    looks += [_of_policies] if any(words in whys for words in _SILENCE) else []
+    found: list[str] = []
+    for look in looks:
+        with contextlib.suppress(MusterError):
+            found.append(look(job_id))
+    return tuple(filter(None, found))
 
 
 def of_containers(pod: Pod) -> str:
@@ -74,23 +72,22 @@ def _of_containers(job_id: str) -> str:
 
 
 def _of_service(job_id: str) -> str:
-    context, namespace, name = place_of(job_id)
+    name = place_of(job_id)[2]
     words = ("get", "services", name, "--ignore-not-found", "-o", "name")
-    if ask(kubectl(context, namespace, *words)).strip():
+    if ask(kubectl_for(job_id, *words)).strip():
         return f"kubernetes says: the Service {name} is there, which gives the pods their names"
     return f"kubernetes says: the Service {name} is gone, which gives the pods their names"
 
 
 def _of_policies(job_id: str) -> str:
-    context, namespace, name = place_of(job_id)
-    asked = kubectl(context, namespace, "get", "networkpolicies.networking.k8s.io", "-o", "json")
+    _, namespace, name = place_of(job_id)
+    asked = ("get", "networkpolicies.networking.k8s.io", "-o", "json")
     try:
-        policies = read_objects(ask(asked))
+        policies = read_objects(ask(kubectl_for(job_id, *asked)))
     except NotAllowedError:
         return "whether NetworkPolicies select these pods is not known: you may not list them"
-    pods = read_objects(
-        ask(kubectl(context, namespace, "get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "json"))
-    )
+    words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "json")
+    pods = read_objects(ask(kubectl_for(job_id, *words)))
     on = dict.fromkeys(
         policy
         for pod in pods
@@ -98,16 +95,14 @@ def _of_policies(job_id: str) -> str:
     )
     if on:
         names = ", ".join([*on][:_MOST])
-        which = "the NetworkPolicy" if len(on) == 1 else "the NetworkPolicies"
-        return f"kubernetes says: {which} {names} of the namespace {_verb(on)} these pods"
+        which, verb = (
+            ("the NetworkPolicy", "selects") if len(on) == 1 else ("the NetworkPolicies", "select")
+        )
+        return f"kubernetes says: {which} {names} of the namespace {verb} these pods"
     return (
         f"kubernetes says: no NetworkPolicy of the namespace {namespace} selects these pods;"
         " those of the network itself, as of Cilium or Calico, are not seen here"
     )
-
-
-def _verb(found: dict[str, None]) -> str:
-    return "selects" if len(found) == 1 else "select"
 
 
 _TWICE = 2  # a start that fails twice in the same way is no accident
@@ -117,12 +112,7 @@ _VOICE = "muster: "
 _WAITS = f"{_VOICE}waiting for "
 _NO_ROOM = ("Unschedulable", "SchedulingGated", "FailedCreate")
 _NOTE_S = 5.0  # the first pod believes a note for 30 s
-_LOG_S, _LAST_LOG_S, _GROWTH = (
-    4.0,
-    30.0,
-    1.5,
-)  # the first pod reports it every `_LOG_S`
-_OURS = f"--container={CONTAINER}"
+_LOG_S, _LAST_LOG_S, _GROWTH = 4.0, 30.0, 1.5  # the first pod reports it every `_LOG_S`
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
 
 
@@ -220,8 +210,7 @@ class PodStarts:
         first = find_pod(self.job_id, 0)
         if first is None or not first.is_up:
             return None
-        context, namespace, _ = place_of(self.job_id)
-        said = ask(kubectl(context, namespace, "logs", first.name, _OURS, "--tail=1")).strip()
+        said = log_of(self.job_id, first, "--tail=1").strip()
         if not said.startswith(_WAITS) or said == self._last_said:
             return None
         self._last_said = said
@@ -254,8 +243,7 @@ class PodStarts:
         return None
 
     def _report(self, pod: Pod) -> Report:
-        context, namespace, _ = place_of(self.job_id)
-        text = ask(kubectl(context, namespace, "logs", pod.name, _OURS, "--tail=20"))
+        text = log_of(self.job_id, pod, "--tail=20")
         lines = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
         code = pod.end.exit_code if pod.end is not None else None
         error = f"its pods end as soon as they start, with exit code {code}"

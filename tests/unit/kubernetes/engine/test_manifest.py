@@ -9,8 +9,6 @@ import pytest
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.manifest import (
     Claim,
-    PodResources,
-    PodScheduling,
     PodsRequest,
     objects_of,
     owned_by,
@@ -49,7 +47,7 @@ def settings(value, place=""):
 
 
 def test_what_decides_over_life_and_death_of_pods_is_what_the_server_took():
-    job = job_of(resources=PodResources(memory_bytes=256 << 20, gpus=1))
+    job = job_of(memory_bytes=256 << 20, gpus=1)
     accepted = ACCEPTED[2]
     assert {**job["spec"], "template": None} == {**accepted["spec"], "template": None}
     ours, theirs = job["spec"]["template"]["spec"], accepted["spec"]["template"]["spec"]
@@ -98,24 +96,25 @@ def test_what_the_run_brings_along_is_in_its_secret_and_nowhere_else():
 
 
 def test_devices_and_memory_are_limits_and_requests_a_cpu_is_a_request():
-    resources = PodResources(cpus=8, memory_bytes=64 * GIB, gpus=4, devices={"rdma/ib": 2})
-    (container,) = pod_of(resources=resources)["containers"]
+    devices = {"rdma/ib": 2}
+    pod = pod_of(cpus=8, memory_bytes=64 * GIB, gpus=4, devices=devices)
+    (container,) = pod["containers"]
     both = {"memory": str(64 * GIB), "nvidia.com/gpu": "4", "rdma/ib": "2"}
     requests = {"cpu": "8", "ephemeral-storage": str(GIB), **both}
     assert container["resources"] == {"requests": requests, "limits": both}
 
 
 def test_a_disk_and_shared_memory_have_sizes_without_being_asked():
-    resources = PodResources(memory_bytes=64 * GIB, scratch_bytes=5 * GIB)
-    for given, shm, disk in ((resources, 32 * GIB, 5 * GIB), (PodResources(), 64 * GIB, GIB)):
-        pod = pod_of(resources=given)
+    resources = {"memory_bytes": 64 * GIB, "scratch_bytes": 5 * GIB}
+    for given, shm, disk in ((resources, 32 * GIB, 5 * GIB), ({}, 64 * GIB, GIB)):
+        pod = pod_of(**given)
         assert pod["containers"][0]["resources"]["requests"]["ephemeral-storage"] == str(disk)
         volumes = {one["name"]: one.get("emptyDir") for one in pod["volumes"]}
         assert volumes["shm"] == {"medium": "Memory", "sizeLimit": str(shm)}
 
 
 def test_pods_fit_the_level_restricted():
-    pod = pod_of(place=PodScheduling(restricted=True))
+    pod = pod_of(restricted=True)
     # Recorded: with these four a namespace that enforces `restricted` takes the pod.
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -128,7 +127,7 @@ def test_pods_fit_the_level_restricted():
 
 
 def test_a_pod_of_the_hosts_network_knows_the_clusters_names_and_has_its_host_alone():
-    pod = pod_of(place=PodScheduling(host_network=True))
+    pod = pod_of(host_network=True)
     assert pod["dnsPolicy"] == "ClusterFirstWithHostNet"
     (term,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["labelSelector"]["matchLabels"] == {"torchmuster.dev/run": "run-7f3a"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.kubernetes.engine.manifest import policies_on
+from torchmuster.kubernetes.engine.answers import policies_on
 
 LABELS = {"app": "a", "tier": "b"}
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.errors import UsageError
-from torchmuster.kubernetes.engine.wishes import claims_of, home_of, keeps_runs, pods_of
+from torchmuster.kubernetes.engine.manifest import claims_of, home_of, keeps_runs, pods_of
 from torchmuster.launcher.model.job import NodeChunk
 from unit.kubernetes.engine.site_jobs import DEFAULT, site
 
@@ -22,16 +22,16 @@ def error_of(**keys):
 
 def test_memory_of_the_command_line_comes_before_that_of_the_site():
     asked = replace(DEFAULT, chunks=(NodeChunk(num_nodes=2, memory_bytes=8 << 30),))
-    assert pods(memory="400Gi").resources.memory_bytes == 400 << 30
-    assert pods(job=asked, memory="400Gi").resources.memory_bytes == 8 << 30
-    assert pods().resources.memory_bytes is None
+    assert pods(memory="400Gi").memory_bytes == 400 << 30
+    assert pods(job=asked, memory="400Gi").memory_bytes == 8 << 30
+    assert pods().memory_bytes is None
 
 
 def test_a_site_names_its_own_gpus_and_devices():
     job = replace(DEFAULT, chunks=(NodeChunk(num_nodes=1, gpus=8),))
     found = pods(job=job, gpu_resource="amd.com/gpu", devices="rdma/ib=1\nexample.com/fpga=2")
-    assert (found.resources.gpus, found.resources.gpu_resource) == (8, "amd.com/gpu")
-    assert found.resources.devices == {"rdma/ib": 1, "example.com/fpga": 2}
+    assert (found.gpus, found.gpu_resource) == (8, "amd.com/gpu")
+    assert found.devices == {"rdma/ib": 1, "example.com/fpga": 2}
 
 
 def test_the_job_s_own_limit_leaves_the_run_time_to_end_by_itself():
@@ -58,7 +58,7 @@ def test_the_job_s_own_limit_leaves_the_run_time_to_end_by_itself():
     ],
 )
 def test_a_toleration_is_written_as_taints_are_shown(text, toleration):
-    assert pods(tolerations=text).place.tolerations == (toleration,)
+    assert pods(tolerations=text).tolerations == (toleration,)
 
 
 @pytest.mark.parametrize("text", ["=ml", ":NoSchedule", "spot:Never", "spot:noschedule"])

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.kubernetes.firstpod.archive import wait_for_archive
-from torchmuster.kubernetes.node.keep import arriving_folder
+from torchmuster.kubernetes.firstpod.conduct import wait_for_archive
+from torchmuster.kubernetes.node.record import arriving_folder
 from unit.kubernetes.pods.conftest import order_of
 
 DATA = b"the code"

@@ -14,7 +14,7 @@ from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.kubernetes.firstpod.neighbours import RecordReplicas
+from torchmuster.kubernetes.firstpod.others import RecordReplicas
 from torchmuster.kubernetes.pods.pull import BROKEN, Push, program
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import FrameReader
@@ -60,7 +60,7 @@ def neighbours_of(others, pod, run_id, **given):
     order = replace(order, run_id=run_id, num_pods=2, **given)
     os.makedirs(order.run_dir.path, exist_ok=True)
     atomic.write_json(str(others.folder / "order.json"), codec.to_plain(order))
-    return RecordReplicas(order, "key", others.start), order.run_dir
+    return RecordReplicas(order, others.start), order.run_dir
 
 
 def copy_record(others, run_id, text=RECORD):
@@ -79,7 +79,8 @@ def test_a_first_pod_that_was_made_again_finds_its_record(others):
     neighbours.stop(is_taken_away=True)
     again, run_dir = neighbours_of(others, "again", "run-1")
     said = []
-    again.find(said.append)
+    again.say = said.append
+    again.find()
     for path in (run_dir.events, os.path.join(run_dir.path, MARK_FILE)):
         with open(path) as file, open(path.replace(run_dir.path, first.path)) as before:
             assert file.read() == before.read()
@@ -163,7 +164,8 @@ def test_of_a_line_that_came_in_part_nothing_is_taken(others):
     neighbours, _ = copy_record(others, "run-1", RECORD + '{"event":"att')
     neighbours.stop(is_taken_away=True)
     again, run_dir = neighbours_of(others, "again", "run-1")
-    again.find(lambda _: None)
+    again.say = lambda _: None
+    again.find()
     with open(run_dir.events) as file:
         assert file.read() == RECORD
 
@@ -182,12 +184,14 @@ def test_the_record_of_another_run_or_group_is_not_taken(others, given):
     neighbours, _ = copy_record(others, "run-1")
     neighbours.stop(is_taken_away=True)
     again, run_dir = neighbours_of(others, "again", **given)
-    again.find(pytest.fail)
+    again.say = pytest.fail
+    again.find()
     assert not os.path.exists(run_dir.events)
 
 
 def test_on_a_volume_nobody_is_asked(others):
     neighbours, _ = neighbours_of(others, "again", "run-1", has_volume=True)
-    neighbours.find(pytest.fail)
+    neighbours.say = pytest.fail
+    neighbours.find()
     neighbours.start()
     assert others.asked == []

@@ -9,7 +9,7 @@ from kit.ports import reserve_port
 from torchmuster.core.net.address import bind
 from torchmuster.core.net.listener import Listener
 from torchmuster.errors import JoinTimeoutError
-from torchmuster.kubernetes.firstpod.pod_wait import PodWait
+from torchmuster.kubernetes.firstpod.others import PodWait
 from unit.core.net.loopback import SECRET
 from unit.kubernetes.pods.conftest import order_of
 

@@ -18,8 +18,7 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.address import new_secret, read_secret, write_secret
 from torchmuster.core.net.channel import ChannelClosedError, Role, connect
 from torchmuster.kubernetes.node.call import call_argv
-from torchmuster.kubernetes.node.order import AGAIN_CODE, PodOrder
-from torchmuster.kubernetes.node.session import CLAIM_VARIABLE
+from torchmuster.kubernetes.node.order import AGAIN_CODE, CLAIM_VARIABLE, PodOrder
 from torchmuster.launcher.net import part_messages
 
 

@@ -13,8 +13,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.kubernetes.firstpod.conduct import link_earlier_snapshots
-from torchmuster.kubernetes.pods.again import find_earlier_run
-from torchmuster.kubernetes.pods.bring import EarlierRun
+from torchmuster.kubernetes.pods.bring import EarlierRun, find_earlier_run
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 from torchmuster.launcher.views.account import find_saved, how_to_go_on
 from unit.kubernetes.pods.conftest import RUN_ID, order_of

@@ -223,7 +223,7 @@ def test_a_script_outside_of_the_code_is_refused(code, tmp_path):
     plan = plan_of(code)
     outside = replace(plan, program=replace(plan.program, target=str(tmp_path / "other.py")))
     with pytest.raises(UsageError):
-        check_code(outside)
+        check_code(outside.program)
 
 
 def test_what_a_site_does_not_say_is_that_of_kubectl(cluster):

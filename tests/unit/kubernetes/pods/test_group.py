@@ -12,13 +12,13 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.states import JobState, State
 from torchmuster.core.model.verdict import GroupOutcome, Report
 from torchmuster.core.owner.record import read_outcome
-from torchmuster.kubernetes.pods.bring_group import GroupPods
 from torchmuster.kubernetes.pods.group import PodGroup
+from torchmuster.kubernetes.pods.reach import RunInPods
 from torchmuster.launcher.jobs.jobs import forget_views
 from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.spec.site import Site
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.plan import PODS_ENGINE, GroupNodes, GroupPlan, TaskPlan
+from torchmuster.workflow.plan import GroupPlan, TaskPlan
 from unit.kubernetes.pods.conftest import JOB_ID, answers, order_of
 
 
@@ -74,8 +74,7 @@ def test_a_task_that_lost_its_pod_is_told_with_the_clusters_reason(run_dir, clus
     atomic.write_json(run_dir.workflow, codec.to_plain(shown.plan))
     hosts = ("run-7f3a-1.run-7f3a",)
     order = order_of(group="work", num_pods=1, hosts=hosts)
-    nodes = GroupNodes(engine=PODS_ENGINE, tasks={})
-    shown._pods = GroupPods(jobs=(), names=(), order=order, nodes=nodes)
+    shown._run = RunInPods(run_dir, order, JOB_ID)
     shown._job_ids = [JOB_ID]
     os.makedirs(run_dir.group("work").path)
     events = [
@@ -122,9 +121,7 @@ def left_by(run_dir, cluster, items):
     group = group_of(run_dir, print)
     atomic.write_json(run_dir.workflow, codec.to_plain(group.plan))
     order = order_of(group="work", num_pods=1)
-    group._pods = GroupPods(
-        jobs=(), names=(), order=order, nodes=GroupNodes(engine=PODS_ENGINE, tasks={})
-    )
+    group._run = RunInPods(run_dir, order, JOB_ID)
     group._job_ids = [JOB_ID]
     os.makedirs(run_dir.group("work").path)
     cluster.say(answers={"get jobs.batch,pods": {"items": items}, "get pods": {"items": items}})

@@ -28,7 +28,7 @@ from torchmuster.kubernetes.pods.losses import (
     explain_task_loss,
     note_removed,
 )
-from torchmuster.kubernetes.pods.reach import find_pods
+from torchmuster.kubernetes.pods.reach import RunInPods, find_pods
 from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.launcher.views.find import view_run
 from torchmuster.workflow.plan import GroupPlan, TaskPlan
@@ -81,7 +81,7 @@ def begin(run_dir, when):
 
 
 def explained(run_dir, result):
-    return explain_loss(result, run_dir, order_of(), JOB_ID)
+    return explain_loss(result, RunInPods(run_dir, order_of(), JOB_ID))
 
 
 def test_a_container_that_was_killed_as_a_whole_is_the_first_cause_with_pod_node_and_limit(
@@ -175,7 +175,7 @@ def lose(run_dir, attempt=0, **given):
 
 def notes_of(run_dir, clock=lambda: 0.0, order=None):
     said = []
-    return LossNotes(run_dir, order or order_of(), JOB_ID, said.append, clock), said
+    return LossNotes(RunInPods(run_dir, order or order_of(), JOB_ID), said.append, clock), said
 
 
 def test_an_attempt_that_lost_its_pod_is_explained_while_the_run_goes_on(run_dir, cluster):
@@ -300,18 +300,21 @@ def lost_task(task="b"):
 
 def test_a_task_whose_container_was_killed_as_a_whole_failed_for_its_memory(group, cluster):
     cluster.say(pods="job-pods-oomkilled")
-    report = explain_group_loss(lost_task(), group, GROUP_ORDER, JOB_ID).report
+    report = explain_group_loss(lost_task(), RunInPods(group, GROUP_ORDER, JOB_ID)).report
     assert report.error == "task b failed: memory ran out in pod run-7f3a-1-9lbn8 on n2"
     assert report.at == "group work, task b, attempt 2"
     assert report.because == (OOM_SAID,)
     assert report.hint.startswith("ask for more memory (`--mem`, or `memory` of the site")
-    assert explain_task_loss(group, GROUP_ORDER, "b", JOB_ID, moment_of(f"{BETWEEN}Z")) == OOM_SAID
+    assert (
+        explain_task_loss(RunInPods(group, GROUP_ORDER, JOB_ID), "b", moment_of(f"{BETWEEN}Z"))
+        == OOM_SAID
+    )
 
 
 def test_a_task_whose_pod_was_taken_away_is_told_by_whom(group, cluster):
     cluster.say(pods="job-pods-evicting")
     before = lost_task()
-    report = explain_group_loss(before, group, GROUP_ORDER, JOB_ID).report
+    report = explain_group_loss(before, RunInPods(group, GROUP_ORDER, JOB_ID)).report
     assert report.error == before.report.error
     assert report.because[0].endswith("(EvictionByEvictionAPI: Eviction API: evicting)")
 
@@ -319,9 +322,9 @@ def test_a_task_whose_pod_was_taken_away_is_told_by_whom(group, cluster):
 def test_a_task_whose_pod_the_cluster_has_nothing_on_keeps_its_verdict(group, cluster):
     cluster.say(pods="job-pods-oomkilled")
     other = lost_task("a")  # its pod runs
-    assert explain_group_loss(other, group, GROUP_ORDER, JOB_ID) == other
-    assert explain_task_loss(group, GROUP_ORDER, "a", JOB_ID, None) == ""
+    assert explain_group_loss(other, RunInPods(group, GROUP_ORDER, JOB_ID)) == other
+    assert explain_task_loss(RunInPods(group, GROUP_ORDER, JOB_ID), "a", None) == ""
     cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
-    assert explain_group_loss(lost_task(), group, GROUP_ORDER, JOB_ID) == lost_task()
+    assert explain_group_loss(lost_task(), RunInPods(group, GROUP_ORDER, JOB_ID)) == lost_task()
     done = replace(lost_task(), state=State.COMPLETED)
-    assert explain_group_loss(done, group, GROUP_ORDER, JOB_ID) == done
+    assert explain_group_loss(done, RunInPods(group, GROUP_ORDER, JOB_ID)) == done

@@ -19,8 +19,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.kubernetes.node.order import ENDED_FILE
 from torchmuster.kubernetes.pods.mirror import RecordMirror, result_of_pod
-from torchmuster.kubernetes.pods.reach import find_pod
-from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.kubernetes.pods.reach import PodWatch, RunInPods, find_pod
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.node.remote.files import MARK_FILE
 from unit.kubernetes.pods.conftest import JOB_ID, RUN_ID, order_of
@@ -92,7 +91,7 @@ def said():
 
 def mirror_of(run_dir, order, said, shown=None):
     show = shown.append if shown is not None else (lambda _: None)
-    return RecordMirror(run_dir, order, JOB_ID, PodWatch(JOB_ID), said.append, show)
+    return RecordMirror(RunInPods(run_dir, order, JOB_ID), PodWatch(JOB_ID), said.append, show)
 
 
 def read(path):

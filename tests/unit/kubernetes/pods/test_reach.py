@@ -65,8 +65,8 @@ def test_a_pod_is_reached_at_a_port_of_ours_until_the_way_is_closed(cluster):
     cluster.say(forward=43210)
     with forward(JOB_ID, "run-7f3a-0-x", 29417) as way:
         assert way.port == 43210
-        assert way.child.wait(0.0) is None
-    assert way.child.wait(5.0) is not None
+        assert way.command.child.wait(0.0) is None
+    assert way.command.child.wait(5.0) is not None
     (asked,) = cluster.asked
     assert asked == "port-forward pod/run-7f3a-0-x :29417 --address=127.0.0.1"
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kit.records import lines
-from torchmuster.kubernetes.pods.release import LostPodRemover, warn_of_leaving_pods
+from torchmuster.kubernetes.pods.losses import LostPodRemover, warn_of_leaving_pods
+from torchmuster.kubernetes.pods.reach import RunInPods
 from unit.kubernetes.engine.site_jobs import DEFAULT
 from unit.kubernetes.pods.conftest import JOB_ID, order_of
 
@@ -24,7 +25,7 @@ NO_DELETE = (
 def release(run_dir, cluster):
     cluster.say(pods="job-pods-node-lost-terminating")
     said = []
-    return LostPodRemover(run_dir, order_of(), JOB_ID, said.append), said
+    return LostPodRemover(RunInPods(run_dir, order_of(), JOB_ID), said.append), said
 
 
 def events(run_dir, *rows):
@@ -63,7 +64,7 @@ def test_a_pod_of_a_dead_node_that_never_joined_is_removed_where_the_record_is_k
 ):
     cluster.say(pods="job-pods-node-lost-terminating")
     events(run_dir, *lines)
-    look = LostPodRemover(run_dir, replace(order_of(), index=1), JOB_ID, lambda _: None)
+    look = LostPodRemover(RunInPods(run_dir, replace(order_of(), index=1), JOB_ID), lambda _: None)
     look.look()
     assert changes(cluster) == []
     look.look(is_known=True)

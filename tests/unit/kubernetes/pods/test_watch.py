@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from kit.waiting import wait_until
-from torchmuster.kubernetes.pods.watch import PodWatch
+from torchmuster.kubernetes.pods.reach import PodWatch
 from unit.kubernetes.pods.conftest import JOB_ID
 
 # Recorded: a user without the right.

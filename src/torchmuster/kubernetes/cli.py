@@ -1,22 +1,29 @@
-"""Pods as a place for runs, and what workflows and sweeps need of a cluster."""
+"""Pods as a place for runs, workflows and sweeps, and what `muster engines check` says of them."""
 
+import json
 import os
+import shlex
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.core.cli.place import warn
+from torchmuster.core.cli.place import row, warn
 from torchmuster.core.files.layout import RunDir, runs_dir, short_id
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.errors import ManyErrors, MissingRecordError, MusterError, UsageError
 from torchmuster.launcher.cli.jobs import JobPlace, ResubmittedJob, submit
 from torchmuster.multirun.cli.places import StartSweep, SweepCell
 from torchmuster.workflow.cli.places import AsJobs
 
 if TYPE_CHECKING:
     from torchmuster.core.cli.place import Follow
+    from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.model.plan import RunPlan
+    from torchmuster.core.model.verdict import Result, WorkflowResult
     from torchmuster.core.spec.launch import RunRequest
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.base import ObjectDialect
@@ -26,11 +33,8 @@ if TYPE_CHECKING:
     from torchmuster.workflow.owner.capacity import Machine
     from torchmuster.workflow.plan import WorkflowPlan
 
-
-# `muster sweep --on NAME` on a cluster: one Job, whose pods are the members.
-
-
-# `muster run --on NAME` on a cluster: the pods bring along what they need.
+_MOST_PODS = 32  # at a time, without --slots
+_NODES = 2  # of a check
 
 
 def fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
@@ -46,8 +50,6 @@ def fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
 
 def show_manifest(job: "JobRequest", dialect: "ObjectDialect") -> int:
     """Print the manifest for reading, or for `kubectl create --dry-run=server -f -`."""
-    import shlex
-
     argv = dialect.submit_argv(job, "MANIFEST")
     click.echo(f"$ {shlex.join(argv)}", err=True)
     click.echo(dialect.script(job), nl=False)
@@ -57,7 +59,7 @@ def show_manifest(job: "JobRequest", dialect: "ObjectDialect") -> int:
 
 def say_what_goes(job: "JobRequest", *, detach: bool) -> None:
     """Warn about what a detached run without a volume loses with its pods."""
-    from torchmuster.kubernetes.engine.wishes import keeps_runs
+    from torchmuster.kubernetes.engine.manifest import keeps_runs
 
     if detach and not keeps_runs(job):
         click.echo(
@@ -67,10 +69,7 @@ def say_what_goes(job: "JobRequest", *, detach: bool) -> None:
         )
 
 
-MOST_PODS = 32  # at a time, without --slots
-
-
-def submit_to_pods(
+def _submit_sweep(
     given: dict[str, Any], site: "Site", dialect: "ObjectDialect", own: Callable[..., int]
 ) -> int:
     """Submit a sweep to a cluster and follow it to its end; Ctrl-C detaches, twice cancels it.
@@ -83,11 +82,10 @@ def submit_to_pods(
             submits.
     """
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.kubernetes.engine.wishes import keeps_runs
+    from torchmuster.kubernetes.engine.manifest import keeps_runs
     from torchmuster.kubernetes.pods.bring import check_code, lost_with_pods, shown_files
     from torchmuster.kubernetes.pods.check import check_claims
-    from torchmuster.kubernetes.pods.members import array_of, submit_pods
-    from torchmuster.kubernetes.pods.sweep_runs import note_request
+    from torchmuster.kubernetes.pods.members import array_of, note_request, submit_pods
     from torchmuster.launcher.jobs.jobs import note_refusal
     from torchmuster.multirun.cli.sweep_jobs import check_stop_rule, follow_unless
     from torchmuster.multirun.sweep.members import create_sweep_dir
@@ -98,7 +96,7 @@ def submit_to_pods(
     if not is_of_runs:
         check_stop_rule(given, problems)
     plan, job = _plan(given, site, problems)
-    check_code(plan.run)
+    check_code(plan.run.program)
     if given["dry_run"]:
         shown = job if is_of_runs else array_of(plan, job, len(plan.members), 0)
         more = () if is_of_runs else (("sweep.json", ""),)
@@ -127,7 +125,6 @@ def _plan(
     given: dict[str, Any], site: "Site", problems: "Problems"
 ) -> "tuple[SweepPlan, JobRequest]":
     """Return the sweep and what one member requests: one GPU per worker, if the site has GPUs."""
-    from torchmuster.core.files.layout import RunDir, runs_dir
     from torchmuster.core.model.plan import Tee
     from torchmuster.core.spec.launch import read_job_limits
     from torchmuster.kubernetes.pods.bring import python_of, settle_place
@@ -143,7 +140,7 @@ def _plan(
     request = replace(request, gpus_per_node=num_gpus)
     gpus = [str(n) for n in range(num_gpus)]
     plan = plan_sweep({**given, "per_gpu": 1}, request, gpus, problems, is_job=True)
-    most = max(1, MOST_PODS // given["nodes"])
+    most = max(1, _MOST_PODS // given["nodes"])
     slots = plan.slots if given["slots"] is not None else min(plan.slots, most)
     # For a pod that ended before anybody looked, only the output of rank 0 is left.
     run = replace(fit(plan.run, request, site), tee=Tee.RANK_0)
@@ -179,7 +176,7 @@ class PodsPlace(JobPlace):
     def _job(self, plan: "RunPlan") -> "JobRequest":
         from torchmuster.kubernetes.pods.bring import check_code, python_of, settle_place
 
-        check_code(plan)
+        check_code(plan.program)
         job = replace(super()._job(plan), python=python_of(self.site), run_id=plan.run_id)
         return settle_place(job, job.num_nodes)
 
@@ -191,7 +188,7 @@ class PodsPlace(JobPlace):
     def settle(self, plan: "RunPlan") -> "RunPlan":
         from torchmuster.kubernetes.pods.bring import lost_with_pods
         from torchmuster.kubernetes.pods.check import check_claims
-        from torchmuster.kubernetes.pods.release import warn_of_leaving_pods
+        from torchmuster.kubernetes.pods.losses import warn_of_leaving_pods
 
         self._settled = self._job(plan)
         warn([*check_claims(self._settled), *lost_with_pods(self._settled)])
@@ -212,12 +209,13 @@ class PodsPlace(JobPlace):
         return submit(plan, run_dir, job, self.dialect, num_more=0, detach=detach)
 
     def look(self) -> list[dict[str, Any]]:
-        from torchmuster.kubernetes.cli.check import cluster_rows
 
-        return cluster_rows(self.site)
+        from torchmuster.kubernetes.pods.check import check_cluster
+
+        found = check_cluster(dict(self.site.own_keys), self.site.queue_name)
+        return [row(one.check, ok=one.ok, found=one.words) for one in found]
 
     def try_out(self, limit_s: float) -> tuple[list[dict[str, Any]], str]:
-        from torchmuster.kubernetes.cli.check import try_pods
 
         note = (
             "nothing is left on the cluster; the run's files stay here: muster prune removes them"
@@ -229,8 +227,7 @@ class SamePods(ResubmittedJob):
     """The cluster of an earlier run in pods; resumes from snapshots that have outlived the pods."""
 
     def settle(self, plan: "RunPlan") -> "RunPlan":
-        from torchmuster.kubernetes.pods.again import find_earlier_run
-        from torchmuster.kubernetes.pods.bring import check_code, settle_place
+        from torchmuster.kubernetes.pods.bring import check_code, find_earlier_run, settle_place
         from torchmuster.kubernetes.pods.check import check_claims
         from torchmuster.kubernetes.pods.reach import pod_order
         from torchmuster.launcher.engines.base import object_dialect
@@ -244,7 +241,7 @@ class SamePods(ResubmittedJob):
             )
         self._order = order
         self._before = find_earlier_run(self._old, order, self._asked.request)
-        check_code(plan)
+        check_code(plan.program)
         job = self._asked.renamed(RunDir(os.path.join(runs_dir(), plan.run_id)))
         self._job = settle_place(replace(job, run_id=plan.run_id), job.num_nodes)
         warn(check_claims(self._job))
@@ -285,21 +282,84 @@ class GroupsInPods(AsJobs):
     """A workflow whose groups are Jobs of a cluster."""
 
     def check(self, plan: "WorkflowPlan", *, detach: bool) -> None:
-        from torchmuster.kubernetes.cli.submit import check_for_pods
+        """Refuse what pods can't do, before anything exists; settle the place of the site.
+
+        Raises:
+            ManyErrors: Pods can't run the workflow; lists every reason.
+            EngineError: There is no cluster.
+        """
+        from torchmuster.kubernetes.pods.bring import lost_with_pods, settle_site
+        from torchmuster.kubernetes.pods.bring_group import (
+            find_unsupported,
+            jobset_warning,
+            makes_sets,
+            plan_group,
+            pod_kinds,
+            warnings_of_group,
+        )
+        from torchmuster.kubernetes.pods.check import check_claims
 
         del detach
-        self.place.site = check_for_pods(plan, self.place.site)
+        site = self.place.site
+        if found := find_unsupported(plan, site):
+            raise ManyErrors(found)
+        keys = dict(site.own_keys)
+        warnings: dict[str, None] = {}
+        for group in plan.groups:
+            if group.name not in plan.reused:
+                plan_group(plan, group, site)
+                warnings |= dict.fromkeys(warnings_of_group(group, keys))
+        kinds = {group.name: len(pod_kinds(group)) for group in plan.groups}
+        several = {name: number for name, number in kinds.items() if number > 1}
+        settled = settle_site(site, has_kinds=bool(several))
+        if several and site.queue_name is not None and not makes_sets(settled):
+            warnings[jobset_warning(several)] = None
+        begin = (group for group in plan.groups if group.name not in plan.reused)
+        jobs = [job for group in begin for job in plan_group(plan, group, settled).jobs]
+        for job in sorted(jobs, key=lambda job: job.num_nodes)[-1:]:  # all have the same volumes
+            warnings |= dict.fromkeys((*check_claims(job), *lost_with_pods(job)))
+        for warning in warnings:
+            click.echo(f"muster: {warning}", err=True)
+        self.place.site = settled
 
     def show(self, plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
-        from torchmuster.kubernetes.cli.submit import show_pods
+        """Print the manifests of all groups, for `kubectl create --dry-run=server -f -`."""
+        from torchmuster.kubernetes.pods.bring import shown_files
+        from torchmuster.kubernetes.pods.bring_group import plan_group
 
         del machine
-        show_pods(plan, self.place.site, self.place.dialect, as_json=as_json)
+        objects = []
+        for group in plan.groups:
+            pods = plan_group(plan, group, self.place.site)
+            for number, job in enumerate(pods.jobs):
+                shown = replace(job, brings=() if number else shown_files())
+                objects += json.loads(self.place.dialect.script(shown))["items"]
+            if not as_json:
+                for task, nodes in pods.nodes.tasks.items():
+                    click.echo(f"# {task}: {', '.join(node.name for node in nodes)}", err=True)
+        click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1))
+        click.echo("nothing was submitted (--dry-run); Secrets are shown empty", err=True)
 
     def submit(self, run_dir: RunDir, plan: "WorkflowPlan", *, detach: bool) -> int:
-        from torchmuster.kubernetes.cli.submit import submit_to_pods
+        """Run a prepared workflow; follow it to its end or leave it in the background."""
+        from torchmuster.core.cli.ending import follow_run, leave_in_background
+        from torchmuster.core.files import atomic
+        from torchmuster.workflow.cli.workflow import say_end
 
-        return submit_to_pods(run_dir, plan, self.place.site, detach=detach)
+        site = self.place.site
+        atomic.write_json(run_dir.site, {"site": site.name, "keys": dict(site.own_keys)})
+        if detach:
+            return leave_in_background(run_dir, plan.run_id)
+
+        def follow(voice: "TerminalVoice") -> "WorkflowResult":
+            from torchmuster.kubernetes.pods.group import PodPlaces
+            from torchmuster.workflow.owner.follow import follow_workflow
+
+            logs = os.path.join(run_dir.path, "logs")
+            voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")
+            return follow_workflow(run_dir, voice, elsewhere=PodPlaces(run_dir, site, voice.say))
+
+        return follow_run(plan, run_dir, follow, say=say_end)
 
     def settle_again(self, old: RunDir) -> None:
         from torchmuster.kubernetes.pods.end import remove_groups
@@ -312,4 +372,129 @@ class SweepInPods(SweepCell):
 
     def start(self, given: dict[str, Any], problems: "Problems", start: StartSweep) -> int:
         del problems
-        return submit_to_pods(given, self.place.site, self.place.dialect, start)
+        return _submit_sweep(given, self.place.site, self.place.dialect, start)
+
+
+def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
+    """Run a probe in two pods as `muster run` does, and return what they found, as rows."""
+    from torchmuster.core import proc
+    from torchmuster.core.owner.create import new_run_id
+    from torchmuster.core.owner.record import read_result
+    from torchmuster.kubernetes.pods import probe
+    from torchmuster.kubernetes.pods.bring import REACH_RULE, may_reach, place_of_keys
+
+    run_dir = RunDir(os.path.join(runs_dir(), new_run_id("check")))
+    own = dict(site.own_keys)
+    folders = [line.split(":")[1] for line in own.get("claims", "").split("\n") if ":" in line]
+    with tempfile.TemporaryDirectory(prefix="muster-check-") as folder:
+        shutil.copy(probe.__file__, os.path.join(folder, "probe.py"))
+        for path in _settings(site):
+            shutil.copy(path, os.path.join(folder, "muster.toml"))
+        words = ["run", "--on", site.name, "--nodes", str(_NODES), "--nproc-per-node", "1"]
+        words += ["--max-restarts", "0", "--start", "fresh", "--tee", "none"]
+        # The check needs no files, and a user without access to pods can't fetch them.
+        can_reach = may_reach(dict(zip(("context", "namespace"), place_of_keys(own), strict=True)))
+        words += [] if can_reach else ["--take-within", "0s"]
+        words += ["--run-id", os.path.basename(run_dir.path), "probe.py", *folders]
+        argv = [sys.executable, "-m", "torchmuster", *words]
+        click.echo(f"muster: {_NODES} pods are tried, files in {run_dir.path}", err=True)
+        said = proc.ask(["env", "-C", folder, *argv], b"", timeout_s)
+        if said.status is None:
+            name = os.path.basename(run_dir.path)
+            proc.ask([sys.executable, "-m", "torchmuster", "cancel", name], b"", 60.0)
+            said_last = f"not done after {timeout_s:g} s: cancelled{_last_of(said.stderr)}"
+            return [row("test pods", ok=False, found=said_last)]
+    result = read_result(run_dir)
+    if result is not None and result.exit_code == MissingRecordError.exit_code and not can_reach:
+        words_of = f"both ran to their end; what they found is not told without {REACH_RULE}"
+        return [row("test pods", ok=None, found=words_of)]
+    found = _findings(run_dir)
+    if result is None or result.exit_code or len(found) < _NODES:
+        return [row("test pods", ok=False, found=_why_not(result, said.stderr))]
+    return pod_rows(found)
+
+
+def _last_of(stderr: bytes) -> str:
+    """Return the last line of output: what the pods or their queue wait for."""
+    lines = stderr.decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"; {last.removeprefix('muster: ')}" if last else ""
+
+
+def _settings(site: "Site") -> list[str]:
+    """Return the file of the site's section, unless it is the user's own, which is always found."""
+    path = site.origin.partition(":")[0]
+    return [path] if path.endswith("muster.toml") and os.path.isfile(path) else []
+
+
+def _findings(run_dir: "RunDir") -> list[dict[str, Any]]:
+    found = []
+    for rank in range(_NODES):
+        try:
+            with open(run_dir.rank_log(0, rank)) as log:
+                lines = [line for line in log if line.startswith("{")]
+            found.append(json.loads(lines[-1]))
+        except (OSError, ValueError, IndexError):
+            continue
+    return found
+
+
+def _why_not(result: "Result | None", stderr: bytes) -> str:
+    if result is not None and result.report is not None:
+        hint = (result.report.hint,) if result.report.hint else ()
+        return ". ".join([result.report.error, *result.report.because[:3], *hint])
+    lines = [line for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    return ". ".join(lines[-4:]) or "the run left no result"
+
+
+def pod_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the probes of all pods found, as rows."""
+    first = found[0]
+    nodes = ", ".join(f"{one['host']} on {one['node'] or 'a node'}" for one in found)
+    rows = [row("test pods", ok=True, found=nodes)]
+    python = f"{first['python']}: {first['python_version']}, {first['cpus']} CPUs"
+    rows.append(row("python", ok=True, found=f"{python}, {first['processor']}"))
+    if "torch" in first:
+        rows.append(row("torch", ok=True, found=f"{first['torch']}, {first['gpus']} GPUs"))
+    else:
+        rows.append(row("torch", ok=False, found=str(first.get("torch_error"))))
+    for one in found:
+        for other, how in one["reached"].items():
+            rows.append(row(f"{one['host']} to {other}", ok=how["ok"], found=how["words"]))
+        for path, how in one["folders"].items():
+            rows.append(row(f"{path} in {one['host']}", ok=how["ok"], found=how["words"]))
+    return rows
+
+
+def first_section() -> str:
+    """Return the section of a first `muster.toml` for the clusters of kubectl's configuration."""
+    from torchmuster.kubernetes.pods.bring import place_of_keys
+    from torchmuster.kubernetes.pods.check import contexts, nodes_of, offers_of, queues_of
+
+    lines = ["", "[engines.kube]", 'kind = "kubernetes"']
+    try:
+        names, current = contexts()
+        context, namespace = place_of_keys({})
+    except MusterError as error:
+        return "\n".join([*lines, f"# no context could be read: {error.what}", ""])
+    lines.append(f"context = {json.dumps(context)}")
+    lines += [f"#   {name}" for name in names if name != current]
+    lines.append(f"namespace = {json.dumps(namespace)}")
+    lines.append('# image = "REGISTRY/NAME:TAG"   # with Python 3.11 or later, and your torch')
+    try:
+        queues = queues_of(context, namespace)
+        lines.append(f"queue = {json.dumps(queues[0])}" if len(queues) == 1 else '# queue = "NAME"')
+        lines += [f"#   {name}" for name in queues]
+    except MusterError:
+        lines.append("# queue: no LocalQueue of Kueue could be listed")
+    try:
+        nodes = nodes_of(context)
+        for name, count in sorted(offers_of(nodes).items()):
+            lines.append(f"# gpu_resource = {json.dumps(name)}   # {count} on {len(nodes)} nodes")
+    except MusterError:
+        lines.append('# gpu_resource = "nvidia.com/gpu"   # nodes could not be listed')
+    lines += ["# gpus_per_node = 8", '# memory = "64Gi"', '# shm = "16Gi"']
+    lines.append(
+        '# claims = ["NAME:/home"]   # kubectl get pvc; with home = "/home/muster" runs outlive their pods'
+    )
+    return "\n".join(lines) + "\n"
