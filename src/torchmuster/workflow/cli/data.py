@@ -14,7 +14,7 @@ from torchmuster.core.cli.spelling import NearMissGroup
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.workflow.data.progress import TransferProgress, TransferResult
+    from torchmuster.workflow.data.files import TransferProgress, TransferResult
 
 
 # Output that `muster data` and `muster dataset` share: progress, notes and results.
@@ -130,7 +130,7 @@ def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
     from torchmuster.core.model.text import show_size
     from torchmuster.launcher.ui.table import render_table
     from torchmuster.workflow.data import transfer
-    from torchmuster.workflow.data.names import compile_regex
+    from torchmuster.workflow.data.files import compile_regex
     from torchmuster.workflow.data.remote import open_store
 
     matches = compile_regex(regex)

@@ -51,7 +51,7 @@ def upload(
     labels: tuple[str, ...],
 ) -> int:
     """Make a new version of NAME from FOLDER; unchanged files are not sent again."""
-    from torchmuster.workflow.data.metadata import parse_metadata
+    from torchmuster.workflow.data.reference import parse_metadata
 
     with Bar() as bar:
         version = _open(ctx).upload(
@@ -85,7 +85,7 @@ def update(
     metadata: tuple[str, ...],
 ) -> int:
     """Make a new version of NAME with files added or removed."""
-    from torchmuster.workflow.data.metadata import parse_metadata
+    from torchmuster.workflow.data.reference import parse_metadata
 
     if not add and remove is None:
         raise UsageError("there is nothing to change", fix="--add LOCAL:FOLDER or --remove REGEX")
@@ -224,7 +224,7 @@ def delete(ctx: click.Context, name: str, *, everything: bool, yes: bool) -> int
 @click.pass_context
 def checksum(ctx: click.Context, name: str) -> int:
     """Print the SHA-256 of a version: of all paths, modes and contents."""
-    echo(_open(ctx).checksum(name))
+    echo(_open(ctx).info(name).checksum)
     return 0
 
 

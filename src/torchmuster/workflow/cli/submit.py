@@ -374,9 +374,9 @@ def _plan(
 def _upload_local_datasets(loaded: "LoadedWorkflow") -> None:
     """Upload each input `dataset:` with `localpath` as a version, before anything starts."""
     if loaded.local_datasets:
-        from torchmuster.workflow.data.dataset import default_store
+        from torchmuster.workflow.data.dataset import DatasetStore
 
-        store = default_store()
+        store = DatasetStore()
         for entry in loaded.local_datasets:
             version = store.upload(entry.name, entry.folder, regex=entry.regex)
             click.echo(f"muster: {entry.folder} is {entry.name}:{version}", err=True)

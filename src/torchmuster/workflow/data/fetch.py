@@ -13,13 +13,14 @@ from torchmuster.launcher.files.tree import copy_file
 from torchmuster.workflow.data import copying
 from torchmuster.workflow.data.copying import Stamp
 from torchmuster.workflow.data.faults import DataError, explain
-from torchmuster.workflow.data.names import check_names, target_path
-from torchmuster.workflow.data.progress import (
+from torchmuster.workflow.data.files import (
     NoteCallback,
     ProgressCallback,
     TransferMeter,
     TransferResult,
+    check_names,
     run_all,
+    target_path,
 )
 from torchmuster.workflow.data.store import Entry, LocalStore, Store
 

@@ -6,15 +6,17 @@ import threading
 from dataclasses import replace
 
 from torchmuster.launcher.files.tree import LocalFile
-from torchmuster.workflow.data import copying, pointer
+from torchmuster.workflow.data import copying
+from torchmuster.workflow.data.checkpoint import read_checkpoint, read_pointer
 from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.fetch import fetch_all
-from torchmuster.workflow.data.names import compile_regex, local_files
-from torchmuster.workflow.data.progress import (
+from torchmuster.workflow.data.files import (
     NoteCallback,
     ProgressCallback,
     TransferMeter,
     TransferResult,
+    compile_regex,
+    local_files,
     run_all,
 )
 from torchmuster.workflow.data.remote import open_store
@@ -67,9 +69,9 @@ def list_files(store: Store) -> dict[str, Entry]:
     single = store.stat()
     if single is not None:
         return {os.path.basename(store.url): replace(single, name="")}
-    number = pointer.read_pointer(store)
+    number = read_pointer(store)
     if number is not None:
-        return pointer.read_checkpoint(store, number).files
+        return read_checkpoint(store, number).files
     return {entry.name: entry for entry in store.entries()}
 
 
