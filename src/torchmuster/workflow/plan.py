@@ -291,6 +291,28 @@ class GroupNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShare:
+    """One task's part of a private network.
+
+    Attributes:
+        name: The name of the task.
+        address: The task's IPv4 address.
+        join: The namespaces to enter, `user` and `net`, for `write_view`.
+        environment: The variables for Gloo and NCCL, which would otherwise use the address of the
+            machine's own name, outside of this network.
+        hosts: The content of its /etc/hosts, which names all tasks.
+        resolver: The content of its /etc/resolv.conf; None for the machine's.
+    """
+
+    name: str
+    address: str
+    join: dict[str, str | None] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    hosts: bytes = b""
+    resolver: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingInput:
     """One attempt of a training task: the input of its nested training run.
 

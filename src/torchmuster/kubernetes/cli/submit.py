@@ -70,7 +70,7 @@ def submit_to_pods(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, det
 
     def follow(voice: "TerminalVoice") -> "WorkflowResult":
         from torchmuster.kubernetes.pods.group import PodPlaces
-        from torchmuster.workflow.owner.follow import follow_workflow
+        from torchmuster.workflow.owner.workflow import follow_workflow
 
         logs = os.path.join(run_dir.path, "logs")
         voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")

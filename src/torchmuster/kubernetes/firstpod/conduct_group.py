@@ -47,9 +47,9 @@ from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy
 from torchmuster.launcher.node.remote.files import CameBack
 from torchmuster.workflow.head.group_main import ProcessStarter, conduct_group, read_plan
-from torchmuster.workflow.owner.create import link_reused_outputs
+from torchmuster.workflow.owner.workflow import link_reused_outputs
 from torchmuster.workflow.plan import GroupInput, GroupNodes
-from torchmuster.workflow.task.options import TaskOrder
+from torchmuster.workflow.task.setup import TaskOrder
 
 # Gathering the files of tasks in other pods: logs while they grow, outputs at the end.
 

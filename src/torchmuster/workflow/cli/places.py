@@ -34,7 +34,7 @@ def check_on_hosts(plan: "WorkflowPlan", site: "Site", *, detach: bool) -> None:
     Raises:
         ManyErrors: All that is refused.
     """
-    from torchmuster.workflow.owner.host_capacity import largest_min_hosts
+    from torchmuster.workflow.owner.capacity import largest_min_hosts
     from torchmuster.workflow.plan import TaskNetwork
 
     found: list[UsageError] = []
@@ -78,7 +78,7 @@ def _task_hosts(
 ) -> "TaskHosts":
     from torchmuster.launcher.engines.sites import setup_origin
     from torchmuster.launcher.net.remote_messages import SetUpTasks
-    from torchmuster.workflow.owner.host_capacity import largest_min_hosts
+    from torchmuster.workflow.owner.capacity import largest_min_hosts
     from torchmuster.workflow.owner.task_hosts import TaskHosts
 
     wishes = make_wishes(site, by_slots=True)
@@ -98,8 +98,8 @@ def _task_hosts(
 def _follow(
     run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", voice: "TerminalVoice"
 ) -> "WorkflowResult":
-    from torchmuster.workflow.owner.follow import follow_workflow
-    from torchmuster.workflow.owner.host_capacity import HostCapacity, describe_crowding
+    from torchmuster.workflow.owner.capacity import HostCapacity, describe_crowding
+    from torchmuster.workflow.owner.workflow import follow_workflow
 
     hosts = _task_hosts(run_dir, plan, site, voice)
     try:
@@ -121,7 +121,7 @@ def _follow(
 
 def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
     """Print the ssh command of each host, and where tasks would go if no other group runs."""
-    from torchmuster.workflow.owner.host_capacity import describe_crowding
+    from torchmuster.workflow.owner.capacity import describe_crowding
 
     wishes = make_wishes(site, by_slots=True)
     bundle = make_bundle_for((sys.executable,), wishes)

@@ -107,7 +107,7 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
     from dataclasses import replace
 
     from torchmuster.core.owner.create import new_run_id
-    from torchmuster.workflow.owner.create import create_workflow_dir
+    from torchmuster.workflow.owner.workflow import create_workflow_dir
 
     workflow = view.tasks_view()
     if workflow.is_elsewhere:

@@ -196,7 +196,7 @@ def submit(**given: Any) -> int:
     from torchmuster.core.cli.find import Where, find_place
     from torchmuster.core.cli.place import UnknownPlace
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.workflow.owner.create import create_workflow_dir
+    from torchmuster.workflow.owner.workflow import create_workflow_dir
 
     if given["help_values"]:
         return _show_values(given["file"])

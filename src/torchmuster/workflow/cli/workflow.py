@@ -26,7 +26,7 @@ def start_workflow(run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool) -> 
     if detach:
         return leave_in_background(run_dir, plan.run_id)
     from torchmuster.core.files.layout import near
-    from torchmuster.workflow.owner.follow import follow_workflow
+    from torchmuster.workflow.owner.workflow import follow_workflow
 
     shown = near(os.path.dirname(os.path.dirname(run_dir.logs)))
 

@@ -29,7 +29,7 @@ from torchmuster.workflow.plan import TaskNetwork as Sharing
 from torchmuster.workflow.sandbox.container import remove_containers
 from torchmuster.workflow.sandbox.network import PrivateNetwork
 from torchmuster.workflow.sandbox.place import clear_views
-from torchmuster.workflow.task.options import GroupOrder, TaskOrder
+from torchmuster.workflow.task.setup import GroupOrder, TaskOrder
 
 _FLUSH_S = 5.0
 
@@ -242,17 +242,10 @@ def _open_network(plan: WorkflowPlan, run_dir: RunDir, group: str) -> PrivateNet
     network = PrivateNetwork.open([task.name for task in plan.group(group).tasks])
     resolver = network.resolver_file()
     parts = {
-        name: {
-            "resolver": None if resolver is None else resolver.decode(),
-            "name": name,
-            "address": part.address,
-            "hosts": network.hosts_file(name).decode("utf-8", "surrogateescape"),
-            "join": dict(part.join),
-            "environment": dict(part.environment),
-        }
+        name: replace(part, hosts=network.hosts_file(name), resolver=resolver)
         for name, part in network.tasks.items()
     }
-    atomic.write_json(run_dir.group(group).network, parts, mode=0o600)
+    atomic.write_json(run_dir.group(group).network, codec.to_plain(parts), mode=0o600)
     return network
 
 

@@ -27,7 +27,7 @@ from torchmuster.workflow.head.group_main import (
 )
 from torchmuster.workflow.jobs import GroupJobArguments, node_tasks
 from torchmuster.workflow.plan import GroupNodes, GroupPlan, TaskNode
-from torchmuster.workflow.task.options import TaskOrder
+from torchmuster.workflow.task.setup import TaskOrder
 
 
 def main(arguments: list[str]) -> int:

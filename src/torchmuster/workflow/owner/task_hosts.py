@@ -21,7 +21,7 @@ from torchmuster.launcher.engines.ssh_places import SshOptions, bad_hosts
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.broker import AgentBroker, AgentRequest
 from torchmuster.launcher.node.remote.files import TOKEN_FILE
-from torchmuster.workflow.owner.host_capacity import HostFacts
+from torchmuster.workflow.owner.capacity import HostFacts
 
 _MAX_SHOWN = 8
 

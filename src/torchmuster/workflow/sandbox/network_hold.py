@@ -17,8 +17,17 @@ from typing import Any
 
 from torchmuster.core.model import codec
 from torchmuster.launcher.node import namespaces
-from torchmuster.workflow.sandbox import network_stack
-from torchmuster.workflow.sandbox.network_stack import NetworkHolderArguments
+from torchmuster.workflow.sandbox.network import (
+    GATEWAY,
+    RESOLVER,
+    TAP,
+    Guard,
+    NetworkHolderArguments,
+    NetworkStack,
+    address_of,
+    fork_guard,
+    task_paths,
+)
 
 # Route netlink: links, addresses, a default route. Raw, because `ip` is missing in many images and
 # would be a process for every step.
@@ -131,7 +140,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(signum, signal.SIG_IGN)  # they are meant for the run; the lifeline decides
     wanted = codec.from_word(NetworkHolderArguments, arguments)
     out = wanted.stack or {}
-    guard = network_stack.fork_guard() if out else None
+    guard = fork_guard() if out else None
     try:
         answer = make_network(list(wanted.addresses), wanted.interface)
         if guard is not None:
@@ -176,26 +185,26 @@ def make_network(addresses: list[str], interface: str) -> dict[str, Any]:
 
 
 def open_network_stack(
-    guard: network_stack.Guard, wanted: dict[str, Any], made: dict[str, Any], interface: str
+    guard: Guard, wanted: dict[str, Any], made: dict[str, Any], interface: str
 ) -> dict[str, Any]:
     """Start the network stack and route the tasks to it; a failure is no error, only reported."""
     pid, user_fd = os.getpid(), made["user_fd"]
-    (hub,) = network_stack.task_paths(pid, [made["hub_fd"]])
-    stack = network_stack.NetworkStack(
+    (hub,) = task_paths(pid, [made["hub_fd"]])
+    stack = NetworkStack(
         **wanted,
         hub=hub,
-        user=None if user_fd is None else network_stack.task_paths(pid, [user_fd])[0],
-        tasks=network_stack.task_paths(pid, made["fds"]),
+        user=None if user_fd is None else task_paths(pid, [user_fd])[0],
+        tasks=task_paths(pid, made["fds"]),
     )
     lacking = list(made["fds"])
     why = guard.open(stack, lambda: stack.kind == "pasta" and _have_routes(lacking))
     if why is not None:
         return {"stack_error": why}
-    gateway = network_stack.address_of(stack.outside, network_stack.GATEWAY)
-    resolver = network_stack.address_of(stack.outside, network_stack.RESOLVER)
+    gateway = address_of(stack.outside, GATEWAY)
+    resolver = address_of(stack.outside, RESOLVER)
     if stack.kind == "slirp4netns":
-        gateway = network_stack.address_of(stack.subnet, network_stack.GATEWAY)
-        resolver = network_stack.address_of(stack.subnet, network_stack.RESOLVER)
+        gateway = address_of(stack.subnet, GATEWAY)
+        resolver = address_of(stack.subnet, RESOLVER)
         try:
             _route_through_tap(made, interface, gateway)
         except OSError as error:
@@ -217,8 +226,8 @@ def _have_routes(fds: list[int]) -> bool:
 def _route_through_tap(made: dict[str, Any], interface: str, gateway: str) -> None:
     namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
     hub = Netlink()
-    hub.set_master(network_stack.TAP, made["bridge"])
-    hub.set_up(network_stack.TAP)
+    hub.set_master(TAP, made["bridge"])
+    hub.set_up(TAP)
     hub.close()
     for fd in made["fds"]:
         namespaces.join_fd(fd, namespaces.NEW_NETWORK)

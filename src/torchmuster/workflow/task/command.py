@@ -11,27 +11,16 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec, contract
 from torchmuster.core.model.plan import NodeSetup
-from torchmuster.core.model.states import State
 from torchmuster.core.node.output import RankOutput, Voice
 from torchmuster.errors import MusterError
 from torchmuster.launcher.node.shell import Transfer
 from torchmuster.workflow.plan import GroupNodes, TrainingInput
-from torchmuster.workflow.sandbox.container import CODE_START
-from torchmuster.workflow.sandbox.container_view import CommandView
 from torchmuster.workflow.task import setup as task_setup
 from torchmuster.workflow.task.data import start_checkpoint
-from torchmuster.workflow.task.options import TaskOptions
-from torchmuster.workflow.task.setup import TaskFacts
-from torchmuster.workflow.task.view import open_view
+from torchmuster.workflow.task.setup import TaskFacts, TaskOptions
+from torchmuster.workflow.task.view import CommandView, open_view
 
 Say = Callable[[str], None]
-
-
-class CommandFailedError(MusterError):
-    """The command's view could not be set up, so it never started."""
-
-    state = State.FAILED_START_ERROR
-    code = CODE_START
 
 
 class TaskCommand:
@@ -150,18 +139,11 @@ class TaskCommand:
         Raises:
             CommandFailedError: The command itself never started.
         """
-        if self._view is not None and (why := self._view.why_not_begun()) is not None:
-            raise CommandFailedError("the command's environment can't be set up", why=why)
-        self._refuse_engine_failure(status)
-        return (128 - status, -status) if status < 0 else (status, None)
-
-    def _refuse_engine_failure(self, status: int) -> None:
         tail = self._output.tail() if self._output is not None else ()
-        failure = self._view.engine_failure(status, tail) if self._view is not None else None
+        failure = self._view.why_not_begun(status, tail) if self._view is not None else None
         if failure is not None:
-            error = CommandFailedError(failure.what, why=failure.why)
-            error.state, error.code = failure.state, failure.code
-            raise error
+            raise failure
+        return (128 - status, -status) if status < 0 else (status, None)
 
     def pids(self) -> set[int]:
         """Return the processes whose descendants belong to the command."""

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.workflow.sandbox import network_stack
+from torchmuster.workflow.plan import NetworkShare
+from torchmuster.workflow.sandbox import network as network_stack
 from torchmuster.workflow.sandbox.network import (
-    NetworkNamespace,
     PrivateNetwork,
     choose_network,
     host_networks,
@@ -65,7 +65,7 @@ class Ended:
 
 def network(*names, hostname="machine"):
     tasks = {
-        name: NetworkNamespace(name=name, address=f"10.1.2.{number}", join={}, environment={})
+        name: NetworkShare(name=name, address=f"10.1.2.{number}", join={}, environment={})
         for number, name in enumerate(names, 2)
     }
     return PrivateNetwork(Ended(), -1, tasks, hostname)
