@@ -19,7 +19,7 @@ PLUGS = {
         "data": ("Data", "Move files to and from URLs.", "workflow.cli.data:data"),
     },
     "programs": {
-        "group": "workflow.head.group_main:main",
+        "group": "workflow.head.group_head:main",
         "task": "workflow.task.agent:main",
         "container": "workflow.sandbox.container:main",
         "network": "workflow.sandbox.network_hold:main",

@@ -62,7 +62,7 @@ def submit_to_pods(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, det
     """Run a prepared workflow on a cluster; follow it to its end or leave it in the background."""
     from torchmuster.core.cli.ending import follow_run, leave_in_background
     from torchmuster.core.files import atomic
-    from torchmuster.workflow.cli.workflow import say_end
+    from torchmuster.workflow.cli.places import say_end
 
     atomic.write_json(run_dir.site, {"site": site.name, "keys": dict(site.own_keys)})
     if detach:

@@ -46,7 +46,7 @@ from torchmuster.kubernetes.pods.pull import BROKEN, Pull, into, program
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy
 from torchmuster.launcher.node.remote.files import CameBack
-from torchmuster.workflow.head.group_main import ProcessStarter, conduct_group, read_plan
+from torchmuster.workflow.head.group_head import ProcessStarter, conduct_group, read_plan
 from torchmuster.workflow.owner.workflow import link_reused_outputs
 from torchmuster.workflow.plan import GroupInput, GroupNodes
 from torchmuster.workflow.task.setup import TaskOrder

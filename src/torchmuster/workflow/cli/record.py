@@ -40,7 +40,7 @@ def print_status(view: "WorkflowRun", *, as_json: bool) -> int:
     from torchmuster.core.cli.messages import paint_report
     from torchmuster.launcher.cli.account import print_account
     from torchmuster.launcher.views.account import account_of
-    from torchmuster.workflow.cli.workflow import workflow_summary
+    from torchmuster.workflow.cli.places import workflow_summary
 
     workflow = view.tasks_view()
     if as_json:

@@ -710,8 +710,9 @@ class DatasetStore:
         return version
 
     def _say(self, sentences: Sequence[str]) -> None:
-        for sentence in sentences if self._note is not None else ():
-            self._note(sentence)
+        if self._note is not None:
+            for sentence in sentences:
+                self._note(sentence)
 
 
 def _sha256_in(entry: Entry) -> str:

@@ -18,7 +18,7 @@ from torchmuster.core.net.address import bind, own_addresses
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.own_job import OwnJob, own_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
-from torchmuster.workflow.head.group_main import (
+from torchmuster.workflow.head.group_head import (
     ProcessStarter,
     Wrap,
     conduct_group,

@@ -45,8 +45,12 @@ from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import Execs
 from torchmuster.launcher.node.shell import NodeShell, SetupError
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.head.group_head import port_candidates
-from torchmuster.workflow.head.group_main import end_with_lifeline, read_plan, read_start
+from torchmuster.workflow.head.group_head import (
+    end_with_lifeline,
+    port_candidates,
+    read_plan,
+    read_start,
+)
 from torchmuster.workflow.plan import NetworkShare, TaskNetwork
 from torchmuster.workflow.sandbox.container import CommandFailedError
 from torchmuster.workflow.task.command import TaskCommand
