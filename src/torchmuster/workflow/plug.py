@@ -15,7 +15,7 @@ PLUGS = {
             "Wait for all tasks of the group.",
             "workflow.cli.barrier:barrier",
         ),
-        "dataset": ("Data", "Versioned datasets.", "workflow.cli.dataset:dataset"),
+        "dataset": ("Data", "Versioned datasets.", "workflow.cli.data:dataset"),
         "data": ("Data", "Move files to and from URLs.", "workflow.cli.data:data"),
     },
     "programs": {

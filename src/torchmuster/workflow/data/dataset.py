@@ -306,8 +306,7 @@ class ObjectUpload:
         raise FileChangedError("the file keeps changing", where=file.path)
 
 
-_VERSION = re.compile(r"sets/(.+)/versions/(\d{1,12})\.json")
-_DELETED = re.compile(r"sets/(.+)/versions/(\d{1,12})\.deleted")
+_VERSION = re.compile(r"sets/(.+)/versions/(\d{1,12})\.(json|deleted)")
 _TAG = re.compile(r"sets/(.+)/tags/([A-Za-z0-9_-]+)")
 
 
@@ -341,12 +340,9 @@ def scan(store: Store, below: str) -> dict[str, DatasetScan]:
     for entry in store.entries(below):
         if match := _VERSION.fullmatch(entry.name):
             found = by_name.setdefault(match[1], DatasetScan())
-            # During its deletion, a version briefly has both files.
-            found.versions[int(match[2])] = entry.modified_s
             found.highest = max(found.highest, int(match[2]))
-        elif match := _DELETED.fullmatch(entry.name):
-            found = by_name.setdefault(match[1], DatasetScan())
-            found.highest = max(found.highest, int(match[2]))
+            if match[3] == "json":  # during its deletion, a version briefly has both files
+                found.versions[int(match[2])] = entry.modified_s
         elif match := _TAG.fullmatch(entry.name):
             by_name.setdefault(match[1], DatasetScan()).tags.append(match[2])
     return by_name
@@ -538,18 +534,16 @@ class DatasetStore:
         if not found.versions:
             known = [summary.name for summary in self.list()]
             raise unknown("dataset", wanted.name, known, self.url)
-        version = wanted.version
+        version, where = wanted.version, f"{self.url}: {wanted.name}"
         if wanted.tag is not None:
             if wanted.tag not in found.tags:
-                raise unknown(
-                    "tag", wanted.tag, [*found.tags, LATEST], f"{self.url}: {wanted.name}"
-                )
+                raise unknown("tag", wanted.tag, [*found.tags, LATEST], where)
             version = self._tagged(wanted.name, wanted.tag)
         if version is None:
             version = max(found.versions)
         if version not in found.versions:
             numbers = [str(number) for number in sorted(found.versions)]
-            raise unknown("version", str(version), numbers, f"{self.url}: {wanted.name}")
+            raise unknown("version", str(version), numbers, where)
         return Reference(name=wanted.name, version=version)
 
     def list(self) -> list[DatasetSummary]:
@@ -721,12 +715,11 @@ def _sha256_in(entry: Entry) -> str:
 
 
 def _json(data: bytes, where: str) -> dict[str, Any]:
+    what = "a file of the store is damaged"
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise DataError("a file of the store is damaged", where=where, why=str(error)) from error
+        raise DataError(what, where=where, why=str(error)) from error
     if not isinstance(value, dict):
-        raise DataError(
-            "a file of the store is damaged", where=where, why="it is not a JSON object"
-        )
+        raise DataError(what, where=where, why="it is not a JSON object")
     return value

@@ -7,7 +7,6 @@ makes the wait of all hopeless (a task that ended, counts that disagree) fails a
 
 import math
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.core.model.text import MAX_NAMES, name_missing, say_missing
@@ -300,46 +299,3 @@ def _counted(arrival: _Arrival) -> str:
     number = "one call of each task" if call.count is None else str(call.count)
     rank = "" if call.rank is None else f" (rank {call.rank})"
     return f"task {arrival.member}{rank} waits for {number}"
-
-
-class TaskBarriers:
-    """The barriers of a group, which processes of its tasks call through their agents.
-
-    Args:
-        tasks: The names of the group's tasks.
-        send: Sends an answer to the agent of a task.
-    """
-
-    def __init__(self, tasks: tuple[str, ...], send: Callable[[str, BarrierAnswer], None]) -> None:
-        self._barriers = Barriers(tasks)
-        self._send = send
-        self._callers: dict[str, str] = {}  # caller -> task
-
-    def call(self, task: str, call: BarrierCall, now_s: float) -> None:
-        """Handle a process's call."""
-        self._callers[call.caller_id] = task
-        self._answer(self._barriers.arrive(task, call, now_s))
-
-    def leave(self, caller_id: str) -> None:
-        """Remove a caller that has gone."""
-        self._callers.pop(caller_id, None)
-        self._barriers.leave(caller_id)
-
-    def task_lost(self, task: str) -> None:
-        """Remove all callers of a task whose agent is lost; a retry may call again."""
-        for caller_id in [c for c, owner in self._callers.items() if owner == task]:
-            self.leave(caller_id)
-
-    def task_over(self, task: str, how: str) -> None:
-        """Record that a task is over; callers that wait for it get the reason."""
-        self._answer(self._barriers.end_member(task, f"it is {how}"))
-
-    def tick(self, now_s: float) -> None:
-        """Send the answers that are due."""
-        self._answer(self._barriers.tick(now_s))
-
-    def _answer(self, answers: Iterable[BarrierAnswer]) -> None:
-        for answer in answers:
-            task = self._callers.get(answer.caller_id)
-            if task is not None:
-                self._send(task, answer)

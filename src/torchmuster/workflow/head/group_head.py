@@ -59,7 +59,7 @@ from torchmuster.launcher.net.remote_messages import StartTask
 from torchmuster.launcher.node.remote.proxy import proxy_argv
 from torchmuster.workflow.head import group_policy as gang
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.head.barriers import TaskBarriers
+from torchmuster.workflow.head.barriers import Barriers
 from torchmuster.workflow.head.group_policy import Failure, GroupPolicy, TaskPhase
 from torchmuster.workflow.head.task_messages import TaskEnded, TaskNotPrepared
 from torchmuster.workflow.plan import GroupInput, GroupNodes, GroupPlan, TaskNetwork, WorkflowPlan
@@ -240,7 +240,8 @@ class GroupHead(Head[_Agent]):
         self._notes = notes
         self._starter = starter
         self._gang = GroupPolicy(group, plan.grace_s, plan.backoff_s)
-        self._barriers = TaskBarriers(tuple(task.name for task in group.tasks), self._send)
+        self._barriers = Barriers(tuple(task.name for task in group.tasks))
+        self._callers: dict[str, str] = {}  # at barriers: caller -> task
         self._execs = ExecRelay(self._task_of, self._send, self._why_no_exec)
         self._agents: dict[str, _Agent] = {}
         self._timers = Timers()
@@ -314,7 +315,7 @@ class GroupHead(Head[_Agent]):
         for (task, _), since in list(self._started.items()):
             if own_now - since > _START_LIMIT_S:
                 self._starter.kill(task)
-        self._barriers.tick(now)
+        self._answer(self._barriers.tick(now))
         limit_s = self._group.exec_timeout_s
         ran_s = now - self._running_since if self._running_since is not None else 0.0
         if limit_s is not None and ran_s > limit_s and not self._gang.is_stopping:
@@ -338,12 +339,10 @@ class GroupHead(Head[_Agent]):
     def _report_waiting(self) -> None:
         waits = self._gang.waits_for()
         if waits and self._gang.state in (State.RUNNING, State.INITIALIZING, State.SCHEDULING):
-            what = few_of(waits, 8)
-            limit_s = self._group.exec_timeout_s
-            left = ""
+            limit_s, left = self._group.exec_timeout_s, ""
             if limit_s is not None and self._running_since is not None:
                 left = f"; {limit_s - (time.monotonic() - self._running_since):.0f} s left"
-            text = f"waiting for {what}{left}"
+            text = f"waiting for {few_of(waits, 8)}{left}"
             self.event(GroupWaitsEvent(group=self._group.name, text=text))
 
     # Incoming messages.
@@ -352,9 +351,8 @@ class GroupHead(Head[_Agent]):
         """Accept an agent, or send it away if its attempt is old or its task is over."""
         if not isinstance(hello, task_messages.TaskHello):
             return None
-        known = {task.name for task in self._group.tasks}
         if (
-            hello.task not in known
+            hello.task not in {task.name for task in self._group.tasks}
             or hello.task in self._agents
             or hello.attempt != self._gang.attempt(hello.task)
             or self._gang.phase(hello.task) is TaskPhase.OVER
@@ -413,10 +411,11 @@ class GroupHead(Head[_Agent]):
                 self.show(message)
             case messages.Notice(text=text):
                 self.event(NoticeEvent(text=text))
-            case task_messages.BarrierCall():
-                self._barriers.call(task, message, time.monotonic())
+            case task_messages.BarrierCall(caller_id=caller_id):
+                self._callers[caller_id] = task
+                self._answer(self._barriers.arrive(task, message, time.monotonic()))
             case task_messages.BarrierLeave(caller_id=caller_id):
-                self._barriers.leave(caller_id)
+                self._leave_barrier(caller_id)
             case _ if isinstance(message, part_messages.FromExecTask):
                 self._execs.from_agent(task, message)
 
@@ -463,7 +462,8 @@ class GroupHead(Head[_Agent]):
         self._execs.agent_gone(task, why)
         if self._gang.phase(task) is TaskPhase.OVER:
             return
-        self._barriers.task_lost(task)
+        for caller_id in [one for one, owner in self._callers.items() if owner == task]:
+            self._leave_barrier(caller_id)  # a retry may call again
         self._starter.kill(task)
         self.event(AgentLostEvent(task=task, why=why))
         self._obey(self._gang.lost(task, why))
@@ -494,8 +494,7 @@ class GroupHead(Head[_Agent]):
                 self._timers.later(after_s, lambda: self._send(task, stop))
             case gang.UploadOutputs():
                 succeeded = self._gang.is_succeeding(task)
-                upload = task_messages.TaskUpload(attempt=attempt, succeeded=succeeded)
-                self._send(task, upload)
+                self._send(task, task_messages.TaskUpload(attempt=attempt, succeeded=succeeded))
             case gang.ReleaseAgent():
                 self._release(task)
 
@@ -514,7 +513,16 @@ class GroupHead(Head[_Agent]):
         if self._gang.phase(task) is TaskPhase.OVER:
             outcome = self._outcomes.get(task)
             how = outcome.state.value if outcome is not None else "ended"
-            self._barriers.task_over(task, how)
+            self._answer(self._barriers.end_member(task, f"it is {how}"))
+
+    def _leave_barrier(self, caller_id: str) -> None:
+        self._callers.pop(caller_id, None)
+        self._barriers.leave(caller_id)
+
+    def _answer(self, answers: Sequence[task_messages.BarrierAnswer]) -> None:
+        for answer in answers:
+            if (task := self._callers.get(answer.caller_id)) is not None:
+                self._send(task, answer)
 
     def _send(self, task: str, message: messages.Message) -> None:
         agent = self._agents.get(task)
@@ -683,14 +691,13 @@ async def _run_head(order: GroupOrder) -> int:
     host, port = listening.getsockname()[:2]
     network = _open_network(plan, run_dir, order.group)
     keep = frozenset([network.holder_pid]) if network is not None else frozenset()
-    start = read_start(run_dir, order.group)
-    wrap = None
+    notes = (network.note,) if network is not None else ()
+    start, wrap = read_start(run_dir, order.group), None
     if start.broker is not None and start.nodes is not None:
         # Training tasks read their hosts from this file.
         atomic.write_json(run_dir.group(order.group).nodes, codec.to_plain(start.nodes))
         wrap = _wrap_elsewhere(plan.group(order.group), start.broker, start.nodes, port)
     starter = ProcessStarter(run_dir, order.group, [(host, port)], keep, wrap)
-    notes = (network.note,) if network is not None else ()
     try:
         return await conduct_group(
             plan, run_dir, order.group, listening, starter, order.lifeline_fd, notes=notes
@@ -782,12 +789,11 @@ def _open_network(plan: WorkflowPlan, run_dir: RunDir, group: str) -> PrivateNet
 
 
 async def _end_agents(starter: ProcessStarter) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + 5.0
-    while starter.has_agents and loop.time() < deadline:
+    deadline = time.monotonic() + 5.0
+    while starter.has_agents and time.monotonic() < deadline:
         starter.poll()
         await asyncio.sleep(0.01)
-    while proc.end_children(starter.keep) and loop.time() < deadline + 5.0:
+    while proc.end_children(starter.keep) and time.monotonic() < deadline + 5.0:
         await asyncio.sleep(0.01)
 
 

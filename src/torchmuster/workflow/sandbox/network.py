@@ -4,6 +4,13 @@ Each task gets a network namespace with one interface; a bridge in a hub namespa
 needs no root, and leaves no name in /run/netns or /etc. Everything vanishes with the holder
 (`network_hold`), which ends with us. If slirp4netns or pasta is installed, tasks can reach the
 outside through it.
+
+slirp4netns    one process for all tasks; its tap is a port of the hub's bridge
+pasta          one process per task, since it serves one guest only; adds a second interface
+
+Both run in the machine's own network as our user, need no root, and map nothing of the machine's
+loopback into the network. They are children of a guard, which the holder forks before it enters its
+namespaces. The guard's only task is to end them when the holder is gone, which closes a pipe.
 """
 
 import ipaddress
@@ -48,12 +55,12 @@ class NetworkHolderArguments:
 
     addresses: tuple[str, ...]
     interface: str
-    stack: dict[str, Any] | None = None
+    stack: "NetworkStack | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkStack:
-    """The network stack that the guard must start.
+    """The network stack that the guard must start; the holder adds the paths of namespaces.
 
     Attributes:
         program: The path of the program.
@@ -68,10 +75,10 @@ class NetworkStack:
     program: str
     subnet: str
     outside: str
-    hub: str
-    user: str | None
-    tasks: tuple[str, ...]
     passes_names: bool
+    hub: str = ""
+    user: str | None = None
+    tasks: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -127,8 +134,7 @@ class Guard:
             is_open: Returns whether the tasks reach the outside, for a stack that does not report
                 it.
         """
-        wanted = {name: getattr(stack, name) for name in stack.__slots__}
-        os.write(self._orders, json.dumps(wanted).encode() + b"\n")
+        os.write(self._orders, codec.to_word(stack).encode() + b"\n")
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline:
             said = _read_line(self._answers, _POLL_S)
@@ -170,8 +176,7 @@ def _guard(order: int, answer: int) -> None:
     line = _read_line(order, None)
     if line is None:
         return
-    plain = json.loads(line)
-    stack = NetworkStack(**{**plain, "tasks": tuple(plain["tasks"])})
+    stack = codec.from_word(NetworkStack, [line])
     children: list[proc.Child] = []
     try:
         start = _start_slirp if stack.kind == "slirp4netns" else _start_pasta
@@ -397,9 +402,8 @@ class PrivateNetwork:
             lines = ["127.0.0.1 localhost", "::1 localhost"]
         lines = [line for line in lines if line]
         for task in self.tasks.values():
-            also = f" {self._hostname}" if task.name == name else ""
-            if also and self._hostname in self.tasks:
-                also = ""
+            is_machine = task.name == name and self._hostname not in self.tasks
+            also = f" {self._hostname}" if is_machine else ""
             lines.append(f"{task.address} {task.name}{also}")
         return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
 
@@ -478,12 +482,12 @@ def _wanted(num_tasks: int, program: str | None) -> NetworkHolderArguments:
     addresses = [str(network[number + FIRST_TASK]) for number in range(num_tasks)]
     stack = None
     if program is not None:
-        stack = {
-            "program": program,
-            "subnet": str(network),
-            "outside": str(choose_network([*routed, network])),
-            "passes_names": has_own_resolver(_read_text(_RESOLVER_FILE)),
-        }
+        stack = NetworkStack(
+            program=program,
+            subnet=str(network),
+            outside=str(choose_network([*routed, network])),
+            passes_names=has_own_resolver(_read_text(_RESOLVER_FILE)),
+        )
     return NetworkHolderArguments(addresses=tuple(addresses), interface=INTERFACE, stack=stack)
 
 

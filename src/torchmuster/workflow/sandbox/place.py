@@ -1,8 +1,18 @@
-"""A task's private view of this machine's files: write it to disk, and start commands in it.
+"""A task's private view of this machine's files: plan it, write it to disk, and start commands in it.
 
-`plan_view` (in `place_plan`) decides what to mount, `write_view` writes the folder, and the
-program `view` mounts it in the task's own process. Where the kernel gives no namespaces
-(`namespaces_available`), `place_real` puts the files at their real paths.
+A workflow places files at absolute paths, such as `/tmp/run.sh` or `/workspace/train.py`, as a
+container would. Several tasks of one machine must not clash there, and the machine itself must not
+see the files:
+
+    the file exists           ours is mounted over it (a cover)
+    only its directory does   the directory is mirrored: a folder of ours with the machine's entries
+                              bound into it, next to the new file
+    not even the directory    the nearest directory that exists is mirrored; that may be `/`
+
+What a task writes into a mirrored directory lands in our folder (`ViewPlan.host_path`). `plan_view`
+decides what to mount, `write_view` writes the folder, and the program `view` mounts it in the
+task's own process. Where the kernel gives no namespaces (`namespaces_available`), `task/view.py`
+puts the files at their real paths.
 """
 
 import contextlib
@@ -18,6 +28,7 @@ from typing import Any
 
 from torchmuster.core import proc
 from torchmuster.core.files.atomic import read_json, write_json
+from torchmuster.core.model import codec
 from torchmuster.core.node.leftovers import is_socket_folder
 from torchmuster.errors import MusterError, UsageError
 
@@ -403,7 +414,18 @@ def write_view(
                 _make_folder(os.path.join(mirror.folder, relative), 0o755)
         for path, file in plan.files.items():
             write_new(path, file.content, file.mode)
-        return _write_spec(plan, join or {}, environment or {}, report_fd)
+        path = os.path.join(plan.folder, "spec.json")
+        spec = {
+            "view": True,
+            "join": dict(join or {}),
+            "environment": dict(environment or {}),
+            "report_fd": report_fd,
+            "working_dir": plan.working_dir,
+            "mirrors": codec.to_plain(plan.mirrors),
+            "covers": [{"at": at, "from": disk} for at, disk in plan.covers.items()],
+        }
+        write_json(path, spec, mode=0o600)
+        return path
     except OSError as error:
         raise MusterError(
             "the task's view of the files can't be written", where=plan.folder, why=str(error)
@@ -484,36 +506,6 @@ def write_new(path: str, content: bytes, mode: int) -> os.stat_result:
 def _make_folder(path: str, mode: int) -> None:
     os.mkdir(path, 0o700)
     os.chmod(path, mode)  # regardless of the umask
-
-
-def _write_spec(
-    plan: ViewPlan,
-    join: Mapping[str, str | None],
-    environment: Mapping[str, str],
-    report_fd: int | None,
-) -> str:
-    path = os.path.join(plan.folder, "spec.json")
-    mirrors = [
-        {
-            "at": mirror.at,
-            "folder": mirror.folder,
-            "dirs": list(mirror.dirs),
-            "files": list(mirror.files),
-            "links": dict(mirror.links),
-        }
-        for mirror in plan.mirrors
-    ]
-    spec = {
-        "view": True,
-        "join": dict(join),
-        "environment": dict(environment),
-        "report_fd": report_fd,
-        "working_dir": plan.working_dir,
-        "mirrors": mirrors,
-        "covers": [{"at": at, "from": disk} for at, disk in plan.covers.items()],
-    }
-    write_json(path, spec, mode=0o600)
-    return path
 
 
 def _reason(answer: bytes) -> str:

@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torchmuster
@@ -198,7 +199,8 @@ class TaskAgent:
         try:
             for folder in (self._place.output, self._place.work):
                 os.makedirs(folder, exist_ok=True)
-            if self._needs_setup():
+            is_training = self._options.task.training is not None  # its run does the setup
+            if self._options.plan.setup and not self._is_set_up and not is_training:
                 await self._set_up()
             if not self._has_inputs:  # a retry in place finds them here
                 await fetch_inputs(
@@ -224,11 +226,6 @@ class TaskAgent:
         free = () if self._options.network else _free_ports(self._options.port_candidates)
         free = free or self._options.port_candidates[:8]
         self._send(task_messages.TaskPrepared(attempt=self._attempt, free_ports=free))
-
-    def _needs_setup(self) -> bool:
-        """Return whether to run the setup lines: once, and not if a training run does so."""
-        is_training = self._options.task.training is not None
-        return bool(self._options.plan.setup) and not self._is_set_up and not is_training
 
     async def _set_up(self) -> None:
         """Run the site's setup lines; this process and its children then have their variables."""
@@ -267,19 +264,11 @@ class TaskAgent:
     async def _run_command(self, begin: task_messages.TaskBegin) -> None:
         if self._options.host_name is not None:
             await _wait_for_dns(begin.hosts.values(), self._doing)
-        facts = TaskFacts(
-            workflow=self._options.plan,
-            group=self._options.group,
-            task=self._options.task,
-            attempt=self._attempt,
-            place=self._place,
-            hosts=begin.hosts,
-            addresses=begin.addresses,
-            ports=begin.ports,
+        facts = replace(
+            self._outer_facts(), hosts=begin.hosts, addresses=begin.addresses, ports=begin.ports
         )
-        log = self._options.run_dir.task_log(
-            self._options.group.name, self._options.task.name, self._attempt
-        )
+        group, task = self._options.group.name, self._options.task.name
+        log = self._options.run_dir.task_log(group, task, self._attempt)
         output = RankOutput(0, log, self._disk, self._show, frozenset((1, 2)), {})
         before = read_counters()
         started_at = time.monotonic()
@@ -348,13 +337,13 @@ class TaskAgent:
 
     def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         del rank
-        if self._link.channel is None or self._link.channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
-            return
-        name = self._options.task.name
-        message = task_messages.TaskOutput(
-            task=name, stream=stream, text=text, dropped_lines=left_out
-        )
-        self._link.channel.send_nowait(message)
+        channel, name = self._link.channel, self._options.task.name
+        if channel is not None and channel.unsent_bytes <= _MAX_UNSENT_SHOW_BYTES:
+            channel.send_nowait(
+                task_messages.TaskOutput(
+                    task=name, stream=stream, text=text, dropped_lines=left_out
+                )
+            )
 
     # After the command.
 

@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmuster.core import proc
@@ -31,6 +31,7 @@ from torchmuster.workflow.sandbox.place import (
     PlacedFile,
     ViewPlan,
     clear_view,
+    is_below,
     namespaces_available,
     nearest_directory,
     plan_view,
@@ -104,12 +105,16 @@ def open_view(
         return _private_view(outside, facts, options, notice)
     if options.network is not None:
         raise MusterError("there is no private network without namespaces", why=why)
+    claims = os.path.join(options.run_dir.path, "claims")
+    os.makedirs(claims, mode=0o700, exist_ok=True)
+    view = RealPathFiles(facts.task.name, claims, facts.place.work)
     if outside:
         notice(
             f"{facts.task.name}: no view of its own here ({why}): its files are created at their"
             " real paths and removed at the end"
         )
-    return _RealView(outside, facts, options)
+        view.place(outside)
+    return view
 
 
 def _placed_files(facts: TaskFacts, secrets: Mapping[str, Mapping[str, str]]) -> list[PlacedFile]:
@@ -133,18 +138,12 @@ def _write_inside(file: PlacedFile, work: str) -> None:
     folder = os.path.dirname(file.path)
     try:
         os.makedirs(folder, exist_ok=True)
-        if os.path.commonpath(
-            [os.path.realpath(folder), os.path.realpath(work)]
-        ) != os.path.realpath(work):
-            raise MusterError(
-                "the file would lie outside of the working directory", where=file.path
-            )
+        if not is_below(os.path.realpath(folder), os.path.realpath(work)):
+            what = "the file would lie outside of the working directory"
+            raise MusterError(what, where=file.path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(file.path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with os.fdopen(os.open(file.path, flags, 0o600), "wb") as target:
-            target.write(file.content)
-            os.fchmod(target.fileno(), file.mode)
+        write_new(file.path, file.content, file.mode)
     except OSError as error:
         raise MusterError(
             "a file of the task can't be written", where=file.path, why=error.strerror
@@ -202,8 +201,7 @@ class ContainerView(CommandView):
         self._container: Container | None = None
 
     def _write(self, files: Sequence[PlacedFile]) -> list[Mount]:
-        network = self._network()
-        placed = [*files, *_network_files(network, files)]
+        placed = [*files, *_network_files(self._network(), files)]
         problems = ((file.path, problem_of_path(file.path)) for file in placed)
         refuse([f"`{path}` {problem}" for path, problem in problems if problem is not None])
         mounts = []
@@ -244,15 +242,14 @@ class ContainerView(CommandView):
     def _inside(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the container's variables: those of the file and ours, not the machine's."""
         task, network = self._facts.task, self._network()
-        asked = set(task.environment) | {n for c in task.credentials for n in c.variables}
-        machine = os.environ
+        asked = {*task.environment, *(name for one in task.credentials for name in one.variables)}
         inside = {
             name: value
             for name, value in variables.items()
-            if name in asked or machine.get(name) != value
+            if name in asked or os.environ.get(name) != value
         }
         inside = container.gpu_variables(self._kind, task, inside)
-        return {**(network.environment if network is not None else {}), **inside}
+        return {**network.environment, **inside} if network is not None else inside
 
     def _spec(self, words: Sequence[str], names: Sequence[str], env_text: str) -> ContainerSpec:
         facts, options = self._facts, self._options
@@ -387,19 +384,11 @@ class _PrivateView(CommandView):
         if self._report >= 0:
             os.close(self._report)
             self._report = -1
-        _remove_secrets(path for path, file in self._plan.files.items() if _is_secret(file))
+        for path, file in self._plan.files.items():
+            if file.mode & 0o077 == 0:  # a secret: the next start writes it again
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
         clear_view(self._plan.folder)
-
-
-def _is_secret(file: PlacedFile) -> bool:
-    return file.mode & 0o077 == 0
-
-
-def _remove_secrets(paths: Iterable[str]) -> None:
-    """Remove the secrets from the run directory; the next start writes them again."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
 
 
 def _move_entries(source: str, target: str, machine: set[str]) -> None:
@@ -413,37 +402,29 @@ def _move_entries(source: str, target: str, machine: set[str]) -> None:
             _move_entries(old, new, set())
 
 
-class _RealView(CommandView):
-    def __init__(self, files: Sequence[PlacedFile], facts: TaskFacts, options: TaskOptions) -> None:
-        claims = os.path.join(options.run_dir.path, "claims")
-        os.makedirs(claims, mode=0o700, exist_ok=True)
-        self._place = RealPathFiles(facts.task.name, claims) if files else None
-        self._work = facts.place.work
-        if self._place is not None:
-            self._place.place(files)
-
-    def start(
-        self, words: Sequence[str], variables: Mapping[str, str], stdout: int, stderr: int
-    ) -> proc.Child:
-        return proc.start(words, env=variables, cwd=self._work, stdout=stdout, stderr=stderr)
-
-    def close(self) -> None:
-        if self._place is not None:
-            self._place.remove()
-
-
-class RealPathFiles:
-    """The files of one task at their real paths.
+class RealPathFiles(CommandView):
+    """The machine itself, with the files of one task at their real paths.
 
     Attributes:
         record: The claim record's path.
     """
 
-    def __init__(self, task: str, claims: str) -> None:
-        """Take the task's name, and the folder of claim records that all tasks of a run share."""
+    def __init__(self, task: str, claims: str, work: str = "/") -> None:
+        """Take the task's name, the folder of all claims of the run, and the working directory."""
         self._task = task
         self._claims = claims
+        self._work = work
         self.record = os.path.join(claims, hashlib.sha256(task.encode()).hexdigest()[:16] + ".json")
+
+    def start(
+        self, words: Sequence[str], variables: Mapping[str, str], stdout: int, stderr: int
+    ) -> proc.Child:
+        """Start the command in the working directory."""
+        return proc.start(words, env=variables, cwd=self._work, stdout=stdout, stderr=stderr)
+
+    def close(self) -> None:
+        """Remove the files that were placed."""
+        self.remove()
 
     def place(self, files: Sequence[PlacedFile]) -> None:
         """Create all files or none.
