@@ -221,10 +221,7 @@ class GroupPlan:
 
     def task(self, name: str) -> TaskPlan:
         """Return the task of this name; KeyError when there is none."""
-        for task in self.tasks:
-            if task.name == name:
-                return task
-        raise KeyError(name)
+        return {task.name: task for task in self.tasks}[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,10 +260,7 @@ class WorkflowPlan:
 
     def group(self, name: str) -> GroupPlan:
         """Return the group of this name; KeyError when there is none."""
-        for group in self.groups:
-            if group.name == name:
-                return group
-        raise KeyError(name)
+        return {group.name: group for group in self.groups}[name]
 
 
 # Files that the processes of one group exchange.

@@ -70,7 +70,13 @@ def wait_at_barrier(
 
     deadline_s = time.monotonic() + timeout_s + _SPARE_S
     frame = ipc.pack(AskBarrier(name=name, count=count, rank=rank, timeout_s=timeout_s))
-    with _connect(path) as agent:
+    try:
+        agent = ipc.connect(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        what = "the agent of this task can't be reached"
+        raise ChannelError(what, where=path, why=why) from error
+    with agent:
         # An agent that refuses sends its reason before it reads, then hangs up: read that reason.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             agent.sendall(frame)
@@ -105,16 +111,6 @@ def _next_answer(
 def _invalid_answer(path: str) -> ChannelError:
     fix = "check that this process and the agent have the same version of torchmuster"
     return ChannelError("the agent of this task gave an invalid answer", where=path, fix=fix)
-
-
-def _connect(path: str) -> socket.socket:
-    try:
-        return ipc.connect(path)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ChannelError(
-            "the agent of this task can't be reached", where=path, why=why
-        ) from error
 
 
 def _to_stderr(line: str) -> None:

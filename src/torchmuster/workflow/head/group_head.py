@@ -14,7 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.core import proc
@@ -133,30 +133,23 @@ def task_argv(order: TaskOrder) -> list[str]:
     return proc.node_program("task", *to_arguments(order))
 
 
+@dataclass(slots=True)
 class ProcessStarter:
     """Starts the agents of tasks as child processes, which run here or bring the agent elsewhere.
 
-    Args:
+    Attributes:
         heads: Addresses of the group's head, which agents try in turn.
         keep: Pids of child processes that are not agents, and that `poll` must not end.
         wrap: Returns the command that starts a task's agent elsewhere; None to start it here.
     """
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        group: str,
-        heads: Sequence[tuple[str, int]],
-        keep: frozenset[int] = frozenset(),
-        wrap: Wrap | None = None,
-    ) -> None:
-        self.keep = keep
-        self._run_dir = run_dir
-        self._group = group
-        self._heads = heads
-        self._wrap = wrap
-        self._children: list[tuple[str, int, proc.Child]] = []
-        self._lifeline = os.pipe2(os.O_CLOEXEC)
+    run_dir: RunDir
+    group: str
+    heads: Sequence[tuple[str, int]]
+    keep: frozenset[int] = frozenset()
+    wrap: Wrap | None = None
+    _children: list[tuple[str, int, proc.Child]] = field(default_factory=list)
+    _lifeline: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_CLOEXEC))
 
     @property
     def has_agents(self) -> bool:
@@ -166,13 +159,13 @@ class ProcessStarter:
     def start(self, task: str, attempt: int) -> None:
         """Start an agent."""
         order = TaskOrder(
-            run_dir=self._run_dir.path,
-            group=self._group,
+            run_dir=self.run_dir.path,
+            group=self.group,
             task=task,
             attempt=attempt,
-            head=tuple(f"{host}:{port}" for host, port in self._heads),
+            head=tuple(f"{host}:{port}" for host, port in self.heads),
         )
-        elsewhere = self._wrap(order) if self._wrap is not None else None
+        elsewhere = self.wrap(order) if self.wrap is not None else None
         # A remote agent ends when it loses the head: a lifeline does not reach that far.
         if elsewhere is not None:
             child = proc.start(elsewhere)

@@ -36,7 +36,6 @@ from torchmuster.launcher.model.run import RunRecord
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
 
-_CANCELLED_CODE = 128 + signal.SIGTERM
 _NEXT_GROUP_S = 30.0  # maximum gap between two groups of a workflow on a cluster
 _LOST_REASON = "it had not ended when its owner was killed"
 
@@ -350,7 +349,7 @@ def _result_of_jobs(
     state = workflow_state(group.state for group in groups)
     codes = [outcome.exit_code for outcome in outcomes if outcome.state.is_failed]
     if state is State.FAILED_CANCELED:
-        codes = [_CANCELLED_CODE]
+        codes = [128 + signal.SIGTERM]
     records = [run_dir.group(group.name).events for group in groups]
     recorded_s = recorded_seconds(*records, until=changed_at(run_dir.cancelled))
     return WorkflowResult(
@@ -436,12 +435,12 @@ def _view_group(
     elif is_lost and not state.is_final:
         why = _LOST_REASON
     views = []
-    for task in group.tasks:
+    for plan in group.tasks:
         base = TaskView(
-            name=task.name, group=group.name, state=state, why=why, is_lead=task is group.lead
+            name=plan.name, group=group.name, state=state, why=why, is_lead=plan is group.lead
         )
-        said = tasks.get(task.name)  # None: the task has no event of its own
-        started_at = started.get(task.name)
+        said = tasks.get(plan.name)  # None: the task has no event of its own
+        started_at = started.get(plan.name)
         views.append(base if said is None else _view_task(base, said, started_at))
     return GroupView(name=group.name, state=state, why=why, tasks=tuple(views))
 

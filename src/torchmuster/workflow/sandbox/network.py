@@ -121,8 +121,7 @@ def pasta_argv(stack: NetworkStack, task: str) -> list[str]:
 class Guard:
     """The process, forked by `fork_guard`, that starts the holder's network stack and ends it."""
 
-    def __init__(self, pid: int, orders: int, answers: int) -> None:
-        self._pid = pid
+    def __init__(self, orders: int, answers: int) -> None:
         self._orders = orders  # closing it ends the guard
         self._answers = answers
 
@@ -138,7 +137,7 @@ class Guard:
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline:
             said = _read_line(self._answers, _POLL_S)
-            if said is not None:
+            if said:
                 return None if said == _READY else said
             if is_open():
                 os.write(self._orders, b"\n")
@@ -150,8 +149,7 @@ def fork_guard() -> Guard:
     """Fork the guard; call this before entering any namespace, in a single-threaded process."""
     order, orders = os.pipe2(os.O_CLOEXEC)
     answers, answer = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
+    if os.fork() == 0:
         try:
             os.close(orders)
             os.close(answers)
@@ -161,7 +159,7 @@ def fork_guard() -> Guard:
             os._exit(0)
     os.close(order)
     os.close(answer)
-    return Guard(pid, orders, answers)
+    return Guard(orders, answers)
 
 
 def _detach() -> None:
@@ -174,7 +172,7 @@ def _detach() -> None:
 
 def _guard(order: int, answer: int) -> None:
     line = _read_line(order, None)
-    if line is None:
+    if not line:
         return
     stack = codec.from_word(NetworkStack, [line])
     children: list[proc.Child] = []
@@ -247,6 +245,7 @@ def _describe_exit(kind: str, said: int) -> str:
 
 
 def _read_line(fd: int, timeout_s: float | None) -> str | None:
+    """Return a line, or what came before the end of file; None at the time limit."""
     text = b""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while not text.endswith(b"\n"):
@@ -255,7 +254,7 @@ def _read_line(fd: int, timeout_s: float | None) -> str | None:
             return None
         chunk = os.read(fd, 1 << 16)
         if not chunk:
-            return None
+            break
         text += chunk
     return text.decode().rstrip("\n")
 
@@ -307,8 +306,7 @@ class PrivateNetwork:
 
     Attributes:
         tasks: Each task's namespace, by task name.
-        gateway: The address of the gateway to the outside; None without one.
-        resolver: The address of the DNS server there; None without a gateway.
+        resolver: The address of the DNS server outside; None without a gateway there.
         note: One line for the user about the connection to the outside.
     """
 
@@ -328,7 +326,6 @@ class PrivateNetwork:
         self._hostname = hostname
         self.holder_pid = holder.pid
         self.tasks = tasks
-        self.gateway: str | None = said.get("gateway")
         self.resolver: str | None = said.get("resolver")
         self.note = outside_note(said, program)
 
@@ -337,16 +334,12 @@ class PrivateNetwork:
         cls,
         names: Sequence[str],
         *,
-        python: str = sys.executable,
-        hostname: str | None = None,
         find_program: Callable[[], str | None] = find_program,
     ) -> "PrivateNetwork":
         """Make a network for the tasks `names`; block for a few milliseconds per task.
 
         Args:
             names: The names of the tasks.
-            python: The interpreter that runs the holder.
-            hostname: The machine's name.
             find_program: Returns the path of the network stack's program, or None.
 
         Raises:
@@ -363,7 +356,7 @@ class PrivateNetwork:
         lifeline_end, lifeline = os.pipe()
         answer_fd, answer_end = os.pipe()
         try:
-            hold = proc.node_program("network", codec.to_word(wanted), python=python)
+            hold = proc.node_program("network", codec.to_word(wanted))
             holder = proc.start(hold, stdin=lifeline_end, stdout=answer_end)
         except BaseException:
             os.close(lifeline)
@@ -380,8 +373,7 @@ class PrivateNetwork:
         finally:
             os.close(answer_fd)
         tasks = _tasks(holder.pid, names, list(wanted.addresses), answer)
-        hostname = hostname or socket.gethostname()
-        return cls(holder, lifeline, tasks, hostname, answer=answer, program=program)
+        return cls(holder, lifeline, tasks, socket.gethostname(), answer=answer, program=program)
 
     def close(self) -> None:
         """End the holder; tasks that still run keep their own namespaces, now isolated."""
@@ -509,16 +501,9 @@ def _tasks(
 
 
 def _answer(fd: int) -> dict[str, Any]:
-    text = b""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while not text.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
-            raise MusterError(f"the private network was not made within {_START_TIMEOUT_S:.0f} s")
-        chunk = os.read(fd, 1 << 16)
-        if not chunk:
-            break
-        text += chunk
+    text = _read_line(fd, _START_TIMEOUT_S)
+    if text is None:
+        raise MusterError(f"the private network was not made within {_START_TIMEOUT_S:.0f} s")
     answer = json.loads(text) if text else {"error": "its process ended without a message"}
     if "error" in answer:
         raise MusterError(

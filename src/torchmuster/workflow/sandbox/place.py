@@ -20,7 +20,6 @@ import functools
 import glob
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -432,9 +431,9 @@ def write_view(
         ) from error
 
 
-def view_argv(spec_path: str, command: Sequence[str], *, python: str = sys.executable) -> list[str]:
+def view_argv(spec_path: str, command: Sequence[str]) -> list[str]:
     """Return the command line that starts `command` in the view that a spec describes."""
-    return proc.node_program("view", spec_path, "--", *command, python=python)
+    return proc.node_program("view", spec_path, "--", *command)
 
 
 def clear_view(folder: str) -> None:

@@ -217,7 +217,6 @@ class Rendered:
     """The section `workflow:` as YAML text that still contains runtime tokens.
 
     Attributes:
-        name: The file's name.
         text: The YAML; its first line is the key `workflow:`.
         workflow_lines: The file's line, from 1, of each line of `text`.
         template: The original lines of the file.
@@ -227,7 +226,6 @@ class Rendered:
         is_template: Whether the text contains Jinja.
     """
 
-    name: str
     text: str
     workflow_lines: tuple[int, ...]
     template: tuple[str, ...]
@@ -283,7 +281,6 @@ def render_file(
             what = f"the template never uses the default value `{default.name}`"
             unused[default.name] = UsageError(what, where=f"{source.path}:{default.line}")
     return Rendered(
-        name=source.path,
         text=text,
         workflow_lines=lines,
         template=tuple(to_lines(source.text)),
@@ -338,11 +335,6 @@ def cpu_limit_s(text: str) -> float:
     return min(CPU_S + _CPU_PER_MARK_S * num_marks, _MAX_CPU_S)
 
 
-def has_jinja(text: str) -> bool:
-    """Return whether the text contains Jinja."""
-    return any(mark in text for mark in ("{{", "{%", "{#"))
-
-
 @dataclass(slots=True, kw_only=True)
 class _Rendering:
     source: Source
@@ -355,7 +347,7 @@ class _Rendering:
         variables = frozenset(self.values) | _assigned(self.section.text)
         hidden, restore = protect_tokens(self.section.text, variables)
         first = self.section.line
-        if not has_jinja(hidden):
+        if not any(mark in hidden for mark in ("{{", "{%", "{#")):
             text = restore(hidden)
             return text, tuple(range(first, first + text.count("\n") + 1)), frozenset()
         self.is_template = True
@@ -581,8 +573,8 @@ def read_source(path: str) -> Source:
         what = "the workflow file does not exist"
         if not isinstance(error, FileNotFoundError):
             what = "the workflow file can't be read"
-        fix = near_file(path, suffixes=(".yaml", ".yml"))
-        raise UsageError(what, where=path, why=error.strerror, fix=fix) from error
+        near = near_file(path, suffixes=(".yaml", ".yml"))
+        raise UsageError(what, where=path, why=error.strerror, fix=near) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"the workflow file is larger than {MAX_BYTES >> 20} MiB", where=path)
     try:

@@ -203,13 +203,9 @@ class TaskAgent:
             if self._options.plan.setup and not self._is_set_up and not is_training:
                 await self._set_up()
             if not self._has_inputs:  # a retry in place finds them here
-                await fetch_inputs(
-                    self._options.task,
-                    self._place,
-                    self._options.run_dir,
-                    self._doing,
-                    self._outer_facts().resolve,
-                )
+                task, run_dir = self._options.task, self._options.run_dir
+                resolve = self._outer_facts().resolve
+                await fetch_inputs(task, self._place, run_dir, self._doing, resolve)
                 self._has_inputs = True
         except SetupError as error:
             self._not_prepared(error, State.FAILED_START_ERROR, CODE_START)
@@ -218,9 +214,8 @@ class TaskAgent:
             self._not_prepared(error, State.FAILED, CODE_DOWNLOAD)
             return
         except OSError as error:
-            wrapped = MusterError(
-                "the working directory can't be made", where=error.filename, why=error.strerror
-            )
+            what = "the working directory can't be made"
+            wrapped = MusterError(what, where=error.filename, why=error.strerror)
             self._not_prepared(wrapped, State.FAILED_START_ERROR, CODE_START)
             return
         free = () if self._options.network else _free_ports(self._options.port_candidates)

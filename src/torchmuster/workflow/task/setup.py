@@ -147,11 +147,6 @@ class TaskFacts:
         return resolve(text, self.value) if "{{" in text else text
 
 
-def command_words(facts: TaskFacts) -> tuple[str, ...]:
-    """Return the command of a task that is not a training task, with its tokens resolved."""
-    return tuple(facts.resolve(word) for word in facts.task.command)
-
-
 def file_content(entry: TaskFile, facts: TaskFacts) -> bytes:
     """Return the content of a file, with its tokens resolved."""
     if entry.is_base64:
@@ -168,16 +163,11 @@ def environment(
     facts: TaskFacts, base: Mapping[str, str], gpus: tuple[str, ...] | None
 ) -> dict[str, str]:
     """Return the variables of the command: `base`, ours, its GPUs, and those of the file."""
-    variables = {
-        **base,
-        contract.GROUP_VARIABLE: facts.group.name,
-        contract.TASK_VARIABLE: facts.task.name,
-    }
+    ours = {contract.GROUP_VARIABLE: facts.group.name, contract.TASK_VARIABLE: facts.task.name}
     if gpus is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    for name, value in facts.task.environment.items():
-        variables[name] = facts.resolve(value)
-    return variables
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    of_file = {name: facts.resolve(value) for name, value in facts.task.environment.items()}
+    return {**base, **ours, **of_file}
 
 
 def credentials_path() -> str:

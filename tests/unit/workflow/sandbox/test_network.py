@@ -97,7 +97,6 @@ def test_too_many_tasks_for_one_network_are_refused():
 
 
 def test_a_network_without_a_network_stack_says_so():
-    assert network("a").gateway is None
     assert "nothing else" in network("a").note
 
 
@@ -118,7 +117,6 @@ def test_a_network_with_a_network_stack_names_its_program():
     answer = {"gateway": "10.1.2.2", "resolver": "10.1.2.3"}
     made = PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/pasta")
 
-    assert made.gateway == "10.1.2.2"
     assert "through pasta" in made.note
 
 
@@ -126,7 +124,6 @@ def test_a_program_that_fails_is_quoted_in_the_line_for_the_user():
     answer = {"stack_error": "pasta: Failed to open tun socket"}
     made = PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/pasta")
 
-    assert made.gateway is None
     assert made.note.endswith("license server: pasta: Failed to open tun socket")
 
 
