@@ -93,12 +93,8 @@ def submit(**given: Any) -> int:
         return _show_values(given["file"])
     problems = Problems()
     shows_all = given["dry_run"] and given["engine"] == ALL
-    here = given["here"] or given["dry_run"]
-    place = (
-        UnknownPlace()
-        if shows_all
-        else find_place(Where(engine=given["engine"], here=here), problems)
-    )
+    where = Where(engine=given["engine"], here=given["here"] or given["dry_run"])
+    place = UnknownPlace() if shows_all else find_place(where, problems)
     at = place.cell("workflow")
     given["elsewhere"] = not at.is_this_machine
     loaded = _load(given)
@@ -113,7 +109,13 @@ def submit(**given: Any) -> int:
     if given["dry_run"]:
         at.show(plan, machine, as_json=given["as_json"])
         return 0
-    _upload_local_datasets(loaded)
+    if loaded.local_datasets:  # inputs `dataset:` with `localpath`
+        from torchmuster.workflow.data.dataset import DatasetStore
+
+        store = DatasetStore()
+        for entry in loaded.local_datasets:
+            version = store.upload(entry.name, entry.folder, regex=entry.regex)
+            click.echo(f"muster: {entry.folder} is {entry.name}:{version}", err=True)
     plan = at.with_task_setup(plan)
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
     code: int = at.submit(run_dir, plan, detach=given["detach"])
@@ -148,9 +150,9 @@ def render(**given: Any) -> int:
     from torchmuster.core.cli.messages import print_warnings
     from torchmuster.workflow.spec.load import LoadOptions, render_workflow
 
-    rendered, warnings = render_workflow(
-        LoadOptions(path=given["file"], sets=given["sets"], set_strings=given["set_strings"])
-    )
+    sets, set_strings = given["sets"], given["set_strings"]
+    wanted = LoadOptions(path=given["file"], sets=sets, set_strings=set_strings)
+    rendered, warnings = render_workflow(wanted)
     print_warnings(warnings)
     click.echo(rendered, nl=not rendered.endswith("\n"))
     return 0
@@ -178,6 +180,11 @@ def spec(run: str, *, rendered: bool) -> int:
 def _load(given: dict[str, Any]) -> "LoadedWorkflow":
     from torchmuster.workflow.spec.load import LoadOptions, load_workflow
 
+    with_effect: set[str] = set()  # keys that have none without these options
+    if given.get("container", "none") != "none":
+        with_effect |= {"privileged", "hostNetwork", "volumeMounts"}
+    if given.get("elsewhere"):  # the engine itself warns of keys that it ignores
+        with_effect |= {"platform", "nodesExcluded", "topology"}
     return load_workflow(
         LoadOptions(
             path=given["file"],
@@ -185,19 +192,9 @@ def _load(given: dict[str, Any]) -> "LoadedWorkflow":
             set_strings=given["set_strings"],
             set_env=given.get("set_env", ()),
             labels=given.get("labels", ()),
-            with_effect=_keys_with_effect(given),
+            with_effect=frozenset(with_effect),
         )
     )
-
-
-def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
-    """Return the keys that have no effect by default, but have one with these options."""
-    keys: set[str] = set()
-    if given.get("container", "none") != "none":
-        keys |= {"privileged", "hostNetwork", "volumeMounts"}
-    if given.get("elsewhere"):  # the engine itself warns of keys that it ignores
-        keys |= {"platform", "nodesExcluded", "topology"}
-    return frozenset(keys)
 
 
 def _plan(
@@ -249,17 +246,6 @@ def _plan(
         short.append(f"image: {named} not used: tasks run in this environment (--container none)")
     print_notes(short)
     return plan, machine
-
-
-def _upload_local_datasets(loaded: "LoadedWorkflow") -> None:
-    """Upload each input `dataset:` with `localpath` as a version, before anything starts."""
-    if loaded.local_datasets:
-        from torchmuster.workflow.data.dataset import DatasetStore
-
-        store = DatasetStore()
-        for entry in loaded.local_datasets:
-            version = store.upload(entry.name, entry.folder, regex=entry.regex)
-            click.echo(f"muster: {entry.folder} is {entry.name}:{version}", err=True)
 
 
 def _show_values(path: str) -> int:

@@ -62,11 +62,9 @@ def check_tag(tag: str) -> None:
     if tag == LATEST:
         raise UsageError("the tag `latest` is always the newest version", where="--tag latest")
     if tag.isdecimal() or not _PART.fullmatch(tag):
-        why = (
-            "numbers are reserved for versions"
-            if tag.isdecimal()
-            else "allowed: letters, digits, `_`, `-`"
-        )
+        why = "allowed: letters, digits, `_`, `-`"
+        if tag.isdecimal():
+            why = "numbers are reserved for versions"
         raise UsageError(f"`{tag}` can't be a tag", where="--tag", why=why)
 
 

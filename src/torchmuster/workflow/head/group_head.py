@@ -320,14 +320,14 @@ class GroupHead(Head[_Agent]):
 
     def _lose_silent(self, now: float) -> None:
         for agent in list(self._agents.values()):
-            silent_s = now - agent.heard_at
-            if silent_s > SILENT_S and is_given_up(silent_s, SILENT_S, self._state_of(agent)):
+            silent_s, hello = now - agent.heard_at, agent.hello
+            if silent_s <= SILENT_S:
+                continue
+            whose = (hello.boot_id, hello.network_id)
+            state = proc.local_process_state(hello.pid, whose, self.own_ids)
+            if is_given_up(silent_s, SILENT_S, state):
                 agent.channel.abort()
                 self._lose(agent.task, f"its agent has been silent for {silent_s:.0f} s")
-
-    def _state_of(self, agent: _Agent) -> str | None:
-        whose = (agent.hello.boot_id, agent.hello.network_id)
-        return proc.local_process_state(agent.hello.pid, whose, self.own_ids)
 
     def _report_waiting(self) -> None:
         waits = self._gang.waits_for()

@@ -404,9 +404,8 @@ class WorkflowOwner:
                 if follows is not AfterLoss.AGAIN:
                     break
                 self._record.event(HeadLostEvent(group=group.plan.name))
-                self._display.say(
-                    f"the head of group {group.plan.name} was lost; it is started again"
-                )
+                name = group.plan.name
+                self._display.say(f"the head of group {name} was lost; it is started again")
             self._end_group(group)
         except MusterError as error:
             group.refusal = report_of_error(error)
@@ -466,10 +465,8 @@ class WorkflowOwner:
 
     def _hear(self, group: _Group, message: messages.Message) -> None:
         match message:
-            case task_messages.TaskOutput():
-                self._display.show_task(
-                    message.task, message.stream, message.text, message.dropped_lines
-                )
+            case task_messages.TaskOutput(task=task, stream=stream, text=text):
+                self._display.show_task(task, stream, text, message.dropped_lines)
             case messages.Event(name=name, fields=fields):
                 self._hear_event(group, event_of(name, fields))
 

@@ -106,10 +106,8 @@ def container_argv(spec: ContainerSpec) -> list[str]:
     argv.append(f"--network={'host' if spec.network is None else f'ns:{spec.network}'}")
     if spec.gpus and spec.kind == "podman":
         argv += [f"--device=nvidia.com/gpu={gpu}" for gpu in spec.gpus]
-    elif spec.gpus:
-        argv.append(
-            f'--gpus="device={",".join(spec.gpus)}"'
-        )  # without quotes, docker splits it at commas
+    elif spec.gpus:  # without quotes, docker splits it at commas
+        argv.append(f'--gpus="device={",".join(spec.gpus)}"')
     argv += ["--privileged"] if spec.privileged else []
     argv += [f"--cidfile={spec.id_file}"] if spec.id_file else []
     argv += [f"--env-file={spec.env_file}"] if spec.env_file else []
