@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -454,27 +454,20 @@ class DatasetStore:
         for tag in all_tags:
             check_tag(tag)
         check_names(files, name)
-        writer = secrets.token_hex(8)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-
-        def encode(number: int) -> bytes:
-            return encode_manifest(
-                DatasetManifest(
-                    name=reference.name,
-                    version=number,
-                    created=created,
-                    run_id=run_id,
-                    writer=writer,
-                    files=dict(sorted(files.items())),
-                    metadata=metadata or {},
-                )
-            )
-
+        manifest = DatasetManifest(
+            name=reference.name,
+            version=0,  # the next free one
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            run_id=run_id,
+            writer=secrets.token_hex(8),
+            files=dict(sorted(files.items())),
+            metadata=metadata or {},
+        )
         version = write_next_number(
             self._store,
             lambda: self._find(reference.name).highest,
             lambda number: version_name(reference.name, number),
-            encode,
+            lambda number: encode_manifest(replace(manifest, version=number)),
         )
         check()
         for tag in all_tags:
