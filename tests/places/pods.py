@@ -19,7 +19,7 @@ from torchmuster.kubernetes.pods.bring import bring_run
 from torchmuster.kubernetes.pods.bring_group import bring_group, plan_group
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 from torchmuster.launcher.spec.site import Site
-from torchmuster.workflow.owner.create import create_workflow_dir
+from torchmuster.workflow.owner.workflow import create_workflow_dir
 
 PORT = 29517
 # Nobody follows these: the first pod does not wait for a client.

@@ -20,15 +20,17 @@ def start(task, base, network):
     folder = os.path.join(base, task["name"])
     os.mkdir(folder, 0o700)
     mine = network.tasks[task["name"]] if network else None
+    files = [
+        place.PlacedFile(path=path, content=text.encode(), mode=0o755)
+        for path, text in task.get("files", {}).items()
+    ]
+    if network:
+        hosts = network.hosts_file(task["name"])
+        files.append(place.PlacedFile(path="/etc/hosts", content=hosts))
     plan = place.plan_view(
-        [
-            place.PlacedFile(path=path, content=text.encode(), mode=0o755)
-            for path, text in task.get("files", {}).items()
-        ],
+        files,
         folder,
         working_dir=task.get("working_dir", "/"),
-        hosts=network.hosts_file(task["name"]) if network else None,
-        directories=task.get("directories", []),
         shared=[base],
         **task.get("options", {}),
     )

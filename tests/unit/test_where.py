@@ -115,7 +115,7 @@ STARTS = (
 
 # They make the folder of what is started.
 MAKES = (
-    "torchmuster.workflow.owner.create.create_workflow_dir",
+    "torchmuster.workflow.owner.workflow.create_workflow_dir",
     "torchmuster.multirun.sweep.members.create_sweep_dir",
 )
 

@@ -344,7 +344,7 @@ class GroupsInPods(AsJobs):
         """Run a prepared workflow; follow it to its end or leave it in the background."""
         from torchmuster.core.cli.ending import follow_run, leave_in_background
         from torchmuster.core.files import atomic
-        from torchmuster.workflow.cli.workflow import say_end
+        from torchmuster.workflow.cli.places import say_end
 
         site = self.place.site
         atomic.write_json(run_dir.site, {"site": site.name, "keys": dict(site.own_keys)})
@@ -353,7 +353,7 @@ class GroupsInPods(AsJobs):
 
         def follow(voice: "TerminalVoice") -> "WorkflowResult":
             from torchmuster.kubernetes.pods.group import PodPlaces
-            from torchmuster.workflow.owner.follow import follow_workflow
+            from torchmuster.workflow.owner.workflow import follow_workflow
 
             logs = os.path.join(run_dir.path, "logs")
             voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")

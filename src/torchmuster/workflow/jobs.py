@@ -63,14 +63,8 @@ def plan_jobs(
         after = tuple(JobDependency(job_id=job_ids[name]) for name in waits_for)
         job = replace(_request(plan, group, dialect.name, run_dir, site_job), after=after)
         warnings = (*_warnings(plan, group, job, dialect.name), *dialect.unmapped(job))
-        jobs.append(
-            GroupJob(
-                group=group.name,
-                job=job,
-                node_tasks=node_tasks(group),
-                warnings=warnings,
-            )
-        )
+        nodes = node_tasks(group)
+        jobs.append(GroupJob(group=group.name, job=job, node_tasks=nodes, warnings=warnings))
     return tuple(jobs)
 
 
@@ -106,7 +100,8 @@ def _in_order(plan: WorkflowPlan) -> list[GroupPlan]:
 def _request(
     plan: WorkflowPlan, group: GroupPlan, engine: str, run_dir: RunDir, site_job: JobRequest
 ) -> JobRequest:
-    chunks = _chunks(group, site_job.chunks[0].extra)
+    kinds = _nodes_by_kind(group, site_job.chunks[0].extra)
+    chunks = tuple(replace(kind, num_nodes=len(names)) for kind, names in kinds.items())
     excluded = dict.fromkeys(name for task in group.tasks for name in task.resources.nodes_excluded)
     num_nodes = sum(chunk.num_nodes for chunk in chunks)
     min_nodes = sum(task.min_nodes for task in group.tasks)
@@ -144,28 +139,19 @@ def _kind(task: TaskPlan, extra: tuple[tuple[str, str], ...]) -> NodeChunk:
     )
 
 
-def _chunks(group: GroupPlan, extra: tuple[tuple[str, str], ...]) -> tuple[NodeChunk, ...]:
-    """Return one chunk per kind of node; the lead's comes first, so it gets the first node."""
-    counts: dict[NodeChunk, int] = {}
-    for task in _lead_first(group):
-        kind = _kind(task, extra)
-        counts[kind] = counts.get(kind, 0) + task.num_nodes
-    return tuple(replace(kind, num_nodes=count) for kind, count in counts.items())
+def _nodes_by_kind(
+    group: GroupPlan, extra: tuple[tuple[str, str], ...] = ()
+) -> dict[NodeChunk, list[str]]:
+    """Return the tasks of the nodes of each kind; the lead's comes first, so it gets the first node."""
+    found: dict[NodeChunk, list[str]] = {}
+    for task in (group.lead, *(task for task in group.tasks if task is not group.lead)):
+        found.setdefault(_kind(task, extra), []).extend([task.name] * task.num_nodes)
+    return found
 
 
 def node_tasks(group: GroupPlan) -> tuple[str, ...]:
     """Return the task of each node, in the order of the job's chunks."""
-    kinds = list(dict.fromkeys(_kind(task, ()) for task in _lead_first(group)))
-    names: list[str] = []
-    for kind in kinds:
-        for task in _lead_first(group):
-            if _kind(task, ()) == kind:
-                names += [task.name] * task.num_nodes
-    return tuple(names)
-
-
-def _lead_first(group: GroupPlan) -> list[TaskPlan]:
-    return [group.lead, *(task for task in group.tasks if task is not group.lead)]
+    return tuple(name for names in _nodes_by_kind(group).values() for name in names)
 
 
 def _warnings(plan: WorkflowPlan, group: GroupPlan, job: JobRequest, engine: str) -> list[str]:

@@ -221,10 +221,7 @@ class GroupPlan:
 
     def task(self, name: str) -> TaskPlan:
         """Return the task of this name; KeyError when there is none."""
-        for task in self.tasks:
-            if task.name == name:
-                return task
-        raise KeyError(name)
+        return {task.name: task for task in self.tasks}[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,10 +260,7 @@ class WorkflowPlan:
 
     def group(self, name: str) -> GroupPlan:
         """Return the group of this name; KeyError when there is none."""
-        for group in self.groups:
-            if group.name == name:
-                return group
-        raise KeyError(name)
+        return {group.name: group for group in self.groups}[name]
 
 
 # Files that the processes of one group exchange.
@@ -288,6 +282,28 @@ class GroupNodes:
 
     engine: str
     tasks: dict[str, tuple[TaskNode, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShare:
+    """One task's part of a private network.
+
+    Attributes:
+        name: The name of the task.
+        address: The task's IPv4 address.
+        join: The namespaces to enter, `user` and `net`, for `write_view`.
+        environment: The variables for Gloo and NCCL, which would otherwise use the address of the
+            machine's own name, outside of this network.
+        hosts: The content of its /etc/hosts, which names all tasks.
+        resolver: The content of its /etc/resolv.conf; None for the machine's.
+    """
+
+    name: str
+    address: str
+    join: dict[str, str | None] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    hosts: bytes = b""
+    resolver: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,12 @@ def check_in_task() -> str:
     """
     path = os.environ.get(TASK_SOCKET_VARIABLE)
     if not path:
-        raise _outside()
+        raise UsageError(
+            "this process is not part of a workflow's task, so it has no group to wait for",
+            why=f"{TASK_SOCKET_VARIABLE} is not set",
+            fix="in a training script, use torch.distributed.barrier(); elsewhere make the callers tasks of one group of a"
+            " workflow, and start it by `muster submit`",
+        )
     return path
 
 
@@ -65,7 +70,13 @@ def wait_at_barrier(
 
     deadline_s = time.monotonic() + timeout_s + _SPARE_S
     frame = ipc.pack(AskBarrier(name=name, count=count, rank=rank, timeout_s=timeout_s))
-    with _connect(path) as agent:
+    try:
+        agent = ipc.connect(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        what = "the agent of this task can't be reached"
+        raise ChannelError(what, where=path, why=why) from error
+    with agent:
         # An agent that refuses sends its reason before it reads, then hangs up: read that reason.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             agent.sendall(frame)
@@ -102,25 +113,47 @@ def _invalid_answer(path: str) -> ChannelError:
     return ChannelError("the agent of this task gave an invalid answer", where=path, fix=fix)
 
 
-def _connect(path: str) -> socket.socket:
-    try:
-        return ipc.connect(path)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ChannelError(
-            "the agent of this task can't be reached", where=path, why=why
-        ) from error
-
-
-def _outside() -> UsageError:
-    return UsageError(
-        "this process is not part of a workflow's task, so it has no group to wait for",
-        why=f"{TASK_SOCKET_VARIABLE} is not set",
-        fix="in a training script, use torch.distributed.barrier(); elsewhere make the callers tasks of one group of a"
-        " workflow, and start it by `muster submit`",
-    )
-
-
 def _to_stderr(line: str) -> None:
     if sys.stderr is not None:
         print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Be the program `task-muster`: the `muster` of tasks without another one on their PATH.
+
+    task-muster barrier [--name NAME] [--count N] [--rank R] [--timeout TIME]
+
+    Raises:
+        UsageError: The command is another one, or the value of an option is invalid.
+        MusterError: The wait at the barrier failed.
+    """
+    import argparse
+
+    from torchmuster.core.spec.problems import parse_timeout
+
+    if arguments[:1] != ["barrier"]:
+        asked = " ".join(["muster", *arguments[:1]])
+        raise UsageError(
+            f"there is no `{asked}` on the PATH of this task",
+            why="its environment has no torchmuster; what comes along is `muster barrier`",
+            fix="pip install torchmuster in that environment",
+        )
+    parser = argparse.ArgumentParser(prog="muster barrier", allow_abbrev=False)
+    parser.add_argument("--name", default="default")
+    parser.add_argument("--count", "--num-nodes", "--num_nodes", type=int)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--timeout", default="10m")
+    # Accepted for command lines written for `osmo_barrier.py`, but unused: the agent knows its
+    # head.
+    for option in ("--connect", "--port", "--secret-file"):
+        parser.add_argument(option, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments[1:])
+    timeout_s = parse_timeout(options.timeout)
+    if not timeout_s:
+        where = f"--timeout {options.timeout}"
+        raise UsageError("the limit is not a time above 0", where=where, fix="--timeout 10m")
+    begun_s = time.monotonic()
+    wait_at_barrier(options.name, count=options.count, rank=options.rank, timeout_s=timeout_s)
+    took_s = time.monotonic() - begun_s
+    print(f"barrier `{options.name}`: all have reached it after {took_s:.1f} s")
+    return 0

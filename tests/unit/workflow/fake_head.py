@@ -9,6 +9,7 @@ import time
 from torchmuster.core.net.ipc import BarrierWaits, IpcServer, TaskRequest
 from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.workflow.head.barriers import Barriers
+from torchmuster.workflow.head.task_messages import BarrierCall
 from torchmuster.workflow.task.agent import answer_of_barrier
 
 TICK_S = 0.02
@@ -87,16 +88,8 @@ class FakeHead:
         return handle
 
     def _arrive(self, call, caller_id, member):
-        said = call.request
-        return self.barriers.arrive(
-            caller_id,
-            member,
-            said.name,
-            count=said.count,
-            rank=said.rank,
-            now_s=time.monotonic(),
-            timeout_s=said.timeout_s,
-        )
+        said = BarrierCall(caller_id=caller_id, **vars(call.request))
+        return self.barriers.arrive(member, said, time.monotonic())
 
     async def _relay(self, call, inbox):
         closing = asyncio.create_task(call.closed.wait())

@@ -44,10 +44,10 @@ from torchmuster.kubernetes.pods.pull import BROKEN, Pull, into, program
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy
 from torchmuster.launcher.node.remote.files import CameBack
-from torchmuster.workflow.head.group_main import ProcessStarter, conduct_group, read_plan
-from torchmuster.workflow.owner.create import link_reused_outputs
+from torchmuster.workflow.head.group_head import ProcessStarter, conduct_group, read_plan
+from torchmuster.workflow.owner.workflow import link_reused_outputs
 from torchmuster.workflow.plan import GroupInput, GroupNodes
-from torchmuster.workflow.task.options import TaskOrder
+from torchmuster.workflow.task.setup import TaskOrder
 
 # Gathering the files of tasks in other pods: logs while they grow, outputs at the end.
 

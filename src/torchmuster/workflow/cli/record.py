@@ -1,7 +1,8 @@
 """Commands on the record of a workflow: its status, logs, replay and restart."""
 
+import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchmuster.core.files.layout import short_id
 from torchmuster.errors import UsageError
@@ -38,13 +39,21 @@ def check_replay(view: "WorkflowRun") -> None:
 def print_status(view: "WorkflowRun", *, as_json: bool) -> int:
     """Print the status of a workflow: every task with its state and the reason for every wait."""
     from torchmuster.core.cli.messages import paint_report
+    from torchmuster.core.model import codec
     from torchmuster.launcher.cli.record import print_account
     from torchmuster.launcher.views.account import account_of
-    from torchmuster.workflow.cli.workflow import workflow_summary
+    from torchmuster.workflow.cli.places import workflow_summary
 
     workflow = view.tasks_view()
     if as_json:
-        echo_json(_plain(view, workflow))
+        plain = {
+            "run_id": view.run_id,
+            "state": view.state.value,
+            "workflow": workflow.plan.name,
+            "groups": codec.to_plain(workflow.groups),
+            "result": codec.to_plain(workflow.result),
+        }
+        echo_json(plain)
         return 0
     echo(f"run      {short_id(view.run_id)}")
     echo(f"state    {view.state.value}")
@@ -56,14 +65,9 @@ def print_status(view: "WorkflowRun", *, as_json: bool) -> int:
     if workflow.is_elsewhere and view.state.value == "lost":
         echo("\nit has no pods any more: the machine that submitted it has its end", err=True)
     elif view.state.value == "lost":
-        echo(
-            "\nits owner was killed before it ended, or could not write the result (a full disk?)",
-            err=True,
-        )
-        echo(
-            f"hint: muster restart {short_id(view.run_id)} continues with what had not finished",
-            err=True,
-        )
+        why = "its owner was killed before it ended, or could not write the result (a full disk?)"
+        go_on = f"muster restart {short_id(view.run_id)} continues with what had not finished"
+        echo(f"\n{why}\nhint: {go_on}", err=True)
     if workflow.result is not None:
         echo(f"\n{workflow_summary(workflow.result)}")
         for report in workflow.result.reports:
@@ -88,18 +92,6 @@ def _print_tasks(workflow: "WorkflowView") -> None:
         echo(f"and {len(rows) - len(shown)} more tasks: muster status --json has all")
 
 
-def _plain(view: "WorkflowRun", workflow: "WorkflowView") -> dict[str, Any]:
-    from torchmuster.core.model import codec
-
-    return {
-        "run_id": view.run_id,
-        "state": view.state.value,
-        "workflow": workflow.plan.name,
-        "groups": [codec.to_plain(group) for group in workflow.groups],
-        "result": codec.to_plain(workflow.result) if workflow.result else None,
-    }
-
-
 def restart(view: "WorkflowRun", *, detach: bool) -> int:
     """Restart a workflow: start a new run that reuses the completed groups."""
     import os
@@ -107,7 +99,7 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
     from dataclasses import replace
 
     from torchmuster.core.owner.create import new_run_id
-    from torchmuster.workflow.owner.create import create_workflow_dir
+    from torchmuster.workflow.owner.workflow import create_workflow_dir
 
     workflow = view.tasks_view()
     if workflow.is_elsewhere:
@@ -124,13 +116,10 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
         uuid=uuid.uuid4().hex,
         reused=dict.fromkeys(finished, view.run_dir.path),
     )
-    texts = []
-    for path in (view.run_dir.spec, view.run_dir.rendered):
-        try:
-            with open(path) as file:
-                texts.append(file.read())
-        except OSError:
-            texts.append("")
+    texts = ["", ""]
+    for i, path in enumerate((view.run_dir.spec, view.run_dir.rendered)):
+        with contextlib.suppress(OSError), open(path) as file:
+            texts[i] = file.read()
     place = _place_of(view)
     at = place.cell("workflow")
     at.check(plan, detach=detach)
@@ -139,9 +128,8 @@ def restart(view: "WorkflowRun", *, detach: bool) -> int:
     for task in (task for group in plan.groups for task in group.tasks):
         earlier = os.path.join(view.run_dir.task_folder(task.name), "snapshots")
         if task.training is not None and os.path.isdir(earlier):
-            os.symlink(
-                os.path.realpath(earlier), os.path.join(run_dir.task_folder(task.name), "snapshots")
-            )
+            ours = os.path.join(run_dir.task_folder(task.name), "snapshots")
+            os.symlink(os.path.realpath(earlier), ours)
     code: int = at.submit(run_dir, plan, detach=detach)
     return code
 

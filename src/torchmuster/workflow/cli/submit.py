@@ -2,8 +2,6 @@
 
 import json
 import os
-import shlex
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,123 +13,15 @@ from torchmuster.core.cli.options import complete_files, complete_runs
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.plan import GRACE_S
 from torchmuster.core.model.text import few_of
-from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.errors import ManyErrors, NotFoundError, UsageError
 from torchmuster.launcher.cli.sets import SetCommand, value_options
-from torchmuster.launcher.cli.sites import my_sites
-from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.engines.schedulers import sees_files
+from torchmuster.workflow.cli.places import ALL, show_jobs, size_of
 
 if TYPE_CHECKING:
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.launcher.engines.base import Dialect
-    from torchmuster.launcher.spec.site import Site
-    from torchmuster.workflow.jobs import GroupJob
     from torchmuster.workflow.owner.capacity import Machine
     from torchmuster.workflow.plan import WorkflowPlan
     from torchmuster.workflow.spec.load import LoadedWorkflow
-
-
-# `muster submit FILE --dry-run --on slurm`: show what a scheduler would get.
-
-
-ALL = "all"
-
-
-def show_jobs(plan: "WorkflowPlan", engine: str, *, as_json: bool) -> None:
-    """Print the submit commands and whole scripts of all groups, for each chosen site.
-
-    Raises:
-        UsageError: The site has no job scripts, or does not exist.
-    """
-    sites = my_sites()
-    chosen = list(sites.sites.values()) if engine == ALL else [sites.get(engine)]
-    with_scripts = [site for site in chosen if site.is_batch and sees_files(site.kind)]
-    targets = [ScriptTarget(site, load_dialect(site.kind)) for site in with_scripts]
-    if not targets:
-        what = f"`{engine}` takes no job scripts: it is of kind {chosen[0].kind}"
-        raise UsageError(what, where=chosen[0].origin, fix="leave --dry-run out")
-    if as_json:
-        shown = [entry for target in targets for entry in _as_plain(plan, target)]
-        click.echo(json.dumps(shown, indent=1))
-        return
-    for target in targets:
-        click.echo(render_jobs(plan, target), nl=False)
-    for site in chosen:
-        if site.kind == "ssh":
-            click.echo(f"{site.name} (ssh) has no job scripts", err=True)
-    click.echo("nothing was submitted (--dry-run)", err=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptTarget:
-    """A site and the dialect of its scheduler."""
-
-    site: "Site"
-    dialect: "Dialect"
-
-    @property
-    def title(self) -> str:
-        """Return the site's name, with its scheduler's if that differs."""
-        if self.site.name == self.site.kind:
-            return self.site.name
-        return f"{self.site.name} ({self.site.kind})"
-
-
-def render_jobs(plan: "WorkflowPlan", target: ScriptTarget) -> str:
-    """Return the submit commands as a shell text, followed by the job scripts."""
-    from torchmuster.workflow.jobs import job_variables
-
-    dialect = target.dialect
-    variables = job_variables(plan)
-    jobs = _jobs(plan, target)
-    lines = [f"# {target.title}: {len(jobs)} job{'s' if len(jobs) != 1 else ''}"]
-    for group in jobs:
-        words = " ".join(_shown(word) for word in _submit(group, dialect, plan))
-        lines.append(f"{variables[group.group]}=$({words})")
-    for group in jobs:
-        lines += ["", f"# ---- {_script_name(group)}"]
-        lines += [f"# not mapped: {sentence}" for sentence in group.warnings]
-        lines.append(dialect.script(group.job).rstrip("\n"))
-    return "\n".join([*lines, "", ""])
-
-
-def _jobs(plan: "WorkflowPlan", target: ScriptTarget) -> "tuple[GroupJob, ...]":
-    from torchmuster.core.files.layout import RunDir, runs_dir
-    from torchmuster.launcher.engines.sites import job_of_site
-    from torchmuster.workflow.jobs import job_variables, plan_jobs
-
-    run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-    shown = {group: f"${variable}" for group, variable in job_variables(plan).items()}
-    return plan_jobs(plan, target.dialect, run_dir, job_of_site(target.site), shown)
-
-
-def _submit(group: "GroupJob", dialect: "Dialect", plan: "WorkflowPlan") -> list[str]:
-    return dialect.submit_argv(group.job, _script_name(group))
-
-
-def _script_name(group: "GroupJob") -> str:
-    return f"{group.group}.sh"
-
-
-def _shown(word: str) -> str:
-    """Quote a word for display; variables of other jobs stay variables."""
-    return f'"{word}"' if "$JOB_" in word else shlex.quote(word)
-
-
-def _as_plain(plan: "WorkflowPlan", target: ScriptTarget) -> list[dict[str, Any]]:
-    dialect = target.dialect
-    return [
-        {
-            "engine": dialect.name,
-            "site": target.site.name,
-            "group": group.group,
-            "submit": _submit(group, dialect, plan),
-            "script": dialect.script(group.job),
-            "not_mapped": list(group.warnings),
-            "node_tasks": list(group.node_tasks),
-        }
-        for group in _jobs(plan, target)
-    ]
 
 
 class SubmitCommand(SetCommand, AnswerCommand):
@@ -194,23 +84,23 @@ def submit(**given: Any) -> int:
     muster submit train.yaml --help-values
     """  # noqa: D301 - \b is click's mark
     from torchmuster.core.cli.find import Where, find_place
+    from torchmuster.core.cli.messages import print_warnings
     from torchmuster.core.cli.place import UnknownPlace
     from torchmuster.core.spec.problems import Problems
-    from torchmuster.workflow.owner.create import create_workflow_dir
+    from torchmuster.workflow.owner.workflow import create_workflow_dir
 
     if given["help_values"]:
         return _show_values(given["file"])
     problems = Problems()
     shows_all = given["dry_run"] and given["engine"] == ALL
-    here = given["here"] or given["dry_run"]
-    place = (
-        UnknownPlace()
-        if shows_all
-        else find_place(Where(engine=given["engine"], here=here), problems)
-    )
+    where = Where(engine=given["engine"], here=given["here"] or given["dry_run"])
+    place = UnknownPlace() if shows_all else find_place(where, problems)
     at = place.cell("workflow")
     given["elsewhere"] = not at.is_this_machine
     loaded = _load(given)
+    print_warnings(loaded.warnings)
+    if loaded.errors:
+        raise ManyErrors(loaded.errors)
     plan, machine = _plan(loaded, given, problems)
     at.check(plan, detach=given["detach"])
     if shows_all:
@@ -219,7 +109,13 @@ def submit(**given: Any) -> int:
     if given["dry_run"]:
         at.show(plan, machine, as_json=given["as_json"])
         return 0
-    _upload_local_datasets(loaded)
+    if loaded.local_datasets:  # inputs `dataset:` with `localpath`
+        from torchmuster.workflow.data.dataset import DatasetStore
+
+        store = DatasetStore()
+        for entry in loaded.local_datasets:
+            version = store.upload(entry.name, entry.folder, regex=entry.regex)
+            click.echo(f"muster: {entry.folder} is {entry.name}:{version}", err=True)
     plan = at.with_task_setup(plan)
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
     code: int = at.submit(run_dir, plan, detach=given["detach"])
@@ -233,9 +129,8 @@ def submit(**given: Any) -> int:
 def validate(**given: Any) -> int:
     """Check the workflow in FILE: report every problem with its line; start nothing."""
     from torchmuster.core.cli.messages import print_errors, print_warnings
-    from torchmuster.workflow.cli.workflow import size_of
 
-    loaded = _load_quietly(given)
+    loaded = _load(given)
     if given["as_json"]:
         click.echo(json.dumps(loaded.as_plain(), indent=1))
         return 2 if loaded.errors else 0
@@ -255,9 +150,9 @@ def render(**given: Any) -> int:
     from torchmuster.core.cli.messages import print_warnings
     from torchmuster.workflow.spec.load import LoadOptions, render_workflow
 
-    rendered, warnings = render_workflow(
-        LoadOptions(path=given["file"], sets=given["sets"], set_strings=given["set_strings"])
-    )
+    sets, set_strings = given["sets"], given["set_strings"]
+    wanted = LoadOptions(path=given["file"], sets=sets, set_strings=set_strings)
+    rendered, warnings = render_workflow(wanted)
     print_warnings(warnings)
     click.echo(rendered, nl=not rendered.endswith("\n"))
     return 0
@@ -283,20 +178,13 @@ def spec(run: str, *, rendered: bool) -> int:
 
 
 def _load(given: dict[str, Any]) -> "LoadedWorkflow":
-    """Load the file and show its warnings; raise all its errors at once."""
-    from torchmuster.core.cli.messages import print_warnings
-    from torchmuster.errors import ManyErrors
-
-    loaded = _load_quietly(given)
-    print_warnings(loaded.warnings)
-    if loaded.errors:
-        raise ManyErrors(loaded.errors)
-    return loaded
-
-
-def _load_quietly(given: dict[str, Any]) -> "LoadedWorkflow":
     from torchmuster.workflow.spec.load import LoadOptions, load_workflow
 
+    with_effect: set[str] = set()  # keys that have none without these options
+    if given.get("container", "none") != "none":
+        with_effect |= {"privileged", "hostNetwork", "volumeMounts"}
+    if given.get("elsewhere"):  # the engine itself warns of keys that it ignores
+        with_effect |= {"platform", "nodesExcluded", "topology"}
     return load_workflow(
         LoadOptions(
             path=given["file"],
@@ -304,19 +192,9 @@ def _load_quietly(given: dict[str, Any]) -> "LoadedWorkflow":
             set_strings=given["set_strings"],
             set_env=given.get("set_env", ()),
             labels=given.get("labels", ()),
-            with_effect=_keys_with_effect(given),
+            with_effect=frozenset(with_effect),
         )
     )
-
-
-def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
-    """Return the keys that have no effect by default, but have one with these options."""
-    keys: set[str] = set()
-    if given.get("container", "none") != "none":
-        keys |= {"privileged", "hostNetwork", "volumeMounts"}
-    if given.get("elsewhere"):  # the engine itself warns of keys that it ignores
-        keys |= {"platform", "nodesExcluded", "topology"}
-    return frozenset(keys)
 
 
 def _plan(
@@ -326,7 +204,6 @@ def _plan(
     from torchmuster.core.node.kernel import visible_gpus
     from torchmuster.core.owner.create import check_run_id, new_run_id
     from torchmuster.core.spec.problems import parse_timeout
-    from torchmuster.errors import ManyErrors
     from torchmuster.workflow.owner.capacity import describe_shortfalls, this_machine
     from torchmuster.workflow.plan import TaskNetwork
     from torchmuster.workflow.sandbox.container import container_problems
@@ -369,17 +246,6 @@ def _plan(
         short.append(f"image: {named} not used: tasks run in this environment (--container none)")
     print_notes(short)
     return plan, machine
-
-
-def _upload_local_datasets(loaded: "LoadedWorkflow") -> None:
-    """Upload each input `dataset:` with `localpath` as a version, before anything starts."""
-    if loaded.local_datasets:
-        from torchmuster.workflow.data.dataset import default_store
-
-        store = default_store()
-        for entry in loaded.local_datasets:
-            version = store.upload(entry.name, entry.folder, regex=entry.regex)
-            click.echo(f"muster: {entry.folder} is {entry.name}:{version}", err=True)
 
 
 def _show_values(path: str) -> int:

@@ -20,7 +20,7 @@ from torchmuster.workflow.data import transfer
 from torchmuster.workflow.data.checkpoint import CheckpointUpload, CheckpointUploader
 from torchmuster.workflow.data.dataset import DatasetStore
 from torchmuster.workflow.data.faults import DataError, explain
-from torchmuster.workflow.data.progress import TransferProgress
+from torchmuster.workflow.data.files import TransferProgress
 
 MAY_PASS = 10
 WILL_NOT_PASS = 11
@@ -98,7 +98,7 @@ def _dataset_download(options: argparse.Namespace, lines: Lines) -> dict[str, An
 
 
 def _dataset_upload(options: argparse.Namespace, lines: Lines) -> dict[str, Any]:
-    from torchmuster.workflow.data.metadata import parse_metadata
+    from torchmuster.workflow.data.reference import parse_metadata
 
     store = DatasetStore(options.store, note=lines.note)
     version = store.upload(

@@ -2,27 +2,102 @@
 
 A file that changes while it is read is never part of a checkpoint: its stamp (size, time of change,
 inode) must be equal before the first read and after the second, and both reads must have the same
-SHA-256.
+SHA-256. A folder of checkpoints has
+
+    CHECKPOINT.json                 written last: the number and the manifest's name
+    checkpoint-<n>.json             the manifest: every file's name, object, size, SHA-256, mode
+    checkpoint-<n>-<random>/<name>  the files; later manifests refer to unchanged ones
 """
 
+import json
 import os
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from torchmuster.launcher.files.tree import LocalFile
-from torchmuster.workflow.data import copying, pointer
-from torchmuster.workflow.data.dataset import write_next_number
+from torchmuster.workflow.data import copying
+from torchmuster.workflow.data.dataset import listed_file, stored_file, write_next_number
 from torchmuster.workflow.data.faults import DataError, explain
-from torchmuster.workflow.data.manifest import stored_file
-from torchmuster.workflow.data.names import compile_regex, local_files
-from torchmuster.workflow.data.pointer import Checkpoint
-from torchmuster.workflow.data.progress import NoteCallback
+from torchmuster.workflow.data.files import NoteCallback, compile_regex, local_files
 from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.store import Entry, FileChangedError, Store
+
+POINTER = "CHECKPOINT.json"
+FORMAT = "muster-checkpoint-1"
+_NUMBERED = re.compile(r"checkpoint-(\d{1,12})\.json")
+_FOLDER = re.compile(r"checkpoint-(\d{1,12})-[0-9a-f]{8}/.+", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint: its files by name, each with its object."""
+
+    number: int
+    created: str
+    files: dict[str, Entry]
+
+
+def manifest_name(number: int) -> str:
+    """Return the name of a checkpoint's manifest."""
+    return f"checkpoint-{number}.json"
+
+
+def read_pointer(store: Store) -> int | None:
+    """Return the number of the last complete checkpoint; None without one.
+
+    Raises:
+        DataError: The pointer is damaged.
+    """
+    if store.stat(POINTER) is None:
+        return None
+    number = _read(store, POINTER).get("number")
+    if not isinstance(number, int):
+        raise _damaged(store, POINTER, "it holds no number")
+    return number
+
+
+def read_checkpoint(store: Store, number: int) -> Checkpoint:
+    """Read a checkpoint's manifest.
+
+    Raises:
+        DataError: The manifest is missing or damaged.
+    """
+    name = manifest_name(number)
+    value = _read(store, name)
+    try:
+        files = dict(map(_file, value["files"]))
+        return Checkpoint(number=number, created=str(value["created"]), files=files)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(store, name, f"{type(error).__name__}: {error}") from error
+
+
+def _file(row: Any) -> tuple[str, Entry]:
+    name = row["name"]
+    return name, listed_file(name, row["object"], row["size_bytes"], row["sha256"], row["mode"])
+
+
+def _read(store: Store, name: str) -> dict[str, Any]:
+    data = store.read(name)
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise _damaged(store, name, str(error)) from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise _damaged(store, name, f"its format is not `{FORMAT}`")
+    return value
+
+
+def _damaged(store: Store, name: str, why: str) -> DataError:
+    return DataError(
+        "the list of a checkpoint's files is damaged", where=store.where(name), why=why
+    )
+
 
 NUM_KEPT = 3
 # A file changed more recently may be written again without a new time of change.
@@ -108,8 +183,8 @@ class CheckpointUploader:
         files = self._files()
         if not files:
             return CheckpointUpload(number=None, num_files=0, sent_bytes=0)
-        last = self._last()
-        known = last.files if last else {}
+        last = read_pointer(self._store)
+        known = {} if last is None else read_checkpoint(self._store, last).files
         folder = f"checkpoint-{self._newest() + 1}-{secrets.token_hex(4)}"
         sent: list[str] = []
         try:
@@ -120,7 +195,10 @@ class CheckpointUploader:
         except BaseException:
             self._discard(sent)
             raise
-        self._point_to(number)
+        current = read_pointer(self._store)
+        if current is None or current < number:
+            pointer = {"format": FORMAT, "number": number, "manifest": manifest_name(number)}
+            self._store.write(POINTER, json.dumps(pointer).encode())
         ours = [file for name, file in stored.items() if file.name == f"{folder}/{name}"]
         sent_bytes = sum(file.size_bytes for file in ours)
         self._prune(number)
@@ -178,44 +256,45 @@ class CheckpointUploader:
         return stored_file(object_name, digests.size_bytes, digests.sha256, file.mode)
 
     def _claim(self, stored: dict[str, Entry]) -> int:
+        """Write the manifest under the next free number; return that."""
         created = datetime.now(UTC).isoformat(timespec="microseconds")
+        files = [
+            {
+                "name": name,
+                "object": file.name,
+                "size_bytes": file.size_bytes,
+                "sha256": file.sha256,
+                "mode": file.mode,
+            }
+            for name, file in sorted(stored.items())
+        ]
 
         def encode(number: int) -> bytes:
-            return pointer.encode(Checkpoint(number=number, created=created, files=stored))
+            value = {"format": FORMAT, "number": number, "created": created, "files": files}
+            return json.dumps(value, indent=1).encode()
 
-        return write_next_number(self._store, self._newest, pointer.manifest_name, encode)
-
-    def _point_to(self, number: int) -> None:
-        current = pointer.read_pointer(self._store)
-        if current is None or current < number:
-            data = pointer.encode_pointer(number)
-            self._store.write(pointer.POINTER, data)
+        return write_next_number(self._store, self._newest, manifest_name, encode)
 
     def _newest(self) -> int:
         return max(self._numbers(), default=0)
 
     def _numbers(self) -> list[int]:
-        entries = self._store.entries()
-        found = (pointer.number_of(entry.name) for entry in entries)
-        return sorted(number for number in found if number is not None)
-
-    def _last(self) -> Checkpoint | None:
-        number = pointer.read_pointer(self._store)
-        return None if number is None else pointer.read_checkpoint(self._store, number)
+        found = (_NUMBERED.fullmatch(entry.name) for entry in self._store.entries())
+        return sorted(int(match[1]) for match in found if match)
 
     def _prune(self, number: int) -> None:
         """Remove older checkpoints: first their manifests, then objects that no manifest names."""
         try:
             numbers = self._numbers()
             for old in [one for one in numbers if one <= number][:-NUM_KEPT]:
-                self._store.delete(pointer.manifest_name(old))
-            kept = [pointer.read_checkpoint(self._store, one) for one in self._numbers()]
+                self._store.delete(manifest_name(old))
+            kept = [read_checkpoint(self._store, one) for one in self._numbers()]
             needed = {file.name for one in kept for file in one.files.values()}
             oldest = min(one.number for one in kept)
             for entry in self._store.entries():
                 # Newer folders can belong to another writer's running upload.
-                begun = pointer.folder_number(entry.name)
-                if begun is not None and begun <= oldest and entry.name not in needed:
+                begun = _FOLDER.fullmatch(entry.name)
+                if begun and int(begun[1]) <= oldest and entry.name not in needed:
                     self._store.delete(entry.name)
         except (OSError, DataError) as error:
             self._note(f"old checkpoints were not removed: {error}")

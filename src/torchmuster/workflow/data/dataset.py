@@ -10,32 +10,33 @@
 An interrupted upload leaves objects without a manifest; `gc` removes them when they are old.
 """
 
+import hashlib
 import json
 import random
 import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from torchmuster.errors import UsageError
 from torchmuster.launcher.files.tree import LocalFile
 from torchmuster.workflow.data import copying
-from torchmuster.workflow.data import manifest as manifests
 from torchmuster.workflow.data.faults import DataError, retrying
 from torchmuster.workflow.data.fetch import fetch_all
-from torchmuster.workflow.data.manifest import DatasetManifest, object_name, stored_file
-from torchmuster.workflow.data.names import check_names, compile_regex, local_files
-from torchmuster.workflow.data.progress import (
+from torchmuster.workflow.data.files import (
     NoteCallback,
     ProgressCallback,
     TransferMeter,
     TransferResult,
+    check_names,
+    compile_regex,
+    local_files,
     run_all,
+    unsafe_reason,
 )
 from torchmuster.workflow.data.reference import (
     LATEST,
@@ -47,6 +48,122 @@ from torchmuster.workflow.data.reference import (
 )
 from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.store import Entry, FileChangedError, Store
+
+FORMAT = "muster-dataset-1"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def object_name(sha256: str) -> str:
+    """Return the name of the object that stores a content."""
+    return f"objects/{sha256[:2]}/{sha256}"
+
+
+def stored_file(source: str, size_bytes: int, sha256: str, mode: int) -> Entry:
+    """Return the entry of a file whose content is the object `source`."""
+    return Entry(name=source, size_bytes=size_bytes, tag=sha256, sha256=sha256, mode=mode)
+
+
+def listed_file(name: str, source: str, size_bytes: Any, sha256: Any, mode: Any) -> Entry:
+    """Return a checked file entry, from the values in a manifest.
+
+    Raises:
+        ValueError: A name is unsafe, or the checksum, size or mode is invalid.
+    """
+    is_whole = type(size_bytes) is int and size_bytes >= 0 and type(mode) is int
+    if not is_whole or not _SHA256.fullmatch(sha256):
+        raise ValueError(f"`{name}` has no checksum, size or mode")
+    if reason := unsafe_reason(name) or unsafe_reason(source):
+        raise ValueError(f"`{name}`: {reason}")
+    return stored_file(source, size_bytes, sha256, mode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetManifest:
+    """A version of a dataset.
+
+    Attributes:
+        name: `[bucket/]NAME`.
+        version: The number, counted from 1.
+        created: The time, UTC in ISO 8601.
+        run_id: The run that made it, if any.
+        writer: A random text that distinguishes equal manifests of two writers.
+        files: The files by path, sorted, each with the object that has its content.
+        metadata: The user's metadata of this version.
+    """
+
+    name: str
+    version: int
+    created: str
+    run_id: str | None = None
+    writer: str
+    files: Mapping[str, Entry]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the total size of the files."""
+        return sum(file.size_bytes for file in self.files.values())
+
+    @property
+    def checksum(self) -> str:
+        """Return the SHA-256 of all paths, modes and contents, whatever the version."""
+        digest = hashlib.sha256()
+        for path, file in self.files.items():
+            digest.update(f"{file.sha256} {file.mode or 0:o} {path}\0".encode())
+        return digest.hexdigest()
+
+    def plain(self) -> dict[str, Any]:
+        """Return the manifest as JSON values."""
+        files = [
+            {"path": path, "sha256": f.sha256, "size_bytes": f.size_bytes, "mode": f.mode}
+            for path, f in self.files.items()
+        ]
+        names = ("name", "version", "created", "run_id", "writer")
+        first = {name: getattr(self, name) for name in names}
+        return {**first, "files": files, "metadata": dict(self.metadata)}
+
+
+def encode_manifest(manifest: DatasetManifest) -> bytes:
+    """Encode a manifest, with the checksum of its files."""
+    body = {"format": FORMAT, **manifest.plain(), "checksum": manifest.checksum}
+    return json.dumps(body, indent=1, sort_keys=True).encode()
+
+
+def decode_manifest(data: bytes, where: str) -> DatasetManifest:
+    """Decode a manifest.
+
+    Raises:
+        DataError: The manifest is damaged.
+    """
+    try:
+        value = json.loads(data)
+        if value["format"] != FORMAT:
+            raise _damaged(where, f"its format is {value['format']!r}, not `{FORMAT}`")
+        manifest = DatasetManifest(
+            name=str(value["name"]),
+            version=int(value["version"]),
+            created=str(value["created"]),
+            run_id=value["run_id"],
+            writer=str(value["writer"]),
+            files=dict(map(_file, value["files"])),
+            metadata=dict(value["metadata"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(where, f"{type(error).__name__}: {error}") from error
+    if value.get("checksum") != manifest.checksum:
+        raise _damaged(where, "its checksum does not match its contents")
+    return manifest
+
+
+def _file(row: Any) -> tuple[str, Entry]:
+    path, sha256 = row["path"], row["sha256"]
+    return path, listed_file(path, object_name(sha256), row["size_bytes"], sha256, row["mode"])
+
+
+def _damaged(where: str, why: str) -> DataError:
+    fix = "use another version, or upload this one again"
+    return DataError("the list of a dataset's files is damaged", where=where, why=why, fix=fix)
+
 
 # Version numbers: several writers may want the same one.
 #
@@ -115,75 +232,8 @@ _MAX_SENDS = 3
 _UPLOAD_LIMIT_S = 7 * 86400.0
 
 
-class ObjectStore:
-    """The content-addressed objects of a store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @contextmanager
-    def start_upload(self) -> "Iterator[ObjectUpload]":
-        """Begin an upload; until it ends, the sweep keeps the contents that it needs."""
-        upload = ObjectUpload(self._store)
-        try:
-            yield upload
-        finally:
-            upload.end()
-
-    def verify(
-        self, files: Mapping[str, Entry], progress: ProgressCallback | None = None
-    ) -> list[str]:
-        """Read every object; return a sentence for each that is missing or damaged."""
-        meter = TransferMeter(len(files), sum(file.size_bytes for file in files.values()), progress)
-
-        def check(path: str) -> str | None:
-            problem = self._problem(files[path], meter)
-            meter.add(files=1)
-            return f"`{path}`: {problem}" if problem else None
-
-        found: list[str | None] = run_all(check, files, _NUM_PARALLEL, threading.Event())
-        return [sentence for sentence in found if sentence]
-
-    def _problem(self, file: Entry, meter: TransferMeter) -> str | None:
-        entry = self._store.stat(file.name)
-        if entry is None:
-            return "its object is missing"
-        if entry.size_bytes != file.size_bytes:
-            return f"its object has {entry.size_bytes} bytes, not {file.size_bytes}"
-        digest = self._store.sha256_of(file.name, file.size_bytes, meter.add)
-        return None if digest == file.sha256 else "its object is damaged"
-
-    def sweep(self, referenced: Callable[[], set[str]], older_than_s: float) -> tuple[int, int]:
-        """Remove old objects that no version or running upload needs; return number and bytes."""
-        limit_s = time.time() - older_than_s
-        # List the objects before their users, so that uploads in between are never candidates.
-        old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
-        needed = referenced()
-        doomed = [entry for entry in old if entry.name.rsplit("/", 1)[-1] not in needed]
-        needed = self._needed_by_uploads()
-        doomed = [entry for entry in doomed if entry.name.rsplit("/", 1)[-1] not in needed]
-        names = [entry.name for entry in doomed]
-        run_all(self._store.delete, names, _NUM_PARALLEL, threading.Event())
-        return len(doomed), sum(entry.size_bytes for entry in doomed)
-
-    def _needed_by_uploads(self) -> set[str]:
-        needed: set[str] = set()
-        for entry in self._store.entries("uploads"):
-            if entry.modified_s < time.time() - _UPLOAD_LIMIT_S:
-                self._store.delete(entry.name)
-                continue
-            try:
-                needed.update(json.loads(self._store.read(entry.name)))
-            except FileNotFoundError:  # the upload has just ended
-                continue
-            except ValueError as error:
-                where = self._store.where(entry.name)
-                raise DataError("the note of an upload is damaged", where=where) from error
-        return needed
-
-
 class ObjectUpload:
-    """The contents that one upload sends, and needs to be kept."""
+    """The contents that one upload sends; until its end, `gc` keeps those that it needs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -191,6 +241,12 @@ class ObjectUpload:
         self._needed: set[str] = set()
         self._sources: dict[str, LocalFile] = {}
         self._stop = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._store.delete(self._note)
 
     def add(
         self, files: Sequence[LocalFile], progress: ProgressCallback | None, prefix: str = ""
@@ -204,7 +260,9 @@ class ObjectUpload:
         hashes = run_all(self._hash, files, _NUM_PARALLEL, self._stop)
         self.protect(digests.sha256 for digests in hashes)
         first = {digests.sha256: file for file, digests in zip(files, hashes, strict=True)}
-        there = self._there(first) if len(first) > _NUM_PARALLEL else None
+        there: set[str] | None = None
+        if len(first) > _NUM_PARALLEL:  # a listing: one request per 1,000 objects
+            there = first.keys() & map(_sha256_in, self._store.entries("objects"))
 
         def send(pair: tuple[LocalFile, copying.Digests]) -> tuple[str, Entry]:
             file, digests = pair
@@ -219,37 +277,25 @@ class ObjectUpload:
         return dict(run_all(send, pairs, _NUM_PARALLEL, self._stop))
 
     def protect(self, hashes: Iterable[str | None]) -> None:
-        """Protect these contents from a sweep."""
+        """Let `gc` keep these contents."""
         self._needed.update(sha256 for sha256 in hashes if sha256)
-        data = json.dumps(sorted(self._needed)).encode()
-        self._store.write(self._note, data)
+        self._store.write(self._note, json.dumps(sorted(self._needed)).encode())
 
     def check(self) -> None:
-        """Resend contents that a concurrent sweep has removed since we saw them."""
+        """Resend contents that a concurrent `gc` has removed since we saw them."""
         for sha256, file in self._sources.items():
             if self._store.stat(object_name(sha256)) is None:
                 self._send(file, copying.hash_file(file.path), None)
 
-    def end(self) -> None:
-        """End the protection of contents without a version from the sweep."""
-        self._store.delete(self._note)
-
     def _hash(self, file: LocalFile) -> copying.Digests:
         return retrying(lambda: copying.hash_file(file.path), file.path, stop=self._stop)
-
-    def _there(self, hashes: Iterable[str]) -> set[str]:
-        """Return which contents the store has, from a listing: one request per 1,000 objects."""
-        wanted = set(hashes)
-        listed = self._store.entries("objects")
-        return wanted & {entry.name.rsplit("/", 1)[-1] for entry in listed}
 
     def _send(
         self, file: LocalFile, digests: copying.Digests, there: set[str] | None
     ) -> copying.Digests:
         for _ in range(_MAX_SENDS):
             name = object_name(digests.sha256)
-            is_there = digests.sha256 in there if there is not None else False
-            if is_there or self._store.stat(name):
+            if (there is not None and digests.sha256 in there) or self._store.stat(name):
                 self._sources[digests.sha256] = file
                 return digests
             try:
@@ -260,8 +306,7 @@ class ObjectUpload:
         raise FileChangedError("the file keeps changing", where=file.path)
 
 
-_VERSION = re.compile(r"sets/(.+)/versions/(\d{1,12})\.json")
-_DELETED = re.compile(r"sets/(.+)/versions/(\d{1,12})\.deleted")
+_VERSION = re.compile(r"sets/(.+)/versions/(\d{1,12})\.(json|deleted)")
 _TAG = re.compile(r"sets/(.+)/tags/([A-Za-z0-9_-]+)")
 
 
@@ -295,12 +340,9 @@ def scan(store: Store, below: str) -> dict[str, DatasetScan]:
     for entry in store.entries(below):
         if match := _VERSION.fullmatch(entry.name):
             found = by_name.setdefault(match[1], DatasetScan())
-            # During its deletion, a version briefly has both files.
-            found.versions[int(match[2])] = entry.modified_s
             found.highest = max(found.highest, int(match[2]))
-        elif match := _DELETED.fullmatch(entry.name):
-            found = by_name.setdefault(match[1], DatasetScan())
-            found.highest = max(found.highest, int(match[2]))
+            if match[3] == "json":  # during its deletion, a version briefly has both files
+                found.versions[int(match[2])] = entry.modified_s
         elif match := _TAG.fullmatch(entry.name):
             by_name.setdefault(match[1], DatasetScan()).tags.append(match[2])
     return by_name
@@ -312,7 +354,6 @@ class DatasetStore:
     def __init__(self, url: str | Store | None = None, *, note: NoteCallback | None = None) -> None:
         where = datasets_url() if url is None else url
         self._store = open_store(where) if isinstance(where, str) else where
-        self._objects = ObjectStore(self._store)
         self._note = note
         self.url = self._store.url
 
@@ -343,7 +384,7 @@ class DatasetStore:
         self._say(sentences)
         if not files:
             raise DataError("there is nothing to upload", where=folder, why="no file was chosen")
-        with self._objects.start_upload() as begun:
+        with ObjectUpload(self._store) as begun:
             stored = begun.add(files, progress)
             reference = parse_reference(name)
             found = self._find(reference.name)
@@ -382,7 +423,7 @@ class DatasetStore:
         old = self.info(name)
         removes = compile_regex(remove) if remove is not None else lambda path: False
         kept = {path: file for path, file in old.files.items() if not removes(path)}
-        with self._objects.start_upload() as begun:
+        with ObjectUpload(self._store) as begun:
             for local, below in add:
                 files, sentences = local_files(local)
                 self._say(sentences)
@@ -413,27 +454,20 @@ class DatasetStore:
         for tag in all_tags:
             check_tag(tag)
         check_names(files, name)
-        writer = secrets.token_hex(8)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-
-        def encode(number: int) -> bytes:
-            return manifests.encode(
-                DatasetManifest(
-                    name=reference.name,
-                    version=number,
-                    created=created,
-                    run_id=run_id,
-                    writer=writer,
-                    files=dict(sorted(files.items())),
-                    metadata=metadata or {},
-                )
-            )
-
+        manifest = DatasetManifest(
+            name=reference.name,
+            version=0,  # the next free one
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            run_id=run_id,
+            writer=secrets.token_hex(8),
+            files=dict(sorted(files.items())),
+            metadata=metadata or {},
+        )
         version = write_next_number(
             self._store,
             lambda: self._find(reference.name).highest,
             lambda number: version_name(reference.name, number),
-            encode,
+            lambda number: encode_manifest(replace(manifest, version=number)),
         )
         check()
         for tag in all_tags:
@@ -470,13 +504,17 @@ class DatasetStore:
             DataError: There is no such dataset or version, or its manifest is damaged.
         """
         wanted = self.resolve(reference)
-        name = version_name(wanted.name, wanted.version or 0)
-        where = f"{self.url}/{name}"
-        manifest = manifests.decode(self._store.read(name), where)
+        manifest, where = self._read(wanted)
         if (manifest.name, manifest.version) != (wanted.name, wanted.version):
             why = f"it says that it is {manifest.name}:{manifest.version}"
             raise DataError("a manifest has the wrong name", where=where, why=why)
         return manifest
+
+    def _read(self, version: Reference) -> tuple[DatasetManifest, str]:
+        """Return a version's manifest and its URL."""
+        name = version_name(version.name, version.version or 0)
+        where = f"{self.url}/{name}"
+        return decode_manifest(self._store.read(name), where), where
 
     def resolve(self, reference: str) -> Reference:
         """Resolve a reference to its version's number.
@@ -489,18 +527,16 @@ class DatasetStore:
         if not found.versions:
             known = [summary.name for summary in self.list()]
             raise unknown("dataset", wanted.name, known, self.url)
-        version = wanted.version
+        version, where = wanted.version, f"{self.url}: {wanted.name}"
         if wanted.tag is not None:
             if wanted.tag not in found.tags:
-                raise unknown(
-                    "tag", wanted.tag, [*found.tags, LATEST], f"{self.url}: {wanted.name}"
-                )
+                raise unknown("tag", wanted.tag, [*found.tags, LATEST], where)
             version = self._tagged(wanted.name, wanted.tag)
         if version is None:
             version = max(found.versions)
         if version not in found.versions:
             numbers = [str(number) for number in sorted(found.versions)]
-            raise unknown("version", str(version), numbers, f"{self.url}: {wanted.name}")
+            raise unknown("version", str(version), numbers, where)
         return Reference(name=wanted.name, version=version)
 
     def list(self) -> list[DatasetSummary]:
@@ -584,34 +620,70 @@ class DatasetStore:
             self._store.delete(f"sets/{wanted.name}/tags/{tag}")
         return doomed
 
-    def checksum(self, reference: str) -> str:
-        """Return the SHA-256 of a version, over all its paths, modes and contents."""
-        return self.info(reference).checksum
-
     def verify(self, reference: str, progress: ProgressCallback | None = None) -> Sequence[str]:
         """Read every object of a version; return a sentence for each missing or damaged one."""
-        return self._objects.verify(self.info(reference).files, progress)
+        files = self.info(reference).files
+        meter = TransferMeter(len(files), sum(file.size_bytes for file in files.values()), progress)
+
+        def check(path: str) -> str | None:
+            problem = self._problem(files[path], meter)
+            meter.add(files=1)
+            return f"`{path}`: {problem}" if problem else None
+
+        found: list[str | None] = run_all(check, files, _NUM_PARALLEL, threading.Event())
+        return [sentence for sentence in found if sentence]
+
+    def _problem(self, file: Entry, meter: TransferMeter) -> str | None:
+        entry = self._store.stat(file.name)
+        if entry is None:
+            return "its object is missing"
+        if entry.size_bytes != file.size_bytes:
+            return f"its object has {entry.size_bytes} bytes, not {file.size_bytes}"
+        digest = self._store.sha256_of(file.name, file.size_bytes, meter.add)
+        return None if digest == file.sha256 else "its object is damaged"
 
     def gc(self, *, older_than_s: float = 86400.0) -> tuple[int, int]:
-        """Remove contents that belong to no version; return their number and size in bytes.
+        """Remove old contents that no version or running upload needs.
+
+        Returns:
+            Their number and size in bytes.
 
         Raises:
             DataError: A manifest is damaged; nothing is removed.
         """
-        return self._objects.sweep(self._referenced, older_than_s)
+        limit_s = time.time() - older_than_s
+        # List the objects before their users, so that uploads in between are never candidates.
+        old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
+        needed = self._referenced()
+        needed |= self._needed_by_uploads()
+        doomed = [entry for entry in old if _sha256_in(entry) not in needed]
+        names = [entry.name for entry in doomed]
+        run_all(self._store.delete, names, _NUM_PARALLEL, threading.Event())
+        return len(doomed), sum(entry.size_bytes for entry in doomed)
 
     def _referenced(self) -> set[str]:
-        names = [
-            f"{summary.name}:{number}" for summary in self.list() for number in summary.versions
+        versions = [
+            Reference(name=summary.name, version=number)
+            for summary in self.list()
+            for number in summary.versions
         ]
-        found: list[DatasetManifest] = run_all(self._read, names, _NUM_PARALLEL, threading.Event())
-        return {file.sha256 or "" for one in found for file in one.files.values()}
+        found = run_all(self._read, versions, _NUM_PARALLEL, threading.Event())
+        return {file.sha256 or "" for manifest, _ in found for file in manifest.files.values()}
 
-    def _read(self, reference: str) -> DatasetManifest:
-        wanted = parse_reference(reference)
-        name = version_name(wanted.name, wanted.version or 0)
-        where = f"{self.url}/{name}"
-        return manifests.decode(self._store.read(name), where)
+    def _needed_by_uploads(self) -> set[str]:
+        needed: set[str] = set()
+        for entry in self._store.entries("uploads"):
+            if entry.modified_s < time.time() - _UPLOAD_LIMIT_S:
+                self._store.delete(entry.name)
+                continue
+            try:
+                needed.update(json.loads(self._store.read(entry.name)))
+            except FileNotFoundError:  # the upload has just ended
+                continue
+            except ValueError as error:
+                where = self._store.where(entry.name)
+                raise DataError("the note of an upload is damaged", where=where) from error
+        return needed
 
     def _find(self, name: str) -> DatasetScan:
         return scan(self._store, f"sets/{name}").get(name, DatasetScan())
@@ -625,23 +697,22 @@ class DatasetStore:
         return version
 
     def _say(self, sentences: Sequence[str]) -> None:
-        for sentence in sentences:
-            if self._note is not None:
+        if self._note is not None:
+            for sentence in sentences:
                 self._note(sentence)
 
 
-def default_store(note: NoteCallback | None = None) -> DatasetStore:
-    """Return the store from the settings: MUSTER_DATASETS, a config file or `$MUSTER_HOME`."""
-    return DatasetStore(note=note)
+def _sha256_in(entry: Entry) -> str:
+    """Return the checksum in the name of an object."""
+    return entry.name.rsplit("/", 1)[-1]
 
 
 def _json(data: bytes, where: str) -> dict[str, Any]:
+    what = "a file of the store is damaged"
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise DataError("a file of the store is damaged", where=where, why=str(error)) from error
+        raise DataError(what, where=where, why=str(error)) from error
     if not isinstance(value, dict):
-        raise DataError(
-            "a file of the store is damaged", where=where, why="it is not a JSON object"
-        )
+        raise DataError(what, where=where, why="it is not a JSON object")
     return value

@@ -2,6 +2,7 @@
 
 import errno
 import random
+import re
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -27,20 +28,9 @@ _LASTING = frozenset(
 )
 # The stores' libraries share no error classes; these words in a class's name mean that it is
 # permanent.
-_LASTING_WORDS = (
-    "credential",
-    "paramvalidation",
-    "unauthorized",
-    "forbidden",
-    "profilenotfound",
-    "invalidregion",
-    "authentication",
-    "resourcenotfound",
-    "notimplemented",
-    "valueerror",
-    "typeerror",
-    "keyerror",
-    "attributeerror",
+_LASTING_WORDS = re.compile(
+    "credential|paramvalidation|unauthorized|forbidden|profilenotfound|invalidregion|authentication"
+    "|resourcenotfound|notimplemented|valueerror|typeerror|keyerror|attributeerror"
 )
 
 
@@ -72,7 +62,8 @@ def explain(error: BaseException, url: str) -> DataError:
         return error
     if isinstance(error, MusterError):
         return DataError(error.what, where=error.where, why=error.why, fix=error.fix)
-    why = _one_line(error)
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    why = " ".join((text or type(error).__name__).split())[:300]
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return DataError("there is no such file, folder or bucket", where=url, why=why)
     if isinstance(error, PermissionError):
@@ -84,8 +75,8 @@ def explain(error: BaseException, url: str) -> DataError:
         return DataError("there are no credentials for this store", where=url, why=why, fix=fix)
     if isinstance(error, OSError) and error.errno in _LASTING:
         return DataError("the file can't be read or written", where=url, why=why)
-    lasts = any(word in name for word in _LASTING_WORDS)
-    return DataError("the store gave an unexpected answer", where=url, why=why, may_pass=not lasts)
+    may_pass = not _LASTING_WORDS.search(name)
+    return DataError("the store gave an unexpected answer", where=url, why=why, may_pass=may_pass)
 
 
 def retrying(
@@ -116,8 +107,3 @@ def retrying(
             raise DataError("the transfer was stopped", where=url, may_pass=True)
         pause_s *= 2
     raise AssertionError("unreachable: the last try returns or raises")
-
-
-def _one_line(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(f"{text or type(error).__name__}".split())[:300]

@@ -13,23 +13,19 @@ from torchmuster.launcher.files.tree import copy_file
 from torchmuster.workflow.data import copying
 from torchmuster.workflow.data.copying import Stamp
 from torchmuster.workflow.data.faults import DataError, explain
-from torchmuster.workflow.data.names import check_names, target_path
-from torchmuster.workflow.data.progress import (
+from torchmuster.workflow.data.files import (
     NoteCallback,
     ProgressCallback,
     TransferMeter,
     TransferResult,
+    check_names,
     run_all,
+    target_path,
 )
 from torchmuster.workflow.data.store import Entry, LocalStore, Store
 
-# The record of a download's finished files, next to its folder: `.NAME.muster.jsonl`.
-#
-# Each line says that a file is complete, or to which version of a file a `.part` belongs. Lines are
-# only appended, so a killed download leaves at most one incomplete line, which is ignored.
-
-
 _MAX_BYTES = 1 << 30
+_MAX_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +39,12 @@ class Finished:
 
 
 class DownloadRecord:
-    """The record of a download; its lock allows only one download at a time in a folder."""
+    """The record of a download, next to its folder: `.NAME.muster.jsonl`.
+
+    Each line says that a file is complete, or to which version of a file a `.part` belongs. Lines
+    are only appended, so a killed download leaves at most one incomplete line, which is ignored.
+    Its lock allows only one download at a time in a folder.
+    """
 
     def __init__(self, folder: str) -> None:
         parent, base = os.path.split(os.path.realpath(folder))
@@ -112,9 +113,6 @@ class DownloadRecord:
             self._fd = -1
 
 
-_MAX_ROUNDS = 3
-
-
 def fetch_all(
     store: Store,
     files: Mapping[str, Entry],
@@ -147,29 +145,23 @@ def fetch_all(
     if record.problem and note:
         note(f"{record.problem}: an interrupted download continues after its last complete file")
     meter = TransferMeter(len(files), sum(file.size_bytes for file in files.values()), progress)
-    fetcher = _Fetcher(store, folder, record, meter, note)
+    stop = threading.Event()
+    fetcher = _Fetcher(store.trying(stop=stop), folder, record, meter, note, stop)
     try:
-        run_all(fetcher.fetch, files.items(), num_parallel, fetcher.stop)
+        run_all(fetcher.fetch, files.items(), num_parallel, stop)
     finally:
         record.close()
     return meter.result()
 
 
+@dataclass(frozen=True, slots=True)
 class _Fetcher:
-    def __init__(
-        self,
-        store: Store,
-        folder: str,
-        record: DownloadRecord,
-        meter: TransferMeter,
-        note: NoteCallback | None,
-    ) -> None:
-        self.stop = threading.Event()
-        self._store = store.trying(stop=self.stop)
-        self._folder = folder
-        self._record = record
-        self._meter = meter
-        self._note = note
+    _store: Store
+    _folder: str
+    _record: DownloadRecord
+    _meter: TransferMeter
+    _note: NoteCallback | None
+    _stop: threading.Event
 
     def fetch(self, pair: tuple[str, Entry]) -> None:
         """Download one file unless it is complete."""
@@ -188,8 +180,7 @@ class _Fetcher:
             os.replace(part, path)
         except OSError as error:
             raise explain(error, url) from error
-        stamp = copying.stamp(path)
-        done = Finished(source=url, tag=file.tag, sha256=sha256, stamp=stamp)
+        done = Finished(source=url, tag=file.tag, sha256=sha256, stamp=copying.stamp(path))
         self._record.finish(name, done)
         self._meter.add(files=1)
 
@@ -264,7 +255,7 @@ class _Fetcher:
         self._meter.add(begin)
         with open(part, "ab" if begin else "wb", buffering=0) as target:
             while begin < file.size_bytes:
-                if self.stop.is_set():
+                if self._stop.is_set():
                     raise DataError("the transfer was stopped", where=url, may_pass=True)
                 data = self._store.read_piece(file.name, begin, file.size_bytes)
                 target.write(data)

@@ -1,10 +1,13 @@
-"""Dataset names, `[bucket/]NAME[:tag|version]`, and the place where datasets are stored."""
+"""What a user writes of a dataset: its name `[bucket/]NAME[:tag|version]`, its metadata, and where datasets are stored."""
 
+import json
 import os
 import re
 import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchmuster.core.files.layout import muster_home
 from torchmuster.core.model.text import nearest, printable
@@ -59,11 +62,9 @@ def check_tag(tag: str) -> None:
     if tag == LATEST:
         raise UsageError("the tag `latest` is always the newest version", where="--tag latest")
     if tag.isdecimal() or not _PART.fullmatch(tag):
-        why = (
-            "numbers are reserved for versions"
-            if tag.isdecimal()
-            else "allowed: letters, digits, `_`, `-`"
-        )
+        why = "allowed: letters, digits, `_`, `-`"
+        if tag.isdecimal():
+            why = "numbers are reserved for versions"
         raise UsageError(f"`{tag}` can't be a tag", where="--tag", why=why)
 
 
@@ -132,3 +133,52 @@ def unknown(kind: str, name: str, known: list[str], where: str) -> DataError:
         why=f"available: {shown}",
         fix=f"did you mean `{near}`?" if near else None,
     )
+
+
+_MAX_BYTES = 1 << 20
+
+
+def parse_metadata(words: Sequence[str], option: str = "--metadata") -> dict[str, Any]:
+    """Return the values of `key=value` arguments and of files; later ones win.
+
+    Raises:
+        UsageError: An argument is neither, or a file is unreadable or has no keys and values.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if equals and key:
+            values[key] = _scalar(text)
+        elif os.path.isfile(word):
+            values.update(_read(word, option))
+        else:
+            fix = f"{option} key=value or {option} FILE.yaml"
+            raise UsageError(f"`{word}` is neither `key=value` nor a file", where=option, fix=fix)
+    return values
+
+
+def _scalar(text: str) -> Any:
+    """Convert text to the number or boolean that it spells; otherwise return the text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (int, float, bool)) else text
+
+
+def _read(path: str, option: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        if os.path.getsize(path) > _MAX_BYTES:
+            raise UsageError("the metadata are larger than 1 MiB", where=f"{option} {path}")
+        with open_plain(path, or_descriptor=True) as file:
+            value = yaml.safe_load(file.read().decode())
+        # Dates and the like become text, because they are stored as JSON.
+        plain = json.loads(json.dumps(value, default=str))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        raise UsageError("the metadata can't be read", where=f"{option} {path}", why=why) from error
+    if not isinstance(plain, dict):
+        raise UsageError("the file has no keys and values", where=f"{option} {path}")
+    return plain

@@ -240,17 +240,14 @@ def open_fsspec_store(url: str) -> RemoteStore:
 
 def _unknown(scheme: str, url: str) -> DataError:
     if scheme in _UNSUPPORTED:
-        return DataError(
-            f"{scheme}:// can't be reached: fsspec has no file system for it",
-            where=url,
-            fix="if the store has an S3-compatible endpoint: use s3:// and set AWS_ENDPOINT_URL",
-        )
+        what = f"{scheme}:// can't be reached: fsspec has no file system for it"
+        fix = "if the store has an S3-compatible endpoint: use s3:// and set AWS_ENDPOINT_URL"
+        return DataError(what, where=url, fix=fix)
     near = difflib.get_close_matches(scheme, [*_STORES, "file"], n=1, cutoff=0.5)
     known = "s3://, gs://, azure://, abfs://, file:// and plain paths are known"
     what = f"`{scheme}://` is not a supported kind of URL"
-    return DataError(
-        what, where=url, why=known, fix=f"did you mean `{near[0]}://`?" if near else None
-    )
+    meant = f"did you mean `{near[0]}://`?" if near else None
+    return DataError(what, where=url, why=known, fix=meant)
 
 
 def _open_remote(scheme: str, rest: str, url: str) -> Store:

@@ -6,15 +6,17 @@ import threading
 from dataclasses import replace
 
 from torchmuster.launcher.files.tree import LocalFile
-from torchmuster.workflow.data import copying, pointer
+from torchmuster.workflow.data import copying
+from torchmuster.workflow.data.checkpoint import read_checkpoint, read_pointer
 from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.fetch import fetch_all
-from torchmuster.workflow.data.names import compile_regex, local_files
-from torchmuster.workflow.data.progress import (
+from torchmuster.workflow.data.files import (
     NoteCallback,
     ProgressCallback,
     TransferMeter,
     TransferResult,
+    compile_regex,
+    local_files,
     run_all,
 )
 from torchmuster.workflow.data.remote import open_store
@@ -50,11 +52,8 @@ def download(
     matches = compile_regex(regex)
     files = {name: file for name, file in list_files(store).items() if matches(name)}
     if not files:
-        raise DataError(
-            "there is nothing to download",
-            where=store.url,
-            why=f"no file's path matches `{regex}`" if regex else "no file is there",
-        )
+        why = f"no file's path matches `{regex}`" if regex else "no file is there"
+        raise DataError("there is nothing to download", where=store.url, why=why)
     return fetch_all(store, files, folder, progress=progress, note=note, num_parallel=num_parallel)
 
 
@@ -67,9 +66,9 @@ def list_files(store: Store) -> dict[str, Entry]:
     single = store.stat()
     if single is not None:
         return {os.path.basename(store.url): replace(single, name="")}
-    number = pointer.read_pointer(store)
+    number = read_pointer(store)
     if number is not None:
-        return pointer.read_checkpoint(store, number).files
+        return read_checkpoint(store, number).files
     return {entry.name: entry for entry in store.entries()}
 
 
@@ -103,9 +102,8 @@ def upload(
     def send(file: LocalFile) -> copying.Digests | None:
         """Send one file; return its digests, None if it existed."""
         try:
-            digests = (
-                None if _is_complete(store, there.get(file.name), file) else _send(steady, file)
-            )
+            is_there = _is_complete(store, there.get(file.name), file)
+            digests = None if is_there else _send(steady, file)
         except OSError as error:
             raise explain(error, file.path) from error
         meter.add(file.size_bytes, files=1, skipped=int(digests is None))
@@ -140,21 +138,16 @@ def _verify(store: Store, sent: dict[str, copying.Digests]) -> None:
         return
     there = {entry.name: entry for entry in store.entries()}
     for name, digests in sent.items():
-        entry = there.get(name)
-        what = why = ""
+        entry, where = there.get(name), store.where(name)
         if entry is None or entry.size_bytes != digests.size_bytes:
             found = "nothing" if entry is None else f"{entry.size_bytes} bytes"
-            what = "a file did not arrive"
             why = f"{digests.size_bytes} bytes were sent, {found} are there"
+            raise DataError("a file did not arrive", where=where, why=why, may_pass=True)
         # Read it, because the ETag of an encrypted object looks like an MD5 but is not one.
-        elif (
-            entry.md5 not in (None, digests.md5)
-            and store.sha256_of(name, entry.size_bytes) != digests.sha256
-        ):
-            what = "a file arrived damaged"
+        may_differ = entry.md5 not in (None, digests.md5)
+        if may_differ and store.sha256_of(name, entry.size_bytes) != digests.sha256:
             why = "its checksum in the store differs from what was sent"
-        if what:
-            raise DataError(what, where=store.where(name), why=why, may_pass=True)
+            raise DataError("a file arrived damaged", where=where, why=why, may_pass=True)
 
 
 def find_files(url: str, regex: str | None = None) -> list[str]:

@@ -7,15 +7,11 @@ makes the wait of all hopeless (a task that ended, counts that disagree) fails a
 
 import math
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.core.model.text import MAX_NAMES, name_missing, say_missing
 from torchmuster.errors import BarrierError
 from torchmuster.workflow.head.task_messages import BarrierAnswer, BarrierCall, BarrierState
-
-# The head's decisions are the messages themselves.
-Answer = BarrierAnswer
 
 MAX_BARRIERS = 1000
 MAX_COUNT = 1 << 16
@@ -28,23 +24,21 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class _Arrival:
     """A waiting caller."""
 
-    caller_id: str
     member: str
-    count: int | None
-    rank: int | None
-    timeout_s: float
+    call: BarrierCall
     deadline_s: float
 
     @property
     def label(self) -> str:
-        return self.member if self.rank is None else f"rank {self.rank}"
+        return self.member if self.call.rank is None else f"rank {self.call.rank}"
 
     @property
     def key(self) -> str:
         """Return the key that must be unique in a round."""
-        if self.rank is not None:
-            return f"rank {self.rank}"
-        return f"task {self.member}" if self.count is None else f"caller {self.caller_id}"
+        if self.call.rank is not None:
+            return f"rank {self.call.rank}"
+        is_counted = self.call.count is not None
+        return f"caller {self.call.caller_id}" if is_counted else f"task {self.member}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,20 +65,13 @@ class _Barrier:
             self.has_several = False
         self.needed = needed
         self.has_several |= any(a.member == arrival.member for a in self.arrivals.values())
-        self.arrivals[arrival.caller_id] = arrival
-        self.report_at_s[arrival.caller_id] = now_s + PROGRESS_S
+        self.arrivals[arrival.call.caller_id] = arrival
+        self.report_at_s[arrival.call.caller_id] = now_s + PROGRESS_S
         self.took_part.add(arrival.member)
 
     def remove(self, caller_id: str) -> _Arrival:
         del self.report_at_s[caller_id]
         return self.arrivals.pop(caller_id)
-
-    def clear(self) -> tuple[_Arrival, ...]:
-        everyone = tuple(self.arrivals.values())
-        self.arrivals.clear()
-        self.report_at_s.clear()
-        self.notes.clear()
-        return everyone
 
 
 class Barriers:
@@ -100,40 +87,25 @@ class Barriers:
         self._barriers: dict[str, _Barrier] = {}
         self._at: dict[str, _Barrier] = {}  # caller_id -> where it waits
 
-    def arrive(
-        self,
-        caller_id: str,
-        member: str,
-        name: str,
-        *,
-        count: int | None = None,
-        rank: int | None = None,
-        now_s: float,
-        timeout_s: float,
-    ) -> tuple[Answer, ...]:
+    def arrive(self, member: str, call: BarrierCall, now_s: float) -> tuple[BarrierAnswer, ...]:
         """Add a caller; return the answers that are now due, to it and to others."""
-        arrival = _Arrival(
-            caller_id=caller_id,
-            member=member,
-            count=count,
-            rank=rank,
-            timeout_s=timeout_s,
-            deadline_s=now_s + timeout_s,
-        )
-        needed = len(self._members) if count is None else count
+        arrival = _Arrival(member=member, call=call, deadline_s=now_s + call.timeout_s)
+        needed = len(self._members) if call.count is None else call.count
         try:
-            self._check(arrival, name, needed)
-            barrier = self._open(name)
+            self._check(arrival, needed)
+            barrier = self._open(call.name)
             _check_double(barrier, arrival)
         except BarrierError as error:
-            return (_failure(caller_id, error),)
+            return (_failure(call.caller_id, error),)
         if barrier.arrivals and barrier.needed != needed:
             clash = _disagreement(barrier, arrival)
-            return (_failure(caller_id, clash), *self._fail(barrier, clash))
+            return (_failure(call.caller_id, clash), *self._fail(barrier, clash))
         barrier.add(arrival, needed, now_s)
-        self._at[caller_id] = barrier
+        self._at[call.caller_id] = barrier
         if len(barrier.arrivals) == needed:
-            return self._release(barrier)
+            released = BarrierState.RELEASED
+            everyone = self._empty(barrier)
+            return tuple(BarrierAnswer(caller_id=one, kind=released) for one in everyone)
         return self._fail_if_hopeless(barrier)
 
     def leave(self, caller_id: str) -> None:
@@ -143,7 +115,7 @@ class Barriers:
             label = barrier.remove(caller_id).label
             barrier.notes[label] = "stopped waiting"
 
-    def end_member(self, member: str, why: str) -> tuple[Answer, ...]:
+    def end_member(self, member: str, why: str) -> tuple[BarrierAnswer, ...]:
         """Record that a task has ended; fail the barriers that can't be full without it.
 
         Args:
@@ -151,43 +123,44 @@ class Barriers:
             why: The reason, for the sentence `task NAME has ended: WHY`.
         """
         self._gone[member] = why
-        answers: list[Answer] = []
+        answers: list[BarrierAnswer] = []
         for barrier in self._barriers.values():
-            for arrival in [a for a in barrier.arrivals.values() if a.member == member]:
-                barrier.remove(arrival.caller_id)
-                del self._at[arrival.caller_id]
+            for caller in [c for c, a in barrier.arrivals.items() if a.member == member]:
+                barrier.remove(caller)
+                del self._at[caller]
                 error = BarrierError(f"task `{member}` has ended: {why}")
-                answers.append(_failure(arrival.caller_id, error))
+                answers.append(_failure(caller, error))
             answers += self._fail_if_hopeless(barrier)
         return tuple(answers)
 
-    def tick(self, now_s: float) -> tuple[Answer, ...]:
+    def tick(self, now_s: float) -> tuple[BarrierAnswer, ...]:
         """Return the answers that are due: expired time limits, and every 5 s who is missing."""
-        answers: list[Answer] = []
+        answers: list[BarrierAnswer] = []
         for barrier in self._barriers.values():
             if barrier.arrivals:
                 answers += self._expire(barrier, now_s)
                 answers += self._report(barrier, now_s)
         return tuple(answers)
 
-    def _check(self, arrival: _Arrival, name: str, needed: int) -> None:
+    def _check(self, arrival: _Arrival, needed: int) -> None:
+        call, name = arrival.call, arrival.call.name
         if arrival.member not in self._members:
             raise BarrierError(f"`{arrival.member}` is not a task of this group")
-        if arrival.caller_id in self._at:
+        if call.caller_id in self._at:
             raise BarrierError("this call waits already", where=f"barrier {name[:64]}")
         if not _NAME.fullmatch(name):
             fix = "letters, digits, `.`, `_` and `-`, at most 64"
             raise BarrierError(f"`{name[:80]}` is not a valid name of a barrier", fix=fix)
         if not 1 <= needed <= MAX_COUNT:
             raise BarrierError(f"a barrier can't wait for {needed}", fix=f"1 to {MAX_COUNT}")
-        if arrival.rank is not None and not 0 <= arrival.rank < needed:
+        if call.rank is not None and not 0 <= call.rank < needed:
             raise BarrierError(
-                f"rank {arrival.rank} is out of range: the barrier `{name}` waits for {needed}",
+                f"rank {call.rank} is out of range: the barrier `{name}` waits for {needed}",
                 where=f"task {arrival.member}",
                 fix=f"ranks are 0 to {needed - 1}",
             )
-        if not (math.isfinite(arrival.timeout_s) and 0 < arrival.timeout_s <= _MAX_TIMEOUT_S):
-            raise BarrierError(f"{arrival.timeout_s} s is not a valid limit for a wait")
+        if not (math.isfinite(call.timeout_s) and 0 < call.timeout_s <= _MAX_TIMEOUT_S):
+            raise BarrierError(f"{call.timeout_s} s is not a valid limit for a wait")
 
     def _open(self, name: str) -> _Barrier:
         """Return the barrier of this name; at the limit, remove one at which nobody waits."""
@@ -198,22 +171,20 @@ class Barriers:
             del self._barriers[idle]
         return self._barriers.setdefault(name, _Barrier(name=name))
 
-    def _release(self, barrier: _Barrier) -> tuple[Answer, ...]:
-        return tuple(
-            Answer(caller_id=caller, kind=BarrierState.RELEASED) for caller in self._empty(barrier)
-        )
-
-    def _fail(self, barrier: _Barrier, error: BarrierError) -> tuple[Answer, ...]:
+    def _fail(self, barrier: _Barrier, error: BarrierError) -> tuple[BarrierAnswer, ...]:
         return tuple(_failure(caller, error) for caller in self._empty(barrier))
 
     def _empty(self, barrier: _Barrier) -> tuple[str, ...]:
         """Remove all callers; the next call begins a new round."""
-        callers = tuple(arrival.caller_id for arrival in barrier.clear())
+        callers = tuple(barrier.arrivals)
         for caller in callers:
             del self._at[caller]
+        barrier.arrivals.clear()
+        barrier.report_at_s.clear()
+        barrier.notes.clear()
         return callers
 
-    def _fail_if_hopeless(self, barrier: _Barrier) -> tuple[Answer, ...]:
+    def _fail_if_hopeless(self, barrier: _Barrier) -> tuple[BarrierAnswer, ...]:
         lost = self._missing_ended_tasks(barrier)
         if not barrier.arrivals or not lost:
             return ()
@@ -226,44 +197,44 @@ class Barriers:
         """Return the ended tasks without which the round can never be full."""
         here = {arrival.member for arrival in barrier.arrivals.values()}
         gone = [name for name in self._members if name in self._gone and name not in here]
-        if any(arrival.count is None for arrival in barrier.arrivals.values()):
+        if any(arrival.call.count is None for arrival in barrier.arrivals.values()):
             return gone
         if barrier.needed <= len(self._members) and not barrier.has_several:
             return gone if barrier.needed > len(self._members) - len(self._gone) else []
         # Several processes of a task may call, in unknown number; tasks that took part are missed.
         return [name for name in gone if name in barrier.took_part]
 
-    def _expire(self, barrier: _Barrier, now_s: float) -> list[Answer]:
-        late = [a for a in barrier.arrivals.values() if a.deadline_s <= now_s]
+    def _expire(self, barrier: _Barrier, now_s: float) -> list[BarrierAnswer]:
+        late = {c: a for c, a in barrier.arrivals.items() if a.deadline_s <= now_s}
         names, who = self._missing(barrier) if late else ((), "")
+        sentence = say_missing(len(barrier.arrivals), barrier.needed, who)
         answers = []
-        for arrival in late:
-            what = f"the barrier `{barrier.name}` was not full within {arrival.timeout_s:g} s"
-            sentence = say_missing(len(barrier.arrivals), barrier.needed, who)
+        for caller, arrival in late.items():
+            limit = f"{arrival.call.timeout_s:g} s"
+            what = f"the barrier `{barrier.name}` was not full within {limit}: missing {who}"
             answers.append(
-                Answer(
-                    caller_id=arrival.caller_id,
+                BarrierAnswer(
+                    caller_id=caller,
                     kind=BarrierState.FAILED,
-                    what=f"{what}: missing {who}",
+                    what=what,
                     why=sentence,
                     missing=names,
                     timed_out=True,
                 )
             )
-        for arrival in late:
-            barrier.remove(arrival.caller_id)
-            del self._at[arrival.caller_id]
-            barrier.notes[arrival.label] = f"gave up after {arrival.timeout_s:g} s"
+            barrier.remove(caller)
+            del self._at[caller]
+            barrier.notes[arrival.label] = f"gave up after {limit}"
         return answers
 
-    def _report(self, barrier: _Barrier, now_s: float) -> list[Answer]:
+    def _report(self, barrier: _Barrier, now_s: float) -> list[BarrierAnswer]:
         due = [caller for caller, at_s in barrier.report_at_s.items() if at_s <= now_s]
         names, who = self._missing(barrier) if due else ((), "")
         sentence = say_missing(len(barrier.arrivals), barrier.needed, who)
         for caller in due:
             barrier.report_at_s[caller] = now_s + PROGRESS_S
         return [
-            Answer(
+            BarrierAnswer(
                 caller_id=caller,
                 kind=BarrierState.WAITING,
                 what=sentence,
@@ -276,7 +247,7 @@ class Barriers:
     def _missing(self, barrier: _Barrier) -> tuple[tuple[str, ...], str]:
         """Return the names of the first missing callers, and a text about all of them."""
         num_missing = barrier.needed - len(barrier.arrivals)
-        ranks = {arrival.rank for arrival in barrier.arrivals.values()}
+        ranks = {arrival.call.rank for arrival in barrier.arrivals.values()}
         if None in ranks:
             here = {arrival.member for arrival in barrier.arrivals.values()}
             names = [name for name in self._members if name not in here]
@@ -295,8 +266,8 @@ class Barriers:
         return f"{label} ({note})" if note else label
 
 
-def _failure(caller_id: str, error: BarrierError) -> Answer:
-    return Answer(
+def _failure(caller_id: str, error: BarrierError) -> BarrierAnswer:
+    return BarrierAnswer(
         caller_id=caller_id,
         kind=BarrierState.FAILED,
         what=error.what,
@@ -308,13 +279,14 @@ def _failure(caller_id: str, error: BarrierError) -> Answer:
 
 def _check_double(barrier: _Barrier, arrival: _Arrival) -> None:
     if any(other.key == arrival.key for other in barrier.arrivals.values()):
-        who = f"task `{arrival.member}`" if arrival.rank is None else f"rank {arrival.rank}"
+        rank = arrival.call.rank
+        who = f"task `{arrival.member}`" if rank is None else f"rank {rank}"
         fix = "give each process its own rank, and the count of all of them"
         raise BarrierError(f"{who} waits at the barrier `{barrier.name}` already", fix=fix)
 
 
 def _disagreement(barrier: _Barrier, arrival: _Arrival) -> BarrierError:
-    other = _first(barrier.arrivals.values())
+    other = next(iter(barrier.arrivals.values()))
     return BarrierError(
         f"the callers of the barrier `{barrier.name}` disagree about the number of callers",
         why=f"{_counted(other)}, {_counted(arrival)}",
@@ -323,62 +295,7 @@ def _disagreement(barrier: _Barrier, arrival: _Arrival) -> BarrierError:
 
 
 def _counted(arrival: _Arrival) -> str:
-    number = "one call of each task" if arrival.count is None else str(arrival.count)
-    rank = "" if arrival.rank is None else f" (rank {arrival.rank})"
+    call = arrival.call
+    number = "one call of each task" if call.count is None else str(call.count)
+    rank = "" if call.rank is None else f" (rank {call.rank})"
     return f"task {arrival.member}{rank} waits for {number}"
-
-
-def _first(arrivals: Iterable[_Arrival]) -> _Arrival:
-    return next(iter(arrivals))
-
-
-class TaskBarriers:
-    """The barriers of a group, which processes of its tasks call through their agents.
-
-    Args:
-        tasks: The names of the group's tasks.
-        send: Sends an answer to the agent of a task.
-    """
-
-    def __init__(self, tasks: tuple[str, ...], send: Callable[[str, BarrierAnswer], None]) -> None:
-        self._barriers = Barriers(tasks)
-        self._send = send
-        self._callers: dict[str, str] = {}  # caller -> task
-
-    def call(self, task: str, call: BarrierCall, now_s: float) -> None:
-        """Handle a process's call."""
-        self._callers[call.caller_id] = task
-        answers = self._barriers.arrive(
-            call.caller_id,
-            task,
-            call.name,
-            count=call.count,
-            rank=call.rank,
-            now_s=now_s,
-            timeout_s=call.timeout_s,
-        )
-        self._answer(answers)
-
-    def leave(self, caller_id: str) -> None:
-        """Remove a caller that has gone."""
-        self._callers.pop(caller_id, None)
-        self._barriers.leave(caller_id)
-
-    def task_lost(self, task: str) -> None:
-        """Remove all callers of a task whose agent is lost; a retry may call again."""
-        for caller_id in [c for c, owner in self._callers.items() if owner == task]:
-            self.leave(caller_id)
-
-    def task_over(self, task: str, how: str) -> None:
-        """Record that a task is over; callers that wait for it get the reason."""
-        self._answer(self._barriers.end_member(task, f"it is {how}"))
-
-    def tick(self, now_s: float) -> None:
-        """Send the answers that are due."""
-        self._answer(self._barriers.tick(now_s))
-
-    def _answer(self, answers: Iterable[Answer]) -> None:
-        for answer in answers:
-            task = self._callers.get(answer.caller_id)
-            if task is not None:
-                self._send(task, answer)

@@ -1,4 +1,8 @@
-"""The head of a group: reports agents' messages to `GroupPolicy` and carries out its actions."""
+"""The program `group`, the head of a group: it reports agents' messages to `GroupPolicy` and carries out its actions.
+
+When tasks run on ssh hosts, the head still runs here, and starts a proxy for each remote agent
+(`launcher/node/remote/proxy.py`).
+"""
 
 import asyncio
 import glob
@@ -6,11 +10,12 @@ import json
 import os
 import random
 import signal
+import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
@@ -18,6 +23,7 @@ from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.head.head import SAY_EVERY_S, Head, HeadClient, Timers
 from torchmuster.core.model import codec
+from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.events import (
     AgentLostEvent,
     DatasetVersionEvent,
@@ -41,21 +47,36 @@ from torchmuster.core.model.verdict import (
     explain_task_failure,
 )
 from torchmuster.core.net import messages
+from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.channel import Channel, HandshakeError
+from torchmuster.core.net.listener import Listener
+from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.head.parts import ExecRelay
 from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.launcher.net import part_messages
+from torchmuster.launcher.net.remote_messages import StartTask
+from torchmuster.launcher.node.remote.proxy import proxy_argv
 from torchmuster.workflow.head import group_policy as gang
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.head.barriers import TaskBarriers
+from torchmuster.workflow.head.barriers import Barriers
 from torchmuster.workflow.head.group_policy import Failure, GroupPolicy, TaskPhase
 from torchmuster.workflow.head.task_messages import TaskEnded, TaskNotPrepared
-from torchmuster.workflow.plan import GroupPlan, TaskNetwork, WorkflowPlan
+from torchmuster.workflow.plan import GroupInput, GroupNodes, GroupPlan, TaskNetwork, WorkflowPlan
+from torchmuster.workflow.sandbox.container import remove_containers
+from torchmuster.workflow.sandbox.network import PrivateNetwork
+from torchmuster.workflow.sandbox.place import clear_views
+from torchmuster.workflow.task.setup import GroupOrder, TaskOrder
+
+TICK_S = 0.25
+_START_LIMIT_S = 120.0
+_START_SLICE_S = 0.05  # else a start of hundreds of agents delays their messages
+_FLUSH_S = 5.0
+_MAX_EARLIER = 4
+_NUM_PORT_CANDIDATES = 256
+
+Wrap = Callable[[TaskOrder], list[str] | None]
 
 # Ports: `{{port}}` and `{{port:NAME}}` resolve to the same numbers in all tasks of a group.
-
-
-_NUM_PORT_CANDIDATES = 256
 
 
 def choose_ports(
@@ -106,118 +127,74 @@ def _ephemeral_range() -> tuple[int, int]:
         return 32768, 60999
 
 
-# The end of a group: its exit code, and the report that names the first failure.
+def task_argv(order: TaskOrder) -> list[str]:
+    """Return the command line of a task's agent."""
+    return proc.node_program("task", *to_arguments(order))
 
 
-_MAX_EARLIER = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupConclusion:
-    """The facts about a group whose last task is over.
+@dataclass(slots=True)
+class ProcessStarter:
+    """Starts the agents of tasks as child processes, which run here or bring the agent elsewhere.
 
     Attributes:
-        outcomes: The last state of each task, by name.
-        ends: The last message of each task's agent about the end of its command.
-        stop_why: Why the group was stopped; None when it ended by itself.
+        heads: Addresses of the group's head, which agents try in turn.
+        keep: Pids of child processes that are not agents, and that `poll` must not end.
+        wrap: Returns the command that starts a task's agent elsewhere; None to start it here.
     """
 
-    plan: WorkflowPlan
-    group: GroupPlan
     run_dir: RunDir
-    policy: GroupPolicy
-    outcomes: Mapping[str, TaskOutcome]
-    ends: Mapping[str, TaskEnded | TaskNotPrepared]
-    stop_why: str | None
+    group: str
+    heads: Sequence[tuple[str, int]]
+    keep: frozenset[int] = frozenset()
+    wrap: Wrap | None = None
+    _children: list[tuple[str, int, proc.Child]] = field(default_factory=list)
+    _lifeline: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_CLOEXEC))
 
-    def outcome(self, elapsed_s: float) -> GroupOutcome:
-        """Return the outcome of the group, which took `elapsed_s`."""
-        state = self.policy.state
-        needs_report = state.is_failed and state is not State.FAILED_CANCELED
-        return GroupOutcome(
-            group=self.group.name,
-            state=state,
-            exit_code=self._exit_code(state),
-            elapsed_s=elapsed_s,
-            tasks=tuple(self.outcomes.values()),
-            report=self._report() if needs_report else None,
-        )
-
-    def _exit_code(self, state: State) -> int:
-        if not state.is_failed:
-            return 0
-        if state is State.FAILED_CANCELED:
-            return 128 + signal.SIGTERM
-        failure, lead = self.policy.first_failure, self.outcomes.get(self.group.lead.name)
-        found = failure.code if failure is not None else lead.code if lead else 1
-        return found if found is not None and 0 < found < 256 else 1
-
-    def _report(self) -> Report:
-        failure = self.policy.first_failure
-        if failure is None:
-            why = self.stop_why or "it was stopped"
-            error = f"group {self.group.name} ended as {self.policy.state.value}: {why}"
-            return Report(error=error, because=self._earlier_failures())
-        verdict = self._training_verdict(failure)
-        if verdict is not None:
-            return replace(verdict, error=f"task {failure.task} failed: {verdict.error}")
-        report = explain_task_failure(self._facts(failure))
-        return replace(report, because=(*report.because, *self._earlier_failures()))
-
-    def _facts(self, failure: Failure) -> FailureFacts:
-        end = self.ends.get(failure.task)
-        ended = end if isinstance(end, TaskEnded) else None
-        refused = end if isinstance(end, TaskNotPrepared) else None
-        shared = self.plan.network is TaskNetwork.SHARED
-        others = [t.name for t in self.group.tasks if t.name != failure.task] if shared else []
-        return FailureFacts(
-            group=self.group.name,
-            task=failure.task,
-            attempt=failure.attempt,
-            why=failure.why,
-            code=failure.code,
-            tail=ended.tail if ended else refused.detail if refused else (),
-            memory_evidence=ended.memory_evidence if ended else None,
-            hint=refused.hint if refused else None,
-            others=others,
-            log=self.run_dir.task_log(self.group.name, failure.task, failure.attempt),
-        )
-
-    def _earlier_failures(self) -> tuple[str, ...]:
-        """Return the ignored failures as possible causes: a lost peer can make the lead fail."""
-        shown = self.policy.ignored[:_MAX_EARLIER]
-        return tuple(f"{failure.task} had failed before: {failure.why}" for failure in shown)
-
-    def _training_verdict(self, failure: Failure) -> Report | None:
-        """Return the verdict of a training task's run, which names the rank and the line."""
-        if self.group.task(failure.task).training is None or self.stop_why is not None:
-            return None
-        folder = self.run_dir.training_folder(failure.task, failure.attempt)
-        for path in glob.glob(os.path.join(glob.escape(folder), "*", "result.json")):
-            plain = atomic.read_json(path)
-            try:
-                return codec.from_plain(Report, (plain or {}).get("report"))
-            except codec.CodecError:
-                continue
-        return None
-
-
-TICK_S = 0.25
-_START_LIMIT_S = 120.0
-_START_SLICE_S = 0.05  # else a start of hundreds of agents delays their messages
-
-
-class TaskStarter(Protocol):
-    """Starts the agents of tasks: on this machine, or through a scheduler."""
+    @property
+    def has_agents(self) -> bool:
+        """Return whether an agent still runs."""
+        return bool(self._children)
 
     def start(self, task: str, attempt: int) -> None:
-        """Start an agent for an attempt of a task."""
+        """Start an agent."""
+        order = TaskOrder(
+            run_dir=self.run_dir.path,
+            group=self.group,
+            task=task,
+            attempt=attempt,
+            head=tuple(f"{host}:{port}" for host, port in self.heads),
+        )
+        elsewhere = self.wrap(order) if self.wrap is not None else None
+        # A remote agent ends when it loses the head: a lifeline does not reach that far.
+        if elsewhere is not None:
+            child = proc.start(elsewhere)
+        else:
+            lifeline = self._lifeline[0]
+            child = proc.start(task_argv(replace(order, lifeline_fd=lifeline)), pass_fds=[lifeline])
+        self._children.append((task, attempt, child))
 
     def poll(self) -> list[tuple[str, int, str]]:
-        """Return the agents that have ended: (task, the attempt it was started for, how)."""
+        """Return the agents that have ended, and end the processes that they left."""
+        ended: list[tuple[str, int, str]] = []
+        for entry in list(self._children):
+            status = entry[2].poll()
+            if status is not None:
+                self._children.remove(entry)
+                how = f"signal {-status}" if status < 0 else f"exit code {status}"
+                ended.append((entry[0], entry[1], how))
+        proc.end_children(self.keep.union(child.pid for _, _, child in self._children))
+        return ended
 
     def kill(self, task: str) -> None:
-        """SIGKILL a task's agent."""
+        """SIGKILL a task's agents; `poll` reaps them and the processes that they started."""
+        for name, _, child in self._children:
+            if name == task:
+                child.send_signal(signal.SIGKILL)
+
+    def cut_lifeline(self) -> None:
+        """Close the lifeline, so that the agents end themselves."""
+        for fd in self._lifeline:
+            os.close(fd)
 
 
 @dataclass(slots=True)
@@ -234,38 +211,34 @@ class _Agent:
         return self.hello.task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupHeadOptions:
-    """The input of a group's head.
-
-    Attributes:
-        first_attempts: The first attempt of each task, when this head replaces a lost one.
-        ran_s: How long the group ran under an earlier head; it counts towards its time limit.
-    """
-
-    plan: WorkflowPlan
-    group: GroupPlan
-    run_dir: RunDir
-    first_attempts: dict[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    ran_s: float = 0.0
-
-
 class GroupHead(Head[_Agent]):
     """The head of one group."""
 
-    def __init__(self, options: GroupHeadOptions, starter: TaskStarter, disk: DiskWriter) -> None:
-        super().__init__(disk, options.run_dir.group(options.group.name).events)
-        self._options = options
-        self._group = options.group
+    def __init__(
+        self,
+        plan: WorkflowPlan,
+        group: GroupPlan,
+        run_dir: RunDir,
+        starter: ProcessStarter,
+        disk: DiskWriter,
+        start: GroupInput,
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(disk, run_dir.group(group.name).events)
+        self._plan = plan
+        self._group = group
+        self._run_dir = run_dir
+        self._start = start
+        self._notes = notes
         self._starter = starter
-        self._gang = GroupPolicy(options.group, options.plan.grace_s, options.plan.backoff_s)
-        self._barriers = TaskBarriers(tuple(task.name for task in options.group.tasks), self._send)
+        self._gang = GroupPolicy(group, plan.grace_s, plan.backoff_s)
+        self._barriers = Barriers(tuple(task.name for task in group.tasks))
+        self._callers: dict[str, str] = {}  # at barriers: caller -> task
         self._execs = ExecRelay(self._task_of, self._send, self._why_no_exec)
         self._agents: dict[str, _Agent] = {}
         self._timers = Timers()
         self._outcomes: dict[str, TaskOutcome] = {}
-        self._ends: dict[str, task_messages.TaskEnded | task_messages.TaskNotPrepared] = {}
+        self._ends: dict[str, TaskEnded | TaskNotPrepared] = {}
         self._started_at = time.monotonic()
         self._running_since: float | None = None
         self._say_at = self._started_at + SAY_EVERY_S
@@ -301,9 +274,9 @@ class GroupHead(Head[_Agent]):
     async def conduct(self) -> GroupOutcome:
         """Conduct the group to its end and return its outcome."""
         self.event(GroupStartedEvent(group=self._group.name))
-        for note in self._options.notes:
+        for note in self._notes:
             self.event(NoticeEvent(text=f"group {self._group.name}: {note}"))
-        self._obey(self._gang.start(self._options.first_attempts))
+        self._obey(self._gang.start(self._start.first_attempts))
         await self.run()
         outcome = self._conclude()
         await self._say_goodbye()
@@ -334,7 +307,7 @@ class GroupHead(Head[_Agent]):
         for (task, _), since in list(self._started.items()):
             if own_now - since > _START_LIMIT_S:
                 self._starter.kill(task)
-        self._barriers.tick(now)
+        self._answer(self._barriers.tick(now))
         limit_s = self._group.exec_timeout_s
         ran_s = now - self._running_since if self._running_since is not None else 0.0
         if limit_s is not None and ran_s > limit_s and not self._gang.is_stopping:
@@ -346,24 +319,22 @@ class GroupHead(Head[_Agent]):
 
     def _lose_silent(self, now: float) -> None:
         for agent in list(self._agents.values()):
-            silent_s = now - agent.heard_at
-            if silent_s > SILENT_S and is_given_up(silent_s, SILENT_S, self._state_of(agent)):
+            silent_s, hello = now - agent.heard_at, agent.hello
+            if silent_s <= SILENT_S:
+                continue
+            whose = (hello.boot_id, hello.network_id)
+            state = proc.local_process_state(hello.pid, whose, self.own_ids)
+            if is_given_up(silent_s, SILENT_S, state):
                 agent.channel.abort()
                 self._lose(agent.task, f"its agent has been silent for {silent_s:.0f} s")
-
-    def _state_of(self, agent: _Agent) -> str | None:
-        whose = (agent.hello.boot_id, agent.hello.network_id)
-        return proc.local_process_state(agent.hello.pid, whose, self.own_ids)
 
     def _report_waiting(self) -> None:
         waits = self._gang.waits_for()
         if waits and self._gang.state in (State.RUNNING, State.INITIALIZING, State.SCHEDULING):
-            what = few_of(waits, 8)
-            limit_s = self._group.exec_timeout_s
-            left = ""
+            limit_s, left = self._group.exec_timeout_s, ""
             if limit_s is not None and self._running_since is not None:
                 left = f"; {limit_s - (time.monotonic() - self._running_since):.0f} s left"
-            text = f"waiting for {what}{left}"
+            text = f"waiting for {few_of(waits, 8)}{left}"
             self.event(GroupWaitsEvent(group=self._group.name, text=text))
 
     # Incoming messages.
@@ -372,9 +343,8 @@ class GroupHead(Head[_Agent]):
         """Accept an agent, or send it away if its attempt is old or its task is over."""
         if not isinstance(hello, task_messages.TaskHello):
             return None
-        known = {task.name for task in self._group.tasks}
         if (
-            hello.task not in known
+            hello.task not in {task.name for task in self._group.tasks}
             or hello.task in self._agents
             or hello.attempt != self._gang.attempt(hello.task)
             or self._gang.phase(hello.task) is TaskPhase.OVER
@@ -433,10 +403,11 @@ class GroupHead(Head[_Agent]):
                 self.show(message)
             case messages.Notice(text=text):
                 self.event(NoticeEvent(text=text))
-            case task_messages.BarrierCall():
-                self._barriers.call(task, message, time.monotonic())
+            case task_messages.BarrierCall(caller_id=caller_id):
+                self._callers[caller_id] = task
+                self._answer(self._barriers.arrive(task, message, time.monotonic()))
             case task_messages.BarrierLeave(caller_id=caller_id):
-                self._barriers.leave(caller_id)
+                self._leave_barrier(caller_id)
             case _ if isinstance(message, part_messages.FromExecTask):
                 self._execs.from_agent(task, message)
 
@@ -483,7 +454,8 @@ class GroupHead(Head[_Agent]):
         self._execs.agent_gone(task, why)
         if self._gang.phase(task) is TaskPhase.OVER:
             return
-        self._barriers.task_lost(task)
+        for caller_id in [one for one, owner in self._callers.items() if owner == task]:
+            self._leave_barrier(caller_id)  # a retry may call again
         self._starter.kill(task)
         self.event(AgentLostEvent(task=task, why=why))
         self._obey(self._gang.lost(task, why))
@@ -514,8 +486,7 @@ class GroupHead(Head[_Agent]):
                 self._timers.later(after_s, lambda: self._send(task, stop))
             case gang.UploadOutputs():
                 succeeded = self._gang.is_succeeding(task)
-                upload = task_messages.TaskUpload(attempt=attempt, succeeded=succeeded)
-                self._send(task, upload)
+                self._send(task, task_messages.TaskUpload(attempt=attempt, succeeded=succeeded))
             case gang.ReleaseAgent():
                 self._release(task)
 
@@ -534,7 +505,16 @@ class GroupHead(Head[_Agent]):
         if self._gang.phase(task) is TaskPhase.OVER:
             outcome = self._outcomes.get(task)
             how = outcome.state.value if outcome is not None else "ended"
-            self._barriers.task_over(task, how)
+            self._answer(self._barriers.end_member(task, f"it is {how}"))
+
+    def _leave_barrier(self, caller_id: str) -> None:
+        self._callers.pop(caller_id, None)
+        self._barriers.leave(caller_id)
+
+    def _answer(self, answers: Sequence[task_messages.BarrierAnswer]) -> None:
+        for answer in answers:
+            if (task := self._callers.get(answer.caller_id)) is not None:
+                self._send(task, answer)
 
     def _send(self, task: str, message: messages.Message) -> None:
         agent = self._agents.get(task)
@@ -566,13 +546,13 @@ class GroupHead(Head[_Agent]):
             return
         self._state = state
         if state is State.RUNNING and self._running_since is None:
-            self._running_since = time.monotonic() - self._options.ran_s
+            self._running_since = time.monotonic() - self._start.ran_s
         self.event(GroupStateEvent(group=self._group.name, state=state.value))
 
     def _begin_message(self, task: str, attempt: int) -> task_messages.TaskBegin:
         if not self._port_users:  # who begins beside others must get the ports that they have
             free = [agent.free_ports for agent in self._agents.values() if agent.free_ports]
-            self._chosen_ports = choose_ports(self._options.plan, self._group, free)
+            self._chosen_ports = choose_ports(self._plan, self._group, free)
         self._port_users.add(task)
         return task_messages.TaskBegin(
             attempt=attempt,
@@ -584,17 +564,18 @@ class GroupHead(Head[_Agent]):
     # The end.
 
     def _conclude(self) -> GroupOutcome:
-        conclusion = GroupConclusion(
-            plan=self._options.plan,
-            group=self._group,
-            run_dir=self._options.run_dir,
-            policy=self._gang,
-            outcomes=self._outcomes,
-            ends=self._ends,
-            stop_why=self._stop_why,
+        """Return the outcome of the group, and record it."""
+        state = self._gang.state
+        needs_report = state.is_failed and state is not State.FAILED_CANCELED
+        outcome = GroupOutcome(
+            group=self._group.name,
+            state=state,
+            exit_code=self._exit_code(state),
+            elapsed_s=time.monotonic() - self._started_at,
+            tasks=tuple(self._outcomes.values()),
+            report=self._report() if needs_report else None,
         )
-        outcome = conclusion.outcome(time.monotonic() - self._started_at)
-        path = self._options.run_dir.group(self._group.name).result
+        path = self._run_dir.group(self._group.name).result
         self.disk.flush(5.0)
         try:
             atomic.write_json(path, codec.to_plain(outcome))
@@ -603,6 +584,64 @@ class GroupHead(Head[_Agent]):
             self.event(NoticeEvent(text=text))
         self.event(GroupEndedEvent(outcome=outcome))
         return outcome
+
+    def _exit_code(self, state: State) -> int:
+        if not state.is_failed:
+            return 0
+        if state is State.FAILED_CANCELED:
+            return 128 + signal.SIGTERM
+        failure, lead = self._gang.first_failure, self._outcomes.get(self._group.lead.name)
+        found = failure.code if failure is not None else lead.code if lead else 1
+        return found if found is not None and 0 < found < 256 else 1
+
+    def _report(self) -> Report:
+        failure = self._gang.first_failure
+        if failure is None:
+            why = self._stop_why or "it was stopped"
+            error = f"group {self._group.name} ended as {self._gang.state.value}: {why}"
+            return Report(error=error, because=self._earlier_failures())
+        verdict = self._training_verdict(failure)
+        if verdict is not None:
+            return replace(verdict, error=f"task {failure.task} failed: {verdict.error}")
+        report = explain_task_failure(self._facts(failure))
+        return replace(report, because=(*report.because, *self._earlier_failures()))
+
+    def _facts(self, failure: Failure) -> FailureFacts:
+        end = self._ends.get(failure.task)
+        ended = end if isinstance(end, TaskEnded) else None
+        refused = end if isinstance(end, TaskNotPrepared) else None
+        shared = self._plan.network is TaskNetwork.SHARED
+        others = [t.name for t in self._group.tasks if t.name != failure.task] if shared else []
+        return FailureFacts(
+            group=self._group.name,
+            task=failure.task,
+            attempt=failure.attempt,
+            why=failure.why,
+            code=failure.code,
+            tail=ended.tail if ended else refused.detail if refused else (),
+            memory_evidence=ended.memory_evidence if ended else None,
+            hint=refused.hint if refused else None,
+            others=others,
+            log=self._run_dir.task_log(self._group.name, failure.task, failure.attempt),
+        )
+
+    def _earlier_failures(self) -> tuple[str, ...]:
+        """Return the ignored failures as possible causes: a lost peer can make the lead fail."""
+        shown = self._gang.ignored[:_MAX_EARLIER]
+        return tuple(f"{failure.task} had failed before: {failure.why}" for failure in shown)
+
+    def _training_verdict(self, failure: Failure) -> Report | None:
+        """Return the verdict of a training task's run, which names the rank and the line."""
+        if self._group.task(failure.task).training is None or self._stop_why is not None:
+            return None
+        folder = self._run_dir.training_folder(failure.task, failure.attempt)
+        for path in glob.glob(os.path.join(glob.escape(folder), "*", "result.json")):
+            plain = atomic.read_json(path)
+            try:
+                return codec.from_plain(Report, (plain or {}).get("report"))
+            except codec.CodecError:
+                continue
+        return None
 
     async def _say_goodbye(self) -> None:
         """Give agents a moment to leave by themselves, and clients the last event."""
@@ -613,3 +652,151 @@ class GroupHead(Head[_Agent]):
             await asyncio.sleep(0.01)
         for client in self._clients:
             await client.channel.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the head of a group; return the group's exit code."""
+    proc.become_subreaper()
+    return asyncio.run(_run_head(from_arguments(GroupOrder, arguments)))
+
+
+def read_plan(run_dir: RunDir) -> WorkflowPlan:
+    """Read the plan of a workflow.
+
+    Raises:
+        RunDirectoryError: The plan can't be read.
+    """
+    try:
+        return codec.from_plain(WorkflowPlan, atomic.read_json(run_dir.workflow))
+    except codec.CodecError as error:
+        raise RunDirectoryError(
+            "the plan of the workflow can't be read", where=run_dir.workflow, why=str(error)
+        ) from error
+
+
+async def _run_head(order: GroupOrder) -> int:
+    """Conduct a group whose head the owner started on this machine."""
+    run_dir = RunDir(order.run_dir)
+    plan = read_plan(run_dir)
+    listening = socket.socket(fileno=order.listen_fd)
+    listening.setblocking(False)
+    host, port = listening.getsockname()[:2]
+    network = _open_network(plan, run_dir, order.group)
+    keep = frozenset([network.holder_pid]) if network is not None else frozenset()
+    notes = (network.note,) if network is not None else ()
+    start, wrap = read_start(run_dir, order.group), None
+    if start.broker is not None and start.nodes is not None:
+        # Training tasks read their hosts from this file.
+        atomic.write_json(run_dir.group(order.group).nodes, codec.to_plain(start.nodes))
+        wrap = _wrap_elsewhere(plan.group(order.group), start.broker, start.nodes, port)
+    starter = ProcessStarter(run_dir, order.group, [(host, port)], keep, wrap)
+    try:
+        return await conduct_group(
+            plan, run_dir, order.group, listening, starter, order.lifeline_fd, notes=notes
+        )
+    finally:
+        remove_containers(plan.container, plan.run_id, order.group)
+        if network is not None:
+            network.close()
+
+
+def read_start(run_dir: RunDir, group: str) -> GroupInput:
+    """Read the owner's `GroupInput`; return an empty one when a job conducts the group."""
+    return codec.from_plain(GroupInput, atomic.read_json(run_dir.group(group).start) or {})
+
+
+def _wrap_elsewhere(group: GroupPlan, broker: str, nodes: GroupNodes, port: int) -> Wrap:
+    """Return the function that gives the command of the proxy for an agent on an ssh host."""
+
+    def wrap(order: TaskOrder) -> list[str]:
+        asked = group.task(order.task)
+        request = StartTask(
+            host=nodes.tasks[order.task][0].name,
+            group=group.name,
+            task=order.task,
+            attempt=order.attempt,
+            port=port,
+            # A training task's nodes, and a task's GPUs, are those of particular hosts.
+            may_move=asked.training is None and not asked.resources.gpu,
+        )
+        return proxy_argv(broker, request)
+
+    return wrap
+
+
+async def conduct_group(
+    plan: WorkflowPlan,
+    run_dir: RunDir,
+    group: str,
+    listening: socket.socket,
+    starter: ProcessStarter,
+    lifeline_fd: int | None = None,
+    *,
+    notes: tuple[str, ...] = (),
+    obeys_signals: bool = False,
+    stopped_by: Callable[[], str] = lambda: "the scheduler",
+) -> int:
+    """Conduct a group to its end; return its exit code. With `obeys_signals`, SIGTERM stops it."""
+    start = read_start(run_dir, group)
+    disk = DiskWriter(root=run_dir.path)
+    disk.start()
+    head = GroupHead(plan, plan.group(group), run_dir, starter, disk, start, notes)
+    secret = read_secret(run_dir.secret)
+    listener = Listener(listening, (secret, None), head.serve, head.refuse_stranger)
+    serving = asyncio.create_task(listener.serve())
+    conducting = asyncio.create_task(head.conduct())
+    end_with_lifeline(lifeline_fd, conducting)
+    if obeys_signals:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, lambda: head.request_stop(stopped_by()))
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(signum, head.forward, int(signum))
+    try:
+        outcome = await conducting
+        return outcome.exit_code
+    except asyncio.CancelledError:
+        return 7
+    finally:
+        serving.cancel()
+        starter.cut_lifeline()
+        await _end_agents(starter)
+        for task in plan.group(group).tasks:
+            clear_views(run_dir.task_folder(task.name))
+        disk.flush(_FLUSH_S)
+
+
+def _open_network(plan: WorkflowPlan, run_dir: RunDir, group: str) -> PrivateNetwork | None:
+    """Make the private network of a group, and write each task's part of it for the agents."""
+    if plan.network is not TaskNetwork.PRIVATE:
+        return None
+    network = PrivateNetwork.open([task.name for task in plan.group(group).tasks])
+    resolver = network.resolver_file()
+    parts = {
+        name: replace(part, hosts=network.hosts_file(name), resolver=resolver)
+        for name, part in network.tasks.items()
+    }
+    atomic.write_json(run_dir.group(group).network, codec.to_plain(parts), mode=0o600)
+    return network
+
+
+async def _end_agents(starter: ProcessStarter) -> None:
+    deadline = time.monotonic() + 5.0
+    while starter.has_agents and time.monotonic() < deadline:
+        starter.poll()
+        await asyncio.sleep(0.01)
+    while proc.end_children(starter.keep) and time.monotonic() < deadline + 5.0:
+        await asyncio.sleep(0.01)
+
+
+def end_with_lifeline(fd: int | None, task: "asyncio.Task[Any]") -> None:
+    """Cancel an asyncio task when the lifeline reaches its end of file."""
+    if fd is None:
+        return
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.remove_reader(fd)
+        task.cancel()
+
+    loop.add_reader(fd, end)

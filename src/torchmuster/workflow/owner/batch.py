@@ -25,8 +25,8 @@ from torchmuster.launcher.jobs.jobs import (
 )
 from torchmuster.launcher.views.find import view_run
 from torchmuster.workflow.jobs import plan_jobs
-from torchmuster.workflow.owner.create import link_reused_outputs
 from torchmuster.workflow.owner.view import WorkflowRun, WorkflowView, task_logs
+from torchmuster.workflow.owner.workflow import link_reused_outputs
 from torchmuster.workflow.plan import WorkflowPlan
 
 if TYPE_CHECKING:

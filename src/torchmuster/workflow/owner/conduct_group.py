@@ -16,18 +16,17 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.net.address import bind, own_addresses
 from torchmuster.errors import UsageError
-from torchmuster.launcher.engines.allocation import OwnJob, own_job
+from torchmuster.launcher.engines.allocation import own_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
-from torchmuster.workflow.head.group_main import (
+from torchmuster.workflow.head.group_head import (
     ProcessStarter,
-    Wrap,
     conduct_group,
     read_plan,
     task_argv,
 )
 from torchmuster.workflow.jobs import GroupJobArguments, node_tasks
 from torchmuster.workflow.plan import GroupNodes, GroupPlan, TaskNode
-from torchmuster.workflow.task.options import TaskOrder
+from torchmuster.workflow.task.setup import TaskOrder
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +54,13 @@ async def _conduct(words: GroupJobArguments) -> int:
     job = job.with_launcher()
     if job.launcher.sentence is not None:
         sys.stderr.write(f"muster: {job.launcher.sentence}\n")
-    wrap = _wrap(job, nodes, folder.environment)
+
+    def wrap(order: TaskOrder) -> list[str] | None:
+        node = nodes[order.task][0]
+        if node.name == job.node_names[0]:
+            return None
+        return job.argv(node, task_argv(replace(order, environment=folder.environment)))
+
     starter = ProcessStarter(run_dir, group.name, heads, wrap=wrap)
     return await conduct_group(plan, run_dir, group.name, listening, starter, obeys_signals=True)
 
@@ -76,13 +81,3 @@ def nodes_of_tasks(group: GroupPlan, allocation: Allocation) -> dict[str, list[A
     for task, node in zip(wanted, allocation.nodes, strict=False):
         nodes.setdefault(task, []).append(node)
     return nodes
-
-
-def _wrap(job: OwnJob, nodes: dict[str, list[AllocatedNode]], environment: str) -> Wrap:
-    def wrap(order: TaskOrder) -> list[str] | None:
-        node = nodes[order.task][0]
-        if node.name == job.node_names[0]:
-            return None
-        return job.argv(node, task_argv(replace(order, environment=environment)))
-
-    return wrap

@@ -31,7 +31,7 @@ from torchmuster.core.owner.supervise import own_run
 from torchmuster.core.spec.launch import check_script, count_workers
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
-from torchmuster.launcher.engines.allocation import AllocationEngine, OwnJob, find_own_job
+from torchmuster.launcher.engines.allocation import AllocationEngine, find_own_job
 from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.launcher.jobs.conduct import make_deadline, own_run_inside
 from torchmuster.launcher.net.remote_messages import StartNode
@@ -101,8 +101,9 @@ def main(arguments: list[str]) -> int:
     in_pods = of_several == PODS_ENGINE
     if of_several == "ssh":
         broker, nodes = task_hosts(nodes, os.environ)
-    elif of_several is not None and not in_pods:
-        job = _own_nodes(of_several, nodes)
+    elif of_several is not None and not in_pods and (job := find_own_job(of_several)) is not None:
+        own = {node.name for node in nodes}
+        job = job.with_nodes(node for node in job.nodes if node.name in own).with_launcher()
     gpus = visible_gpus()
     by_name = bool(broker) or in_pods
     names = tuple(node.name for node in nodes) if by_name else job.node_names if job else ()
@@ -144,14 +145,6 @@ def _own_in_pods(
         return localized
     finally:
         engine.abandon()
-
-
-def _own_nodes(engine: str, nodes: Sequence[TaskNode]) -> OwnJob | None:
-    """Return the job around us, reduced to this task's nodes; None outside of a job."""
-    job, names = find_own_job(engine), {node.name for node in nodes}
-    if job is None:
-        return None
-    return job.with_nodes(node for node in job.nodes if node.name in names).with_launcher()
 
 
 def plan_training(start: TrainingInput, gpus: Sequence[str], names: tuple[str, ...]) -> RunPlan:

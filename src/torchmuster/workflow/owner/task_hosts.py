@@ -26,7 +26,7 @@ from torchmuster.launcher.engines.ssh_host import (
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.broker import AgentBroker, AgentRequest
 from torchmuster.launcher.node.remote.files import TOKEN_FILE
-from torchmuster.workflow.owner.host_capacity import HostFacts
+from torchmuster.workflow.owner.capacity import HostFacts
 
 _MAX_SHOWN = 8
 
@@ -98,11 +98,8 @@ class TaskHosts:
         outcomes = in_parallel(self._connect, self._wishes.hosts)
         bad = [outcome for outcome in outcomes if isinstance(outcome, HostProblem)]
         self._hosts = {host.host.name: host for host in outcomes if isinstance(host, RemoteHost)}
-        lacking = {
-            name: host.placed.lacks[0]
-            for name, host in self._hosts.items()
-            if host.placed is not None and host.placed.lacks
-        }
+        placed = {name: host.placed for name, host in self._hosts.items()}
+        lacking = {name: one.lacks[0] for name, one in placed.items() if one and one.lacks}
         if lacking:
             raise self._not_shared(lacking)
         if len(self._hosts) < self._min_hosts:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchmuster.core.files import atomic
@@ -36,7 +36,6 @@ from torchmuster.launcher.model.run import RunRecord
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
 
-_CANCELLED_CODE = 128 + signal.SIGTERM
 _NEXT_GROUP_S = 30.0  # maximum gap between two groups of a workflow on a cluster
 _LOST_REASON = "it had not ended when its owner was killed"
 
@@ -94,6 +93,10 @@ class WorkflowRun(RunView):
     workflow: WorkflowView | None = None
 
     @property
+    def _groups(self) -> tuple[GroupView, ...]:
+        return self.workflow.groups if self.workflow is not None else ()
+
+    @property
     def name(self) -> str:
         """Return `workflow NAME`."""
         return f"workflow {self.workflow.plan.name}" if self.workflow is not None else "workflow"
@@ -106,8 +109,7 @@ class WorkflowRun(RunView):
     @property
     def size(self) -> str:
         """Return the number of tasks, as text."""
-        groups = self.workflow.groups if self.workflow is not None else ()
-        num_tasks = sum(len(group.tasks) for group in groups)
+        num_tasks = len(self.task_names)
         return f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
 
     @property
@@ -159,17 +161,16 @@ class WorkflowRun(RunView):
     @property
     def task_names(self) -> list[str]:
         """Return the names of its tasks, in file order."""
-        groups = self.workflow.plan.groups if self.workflow is not None else ()
-        return [task.name for group in groups for task in group.tasks]
+        return [task.name for group in self._groups for task in group.tasks]
 
     def records(self) -> list[str]:
         """Return the records that show how long it took."""
-        groups = self.workflow.plan.groups if self.workflow is not None else ()
-        records = [self.run_dir.events, *(self.run_dir.group(g.name).events for g in groups)]
+        groups = [self.run_dir.group(group.name).events for group in self._groups]
+        records = [self.run_dir.events, *groups]
         if self.state is RunState.LOST:  # no record has its end: use those of its training runs
-            tasks = [task.name for g in groups for task in g.tasks if task.training is not None]
-            runs = [run for task in tasks if (run := newest_training(self.run_dir, task))]
-            records += [self.run_dir.training, *(RunDir(run).training for run in runs)]
+            found = (newest_training(self.run_dir, task) for task in self.task_names)
+            runs = [RunDir(run).training for run in found if run]
+            records += [self.run_dir.training, *runs]
         return records
 
     def links(self) -> list[str]:
@@ -180,7 +181,6 @@ class WorkflowRun(RunView):
 
     def parts(self) -> tuple[LiveTask, ...]:
         """Return its tasks for live displays."""
-        groups = self.workflow.groups if self.workflow is not None else ()
         return tuple(
             LiveTask(
                 group=group.name,
@@ -191,7 +191,7 @@ class WorkflowRun(RunView):
                 folder=newest_training(self.run_dir, task.name) or "",
                 log=self.run_dir.task_log(group.name, task.name, task.attempt),
             )
-            for group in groups
+            for group in self._groups
             for task in group.tasks
         )
 
@@ -251,13 +251,11 @@ def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowV
             state, why = State.COMPLETED, f"taken from {os.path.basename(plan.reused[group.name])}"
         stated = GroupStateEvent(group=group.name, state=state.value, why=why)
         views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
-    groups = tuple(views[group.name] for group in plan.groups)
-    result = _result_of_jobs(plan, run_dir, groups)
-    state_of_run = _run_state(result, groups, is_lost=False)
-    open_jobs = [jobs[one.name] for one in groups if one.name in jobs and not one.state.is_final]
-    if any(job.state is JobState.UNKNOWN for job in open_jobs) and not state_of_run.is_final:
-        state_of_run = RunState.UNKNOWN
-    return WorkflowView(plan=plan, state=state_of_run, groups=groups, result=result)
+    view = _view_of_groups(plan, run_dir, views, is_lost=False)
+    open_jobs = [jobs[g.name] for g in view.groups if g.name in jobs and not g.state.is_final]
+    if any(job.state is JobState.UNKNOWN for job in open_jobs) and not view.state.is_final:
+        return replace(view, state=RunState.UNKNOWN)
+    return view
 
 
 def view_remote_workflow(
@@ -298,16 +296,18 @@ def view_remote_workflow(
             state, why = State.WAITING, waits if open_ones else "its owner has not begun it"
         stated = GroupStateEvent(group=group.name, state=state.value, why=why)
         views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
+    is_lost = not is_recent and all(job.state.is_final for job in jobs.values())
+    return replace(_view_of_groups(plan, run_dir, views, is_lost=is_lost), is_elsewhere=True)
+
+
+def _view_of_groups(
+    plan: WorkflowPlan, run_dir: RunDir, views: Mapping[str, GroupView], *, is_lost: bool
+) -> WorkflowView:
+    """Return the view of a workflow without a result of its own, from those of its groups."""
     groups = tuple(views[group.name] for group in plan.groups)
     result = _result_of_jobs(plan, run_dir, groups)
-    is_lost = not is_recent and all(job.state.is_final for job in jobs.values())
-    return WorkflowView(
-        plan=plan,
-        state=_run_state(result, groups, is_lost=is_lost),
-        groups=groups,
-        result=result,
-        is_elsewhere=True,
-    )
+    state = _run_state(result, groups, is_lost=is_lost)
+    return WorkflowView(plan=plan, state=state, groups=groups, result=result)
 
 
 def _upstream_first(plan: WorkflowPlan) -> list[GroupPlan]:
@@ -323,10 +323,8 @@ def _state_of_job(
     if failed and (job is None or job.state.is_final or job.state in never_began):
         return State.FAILED_UPSTREAM, f"it needs the output of {', '.join(failed)}"
     if job is None:
-        return (
-            State.FAILED_BACKEND_ERROR,
-            "the scheduler does not know its job, and it left no result",
-        )
+        why = "the scheduler does not know its job, and it left no result"
+        return State.FAILED_BACKEND_ERROR, why
     state, name = job.state.of_group, f"job {job.job_id}"
     if state is State.SCHEDULING and waits and job.state is not JobState.UNKNOWN:
         return State.WAITING, f"waits for the outputs of {', '.join(waits)}"
@@ -351,7 +349,7 @@ def _result_of_jobs(
     state = workflow_state(group.state for group in groups)
     codes = [outcome.exit_code for outcome in outcomes if outcome.state.is_failed]
     if state is State.FAILED_CANCELED:
-        codes = [_CANCELLED_CODE]
+        codes = [128 + signal.SIGTERM]
     records = [run_dir.group(group.name).events for group in groups]
     recorded_s = recorded_seconds(*records, until=changed_at(run_dir.cancelled))
     return WorkflowResult(
@@ -377,9 +375,8 @@ def view_workflow(run_dir: RunDir, *, is_alive: bool) -> WorkflowView | None:
         _view_group(group, run_dir, stated.get(group.name), is_lost=is_lost)
         for group in plan.groups
     )
-    return WorkflowView(
-        plan=plan, state=_run_state(result, groups, is_lost=is_lost), groups=groups, result=result
-    )
+    state = _run_state(result, groups, is_lost=is_lost)
+    return WorkflowView(plan=plan, state=state, groups=groups, result=result)
 
 
 def as_result(result: WorkflowResult) -> Result:
@@ -404,11 +401,8 @@ def task_logs(view: WorkflowView, run_dir: RunDir) -> Iterator[tuple[str, list[t
                 names = os.listdir(folder)
             except OSError:
                 continue
-            numbers = sorted(
-                int(name.removeprefix("attempt-"))
-                for name in names
-                if name.removeprefix("attempt-").isdigit()
-            )
+            words = (name.removeprefix("attempt-") for name in names)
+            numbers = sorted(int(word) for word in words if word.isdigit())
             logs = [(k, run_dir.task_log(group.name, task.name, k)) for k in numbers]
             if logs:
                 yield task.name, logs
@@ -440,35 +434,25 @@ def _view_group(
         why = outcome.report.error if outcome.report is not None else None
     elif is_lost and not state.is_final:
         why = _LOST_REASON
-    views = tuple(
-        _view_task(task.name, group, tasks.get(task.name), started.get(task.name), (state, why))
-        for task in group.tasks
-    )
-    return GroupView(name=group.name, state=state, why=why, tasks=views)
+    views = []
+    for plan in group.tasks:
+        base = TaskView(
+            name=plan.name, group=group.name, state=state, why=why, is_lead=plan is group.lead
+        )
+        said = tasks.get(plan.name)  # None: the task has no event of its own
+        started_at = started.get(plan.name)
+        views.append(base if said is None else _view_task(base, said, started_at))
+    return GroupView(name=group.name, state=state, why=why, tasks=tuple(views))
 
 
-def _view_task(
-    name: str,
-    group: GroupPlan,
-    said: TaskStateEvent | None,
-    started: str | None,
-    of_group: tuple[State, str | None],
-) -> TaskView:
-    (state, why), is_lead = of_group, name == group.lead.name
-    if said is None:  # the task has no event of its own
-        return TaskView(name=name, group=group.name, state=state, why=why, is_lead=is_lead)
+def _view_task(of_group: TaskView, said: TaskStateEvent, started: str | None) -> TaskView:
+    """Return the view of a task from its last event; `of_group` has the state of its group."""
+    state, why = of_group.state, of_group.why
     own, reason = State(said.state), said.why
     if not own.is_final and (state.is_final or why == _LOST_REASON):  # its last events are missing
         own, reason = (state if state.is_final else own), why
-    return TaskView(
-        name=name,
-        group=group.name,
-        state=own,
-        attempt=said.attempt,
-        why=reason,
-        code=said.code,
-        started=started,
-        is_lead=is_lead,
+    return replace(
+        of_group, state=own, attempt=said.attempt, why=reason, code=said.code, started=started
     )
 
 

@@ -6,15 +6,17 @@ heads of its groups see their lifeline close. `muster restart` continues with th
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir
+from torchmuster.core.files.layout import RunDir, runs_dir
+from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
 from torchmuster.core.model.events import (
     GroupEndedEvent,
@@ -34,28 +36,68 @@ from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import GroupOutcome, Report, WorkflowResult
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import bind
+from torchmuster.core.node.kernel import visible_gpus
+from torchmuster.core.owner.create import make_dir
 from torchmuster.core.owner.parts import HeadFollower, RecordWriter, Stops
 from torchmuster.core.owner.record import next_task_attempts, read_outcome
-from torchmuster.core.owner.session import EarlyStop
-from torchmuster.errors import MusterError
+from torchmuster.core.owner.session import EarlyStop, note_on_session
+from torchmuster.errors import MusterError, RunDirectoryError
+from torchmuster.launcher.owner.origin import note_origin
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.owner.capacity import Capacity, Machine
-from torchmuster.workflow.owner.create import link_reused_outputs
+from torchmuster.workflow.owner.capacity import Capacity, HostCapacity, Machine, this_machine
+from torchmuster.workflow.owner.view import read_workflow
 from torchmuster.workflow.plan import GroupInput, GroupPlan, WorkflowPlan
-from torchmuster.workflow.task.options import GroupOrder
+from torchmuster.workflow.task.setup import GroupOrder
 
-if TYPE_CHECKING:
-    from torchmuster.workflow.owner.host_capacity import HostCapacity
-
-
-# The head of one group: a process on this machine, and a connection to it.
-
-
+MAX_GROUPS_AT_ONCE = 64
+MAX_HEADS_LOST = 2
+MAX_SHOWN_GROUPS = 20  # with more groups, only failures get a line each
+REPORT_WAIT_S = 4.0
+_TICK_S = 0.1
 _POLL_S = 0.02
+_END_LIMIT_S = 15.0
+
+Hear = Callable[[messages.Message], None]
+
+
+def link_reused_outputs(plan: WorkflowPlan, run_dir: RunDir) -> None:
+    """Link the outputs of reused groups' tasks from the earlier run.
+
+    Raises:
+        OSError: A link can't be made.
+    """
+    for name, folder in plan.reused.items():
+        earlier = RunDir(folder)
+        for task in plan.group(name).tasks:
+            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
+            output = os.path.realpath(earlier.task_output(task.name))
+            if os.path.isdir(output) and not os.path.lexists(run_dir.task_output(task.name)):
+                os.symlink(output, run_dir.task_output(task.name))
+
+
+def create_workflow_dir(plan: WorkflowPlan, source: str, rendered: str) -> RunDir:
+    """Make the run directory of a workflow.
+
+    Raises:
+        UsageError: The run directory exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        for path, text in ((run_dir.spec, source), (run_dir.rendered, rendered)):
+            with open(path, "w") as file:
+                file.write(text)
+        atomic.write_json(run_dir.workflow, codec.to_plain(plan))
+        for task in (task for group in plan.groups for task in group.tasks):
+            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
+
+    run_dir = make_dir(os.path.join(runs_dir(), plan.run_id), fill)
+    note_origin(run_dir, None)
+    return run_dir
 
 
 class GroupProcess:
-    """Starts the head of a group and follows it to its end."""
+    """Starts the head of a group, a process on this machine, and follows it to its end."""
 
     def __init__(
         self,
@@ -63,7 +105,7 @@ class GroupProcess:
         group: str,
         stops: Stops,
         policy: OwnerPolicy,
-        hear: Callable[[messages.Message], None],
+        hear: Hear,
         say: Callable[[str], None],
         record: RecordWriter,
     ) -> None:
@@ -159,14 +201,6 @@ class GroupProcess:
             os.close(fd)
 
 
-MAX_GROUPS_AT_ONCE = 64
-MAX_HEADS_LOST = 2
-MAX_SHOWN_GROUPS = 20  # with more groups, only failures get a line each
-REPORT_WAIT_S = 4.0
-_TICK_S = 0.1
-_END_LIMIT_S = 15.0
-
-
 class GroupConductor(Protocol):
     """Conducts one group: a process of this machine, or Jobs of a cluster."""
 
@@ -190,9 +224,6 @@ class GroupConductor(Protocol):
         """Release its resources."""
 
 
-Hear = Callable[[messages.Message], None]
-
-
 class GroupRunner(Protocol):
     """Runs groups elsewhere than on this machine, with resources that it manages itself."""
 
@@ -200,14 +231,22 @@ class GroupRunner(Protocol):
         """Return the conductor of a group; `hear` receives its messages."""
 
 
-class WorkflowDisplay(Protocol):
-    """The display of the owner."""
+@dataclass(slots=True)
+class TaskDisplay:
+    """A display that gives each task a number, because the voice identifies ranks."""
+
+    voice: TerminalVoice
+    _numbers: dict[str, int] = field(default_factory=dict)
 
     def say(self, sentence: str) -> None:
         """Show a sentence from muster itself."""
+        self.voice.say(sentence)
 
     def show_task(self, task: str, stream: int, text: str, left_out: int) -> None:
         """Show output of a task."""
+        number = self._numbers.setdefault(task, len(self._numbers))
+        self.voice.name_rank(number, task)
+        self.voice.show(number, stream, text, left_out)
 
 
 @dataclass(slots=True)
@@ -237,8 +276,8 @@ class WorkflowOwner:
         plan: WorkflowPlan,
         run_dir: RunDir,
         machine: Machine,
-        display: WorkflowDisplay,
-        hosts: "HostCapacity | None" = None,
+        display: TaskDisplay,
+        hosts: HostCapacity | None = None,
         elsewhere: GroupRunner | None = None,
     ) -> None:
         self._plan = plan
@@ -266,27 +305,25 @@ class WorkflowOwner:
             early: Has recorded stop signals that came before the owner listens.
         """
         async with self._record:
-            return await self._conduct(early)
-
-    async def _conduct(self, early: EarlyStop | None) -> WorkflowResult:
-        if self._runs_locally:
-            proc.become_subreaper()
-        self._stops.listen(self._take_stop, early)
-        groups = tuple(self._groups)
-        self._record.event(WorkflowStartedEvent(run_id=self._plan.run_id, groups=groups))
-        self._take_reused()
-        try:
-            while not all(group.state.is_final for group in self._groups.values()):
-                self._advance()
-                self._changed.clear()
-                try:
-                    async with asyncio.timeout(_TICK_S):
-                        await self._changed.wait()
-                except TimeoutError:
-                    continue
-            return self._conclude()
-        finally:
-            await self._end_everything()
+            if self._runs_locally:
+                proc.become_subreaper()
+            self._stops.listen(self._take_stop, early)
+            groups = tuple(self._groups)
+            self._record.event(WorkflowStartedEvent(run_id=self._plan.run_id, groups=groups))
+            link_reused_outputs(self._plan, self._run_dir)
+            for name, folder in self._plan.reused.items():
+                why = f"taken from {os.path.basename(folder)}"
+                self._enter(self._groups[name], State.COMPLETED, why)
+            try:
+                while not all(group.state.is_final for group in self._groups.values()):
+                    self._advance()
+                    self._changed.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_TICK_S):
+                            await self._changed.wait()
+                return self._conclude()
+            finally:
+                await self._end_everything()
 
     @property
     def _runs_locally(self) -> bool:
@@ -294,12 +331,6 @@ class WorkflowOwner:
         return self._hosts is None and self._elsewhere is None
 
     # Starting groups.
-
-    def _take_reused(self) -> None:
-        link_reused_outputs(self._plan, self._run_dir)
-        for name, folder in self._plan.reused.items():
-            why = f"taken from {os.path.basename(folder)}"
-            self._enter(self._groups[name], State.COMPLETED, why)
 
     def _advance(self) -> None:
         for group in self._groups.values():
@@ -337,12 +368,10 @@ class WorkflowOwner:
             self._enter(group, State.FAILED_QUEUE_TIMEOUT, why)
             return
         begun = [g.running for g in self._groups.values() if g.running is not None]
-        num_running = sum(not running.done() for running in begun)
         given = None
-        if num_running < MAX_GROUPS_AT_ONCE:
+        if sum(not running.done() for running in begun) < MAX_GROUPS_AT_ONCE:
             # A cluster has its own queues.
-            here = self._elsewhere is None
-            given = self._capacity.try_take(group.plan) if here else {}
+            given = self._capacity.try_take(group.plan) if self._elsewhere is None else {}
         if given is not None:
             group.running = asyncio.create_task(self._run_group(group, given))
             return
@@ -360,13 +389,11 @@ class WorkflowOwner:
         try:
             while True:
                 events = self._run_dir.group(group.plan.name).events
-                attempts = next_task_attempts(events) if group.policy.lives.lost else {}
-                ran_s = time.monotonic() - (group.running_since or time.monotonic())
-                hosts = self._hosts
+                now, hosts = time.monotonic(), self._hosts
                 start = GroupInput(
                     gpus={task: tuple(given) for task, given in gpus.items()},
-                    first_attempts=attempts,
-                    ran_s=ran_s,
+                    first_attempts=next_task_attempts(events) if group.policy.lives.lost else {},
+                    ran_s=now - (group.running_since or now),
                     broker=hosts.broker if hosts is not None else None,
                     nodes=hosts.nodes_of(group.plan.name) if hosts is not None else None,
                 )
@@ -375,9 +402,8 @@ class WorkflowOwner:
                 if follows is not AfterLoss.AGAIN:
                     break
                 self._record.event(HeadLostEvent(group=group.plan.name))
-                self._display.say(
-                    f"the head of group {group.plan.name} was lost; it is started again"
-                )
+                name = group.plan.name
+                self._display.say(f"the head of group {name} was lost; it is started again")
             self._end_group(group)
         except MusterError as error:
             group.refusal = report_of_error(error)
@@ -426,13 +452,10 @@ class WorkflowOwner:
 
     def _end_group(self, group: _Group) -> None:
         if group.outcome is None:
-            state = State.FAILED_CANCELED if self._stops.count else State.FAILED_SERVER_ERROR
+            state, why = State.FAILED_SERVER_ERROR, "the head of the group was lost"
+            if self._stops.count:
+                state, why = State.FAILED_CANCELED, "the workflow was stopped"
             log = self._run_dir.agent_log(f"group-{group.plan.name}")
-            why = (
-                "the workflow was stopped"
-                if self._stops.count
-                else "the head of the group was lost"
-            )
             self._enter(group, state, f"{why}; its log is {log}")
             return
         report = group.outcome.report
@@ -440,10 +463,8 @@ class WorkflowOwner:
 
     def _hear(self, group: _Group, message: messages.Message) -> None:
         match message:
-            case task_messages.TaskOutput():
-                self._display.show_task(
-                    message.task, message.stream, message.text, message.dropped_lines
-                )
+            case task_messages.TaskOutput(task=task, stream=stream, text=text):
+                self._display.show_task(task, stream, text, message.dropped_lines)
             case messages.Event(name=name, fields=fields):
                 self._hear_event(group, event_of(name, fields))
 
@@ -484,8 +505,7 @@ class WorkflowOwner:
             return
         changed = state is not group.state
         group.state, group.why = state, why
-        event = GroupStateEvent(group=group.plan.name, state=state.value, why=why)
-        self._record.event(event)
+        self._record.event(GroupStateEvent(group=group.plan.name, state=state.value, why=why))
         worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_SHOWN_GROUPS
         if changed and (worth_a_line or state.is_failed):
             has_report = group.outcome is not None and group.outcome.report is not None
@@ -567,3 +587,39 @@ def _words_of(state: State, why: str | None) -> str:
     if state is State.WAITING and why:
         return why
     return f"{text}: {why}" if why else text
+
+
+def follow_workflow(
+    run_dir: RunDir,
+    voice: TerminalVoice,
+    hosts: HostCapacity | None = None,
+    elsewhere: GroupRunner | None = None,
+) -> WorkflowResult:
+    """Run a prepared workflow to its end: here, on ssh hosts, or elsewhere.
+
+    Raises:
+        RunDirectoryError: The plan can't be read.
+    """
+    early = EarlyStop()
+    plan = read_workflow(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the workflow can't be read", where=run_dir.workflow)
+    note = note_on_session(may_detach=hosts is None)
+    if note is not None:
+        voice.say(note)
+    machine = this_machine(run_dir.path, visible_gpus())
+    owner = WorkflowOwner(plan, run_dir, machine, TaskDisplay(voice), hosts, elsewhere)
+    return asyncio.run(owner.run(early))
+
+
+def own_in_background(run_dir: RunDir) -> int:
+    """Own a prepared workflow to its end, here or on its cluster; return its exit code."""
+    voice = TerminalVoice(prefix_always=True)
+    voice.start()
+    places: Callable[[RunDir, TerminalVoice], GroupRunner | None] | None = None
+    if os.path.exists(run_dir.site):  # else it runs on this machine, without an import
+        places = plugs.find("workflow_places", "cluster")
+    elsewhere = places(run_dir, voice) if places is not None else None
+    result = follow_workflow(run_dir, voice, elsewhere=elsewhere)
+    voice.flush(5.0)
+    return result.exit_code

@@ -106,10 +106,8 @@ def container_argv(spec: ContainerSpec) -> list[str]:
     argv.append(f"--network={'host' if spec.network is None else f'ns:{spec.network}'}")
     if spec.gpus and spec.kind == "podman":
         argv += [f"--device=nvidia.com/gpu={gpu}" for gpu in spec.gpus]
-    elif spec.gpus:
-        argv.append(
-            f'--gpus="device={",".join(spec.gpus)}"'
-        )  # without quotes, docker splits it at commas
+    elif spec.gpus:  # without quotes, docker splits it at commas
+        argv.append(f'--gpus="device={",".join(spec.gpus)}"')
     argv += ["--privileged"] if spec.privileged else []
     argv += [f"--cidfile={spec.id_file}"] if spec.id_file else []
     argv += [f"--env-file={spec.env_file}"] if spec.env_file else []
@@ -237,19 +235,16 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFailure:
-    """A container that never started: the task's state, its code and the engine's message."""
+class CommandFailedError(MusterError):
+    """The command of a task never started; `state` and `code` are those of the task then."""
 
-    state: State
-    code: int
-    what: str
-    why: str
+    state = State.FAILED_START_ERROR
+    code = CODE_START
 
 
 def read_failure(
     spec: ContainerSpec, status: int, tail: Sequence[str], *, was_made: bool
-) -> EngineFailure | None:
+) -> CommandFailedError | None:
     """Return why the container never started; None when the status is the command's own."""
     if status != _ENGINE_FAILED[spec.kind] or was_made:
         return None
@@ -258,12 +253,10 @@ def read_failure(
         return None
     why = "\n".join(words[-8:]) or f"{spec.kind} ended with {status} and said nothing"
     if not _DAEMON_WORDS.search(why) and _PULL_WORDS.search(why):
-        what = f"the image `{spec.image}` can't be fetched"
-        return EngineFailure(
-            state=State.FAILED_IMAGE_PULL, code=CODE_IMAGE_PULL, what=what, why=why
-        )
-    what = f"{spec.kind} can't start the container"
-    return EngineFailure(state=State.FAILED_START_ERROR, code=CODE_START, what=what, why=why)
+        failure = CommandFailedError(f"the image `{spec.image}` can't be fetched", why=why)
+        failure.state, failure.code = State.FAILED_IMAGE_PULL, CODE_IMAGE_PULL
+        return failure
+    return CommandFailedError(f"{spec.kind} can't start the container", why=why)
 
 
 def gpu_variables(kind: str, task: TaskPlan, variables: Mapping[str, str]) -> dict[str, str]:

@@ -13,12 +13,22 @@ import secrets
 import signal
 import socket
 import struct
+from dataclasses import replace
 from typing import Any
 
 from torchmuster.core.model import codec
 from torchmuster.launcher.node import namespaces
-from torchmuster.workflow.sandbox import network_stack
-from torchmuster.workflow.sandbox.network_stack import NetworkHolderArguments
+from torchmuster.workflow.sandbox.network import (
+    GATEWAY,
+    RESOLVER,
+    TAP,
+    Guard,
+    NetworkHolderArguments,
+    NetworkStack,
+    address_of,
+    fork_guard,
+    task_paths,
+)
 
 # Route netlink: links, addresses, a default route. Raw, because `ip` is missing in many images and
 # would be a process for every step.
@@ -71,14 +81,12 @@ class Netlink:
 
     def set_up(self, name: str) -> None:
         """Switch a link on."""
-        header = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(name), _UP, _UP)
-        self._ask(_NEW_LINK, 0, header)
+        self._ask(_NEW_LINK, 0, _link_header(name, _UP))
 
     def set_master(self, name: str, master: str) -> None:
         """Make a link a port of the bridge `master`."""
-        header = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(name), 0, 0)
         bridge = struct.pack("=I", socket.if_nametoindex(master))
-        self._ask(_NEW_LINK, 0, header + _attribute(_IFLA_MASTER, bridge))
+        self._ask(_NEW_LINK, 0, _link_header(name) + _attribute(_IFLA_MASTER, bridge))
 
     def add_default_route(self, name: str, gateway: str) -> None:
         """Send all other IPv4 traffic to `gateway` over the link `name`."""
@@ -118,8 +126,10 @@ def _name(name: str) -> bytes:
     return _attribute(_IFLA_NAME, name.encode() + b"\0")
 
 
-def _link_header() -> bytes:
-    return struct.pack("=BxHiII", 0, 0, 0, 0, 0)
+def _link_header(name: str = "", flags: int = 0) -> bytes:
+    """Return the header of a new link, or of one to change: its flags to switch on."""
+    index = socket.if_nametoindex(name) if name else 0
+    return struct.pack("=BxHiII", 0, 0, index, flags, flags)
 
 
 _PREFIX_BITS = 24
@@ -130,12 +140,11 @@ def main(arguments: list[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # they are meant for the run; the lifeline decides
     wanted = codec.from_word(NetworkHolderArguments, arguments)
-    out = wanted.stack or {}
-    guard = network_stack.fork_guard() if out else None
+    guard = fork_guard() if wanted.stack is not None else None
     try:
         answer = make_network(list(wanted.addresses), wanted.interface)
-        if guard is not None:
-            answer |= open_network_stack(guard, out, answer, wanted.interface)
+        if guard is not None and wanted.stack is not None:
+            answer |= open_network_stack(guard, wanted.stack, answer, wanted.interface)
     except OSError as error:
         print(json.dumps({"error": error.strerror or str(error)}), flush=True)
         return 1
@@ -176,31 +185,30 @@ def make_network(addresses: list[str], interface: str) -> dict[str, Any]:
 
 
 def open_network_stack(
-    guard: network_stack.Guard, wanted: dict[str, Any], made: dict[str, Any], interface: str
+    guard: Guard, stack: NetworkStack, made: dict[str, Any], interface: str
 ) -> dict[str, Any]:
     """Start the network stack and route the tasks to it; a failure is no error, only reported."""
     pid, user_fd = os.getpid(), made["user_fd"]
-    (hub,) = network_stack.task_paths(pid, [made["hub_fd"]])
-    stack = network_stack.NetworkStack(
-        **wanted,
+    (hub,) = task_paths(pid, [made["hub_fd"]])
+    stack = replace(
+        stack,
         hub=hub,
-        user=None if user_fd is None else network_stack.task_paths(pid, [user_fd])[0],
-        tasks=network_stack.task_paths(pid, made["fds"]),
+        user=None if user_fd is None else task_paths(pid, [user_fd])[0],
+        tasks=task_paths(pid, made["fds"]),
     )
     lacking = list(made["fds"])
     why = guard.open(stack, lambda: stack.kind == "pasta" and _have_routes(lacking))
     if why is not None:
         return {"stack_error": why}
-    gateway = network_stack.address_of(stack.outside, network_stack.GATEWAY)
-    resolver = network_stack.address_of(stack.outside, network_stack.RESOLVER)
-    if stack.kind == "slirp4netns":
-        gateway = network_stack.address_of(stack.subnet, network_stack.GATEWAY)
-        resolver = network_stack.address_of(stack.subnet, network_stack.RESOLVER)
+    is_slirp = stack.kind == "slirp4netns"
+    subnet = stack.subnet if is_slirp else stack.outside
+    gateway = address_of(subnet, GATEWAY)
+    if is_slirp:
         try:
             _route_through_tap(made, interface, gateway)
         except OSError as error:
             return {"stack_error": f"{stack.kind}: {error.strerror}"}
-    return {"gateway": gateway, "resolver": resolver}
+    return {"gateway": gateway, "resolver": address_of(subnet, RESOLVER)}
 
 
 def _have_routes(fds: list[int]) -> bool:
@@ -217,8 +225,8 @@ def _have_routes(fds: list[int]) -> bool:
 def _route_through_tap(made: dict[str, Any], interface: str, gateway: str) -> None:
     namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
     hub = Netlink()
-    hub.set_master(network_stack.TAP, made["bridge"])
-    hub.set_up(network_stack.TAP)
+    hub.set_master(TAP, made["bridge"])
+    hub.set_up(TAP)
     hub.close()
     for fd in made["fds"]:
         namespaces.join_fd(fd, namespaces.NEW_NETWORK)

@@ -43,19 +43,24 @@ class FileView:
     group_of: dict[str, int] = field(default_factory=dict)
     members: dict[int, dict[str, None]] = field(default_factory=dict)
 
-    def add_task(self, task: FileTask) -> None:
-        """Add a task and index it by name and group."""
-        self.tasks.append(task)
-        if task.name:
-            self.group_of[task.name] = task.group
-        self.members.setdefault(task.group, {})[task.name] = None
+    def add_task(self, path: KeyPath, raw: Any, group: int) -> None:
+        """Add a task, unless it is no map, and index it by name and group."""
+        if isinstance(raw, dict):
+            task = FileTask(path, _name_of(raw), group, raw)
+            self.tasks.append(task)
+            if task.name:
+                self.group_of[task.name] = group
+            self.members.setdefault(group, {})[task.name] = None
 
 
-def map_entries(value: Any) -> list[dict[str, Any]]:
+def map_entries(task: FileTask, key: str) -> list[dict[str, Any]]:
     """Return the entries of a list; NO_MAP replaces those that are not maps, to keep indices."""
-    if not isinstance(value, list):
-        return []
-    return [entry if isinstance(entry, dict) else NO_MAP for entry in value]
+    return [entry if isinstance(entry, dict) else NO_MAP for entry in _list_of(task.raw, key)]
+
+
+def _list_of(raw: dict[str, Any], key: str) -> list[Any]:
+    value = raw.get(key)
+    return value if isinstance(value, list) else []
 
 
 def check_resource(task: FileTask, view: FileView) -> None:
@@ -84,9 +89,9 @@ def warn_unused_resources(view: FileView) -> None:
     """Add a warning for each resource that no task names."""
     for name in view.resources:
         if name not in view.used and view.tasks:
+            path = ("workflow", "resources", name)
             what = f"no task uses the resource `{name}`"
-            fix = f"resource: {name}, in a task"
-            view.findings.warn(("workflow", "resources", name), what, fix)
+            view.findings.warn(path, what, f"resource: {name}, in a task")
 
 
 def texts(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, str]]:
@@ -130,7 +135,7 @@ def _check_token(path: KeyPath, token: Token, task: FileTask, view: FileView) ->
 
 def _check_input_token(path: KeyPath, token: Token, task: FileTask, findings: FileProblems) -> None:
     argument = token.argument or ""
-    inputs = map_entries(task.raw.get("inputs"))
+    inputs = map_entries(task, "inputs")
     given = [entry["task"] for entry in inputs if isinstance(entry.get("task"), str)]
     names = [name.rpartition(":")[2] for name in given]
     if re.fullmatch(r"[0-9]{1,6}", argument) and int(argument) < len(inputs):
@@ -152,11 +157,10 @@ def check_dependencies(view: FileView) -> None:
     group_of = view.group_of
     edges: dict[int, set[int]] = {i: set() for i in range(len(view.groups))}
     for task in view.tasks:
-        for i, entry in enumerate(map_entries(task.raw.get("inputs"))):
+        for i, entry in enumerate(map_entries(task, "inputs")):
             name = entry.get("task")
             if isinstance(name, str) and ":" not in name and "{{" not in name:
-                path = (*task.path, "inputs", i, "task")
-                _check_dependency(path, name, task, group_of, view)
+                _check_dependency((*task.path, "inputs", i, "task"), name, task, view)
                 if name in group_of and group_of[name] != task.group:
                     edges[task.group].add(group_of[name])
     try:
@@ -168,9 +172,8 @@ def check_dependencies(view: FileView) -> None:
         view.findings.add((*view.groups[cycle[0]][0], "name"), what, why=why)
 
 
-def _check_dependency(
-    path: KeyPath, name: str, task: FileTask, group_of: dict[str, int], view: FileView
-) -> None:
+def _check_dependency(path: KeyPath, name: str, task: FileTask, view: FileView) -> None:
+    group_of = view.group_of
     if name not in group_of:
         fix = did_you_mean(name, group_of, f"the tasks are {few_of(group_of, 8)}")
         view.findings.add(path, f"there is no task `{name}`", fix)
@@ -179,8 +182,7 @@ def _check_dependency(
         view.findings.add(path, what, "an input comes from another group")
     elif group_of[name] == task.group:
         what = f"`{name}` is in the same group: it runs at the same time"
-        fix = "put it into a group of its own"
-        view.findings.add(path, what, fix)
+        view.findings.add(path, what, "put it into a group of its own")
     elif group_of[name] > task.group:
         what = f"`{name}` comes later in the file"
         why = "muster runs it first; OSMO, the reference of this format, refuses the file"
@@ -278,9 +280,8 @@ def _check_labels(path: KeyPath, labels: dict[Any, Any], findings: FileProblems)
         if isinstance(value, str) and find_tokens(value):
             continue  # `_check_top` reports these tokens
         if not isinstance(value, str) or not is_label_value(value):
-            short = isinstance(value, bool | float) or (
-                isinstance(value, int) and abs(value) < 10**9
-            )
+            is_small = isinstance(value, int) and abs(value) < 10**9
+            short = isinstance(value, bool | float) or is_small
             quoted = f'"{str(value).lower()}"' if short else None
             what = f"a label can't have this value: {kind_of(value)}"
             findings.add((*path, key), what, quoted or allowed)
@@ -297,25 +298,17 @@ def is_label_value(text: str) -> bool:
 
 
 def _collect(raw: dict[str, Any], view: FileView) -> None:
-    groups = raw.get("groups") if isinstance(raw.get("groups"), list) else []
-    tasks = raw.get("tasks") if isinstance(raw.get("tasks"), list) else []
-    for i, group in enumerate(groups or []):
+    for i, group in enumerate(_list_of(raw, "groups")):
         path: KeyPath = ("workflow", "groups", i)
         if isinstance(group, dict):
             view.groups.append((path, _name_of(group), group))
-            members = group.get("tasks")
-            for j, task in enumerate(members if isinstance(members, list) else []):
-                _collect_task((*path, "tasks", j), task, len(view.groups) - 1, view)
-    for i, task in enumerate(tasks or []):
+            for j, task in enumerate(_list_of(group, "tasks")):
+                view.add_task((*path, "tasks", j), task, len(view.groups) - 1)
+    for i, task in enumerate(_list_of(raw, "tasks")):
         path = ("workflow", "tasks", i)
         if isinstance(task, dict):
             view.groups.append((path, f"{_name_of(task)}-group", {"tasks": [task]}))
-            _collect_task(path, task, len(view.groups) - 1, view)
-
-
-def _collect_task(path: KeyPath, task: Any, group: int, view: FileView) -> None:
-    if isinstance(task, dict):
-        view.add_task(FileTask(path, _name_of(task), group, task))
+            view.add_task(path, task, len(view.groups) - 1)
 
 
 def _name_of(raw: dict[str, Any]) -> str:
@@ -341,9 +334,8 @@ def _check_names(raw: dict[str, Any], view: FileView) -> None:
         else:
             taken[folded] = ("task group" if implicit else kind, name)
         if folded == "osmo-ctrl":
-            view.findings.add(
-                (*path, "name"), f"`{name}` is reserved in this format", "another name"
-            )
+            what = f"`{name}` is reserved in this format"
+            view.findings.add((*path, "name"), what, "another name")
 
 
 def _add_name_clash(
@@ -398,13 +390,13 @@ def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: File
 def _check_task(task: FileTask, view: FileView) -> None:
     findings = view.findings
     _check_program(task, findings)
-    for i, entry in enumerate(map_entries(task.raw.get("inputs"))):
+    for i, entry in enumerate(map_entries(task, "inputs")):
         path: KeyPath = (*task.path, "inputs", i)
         _check_exactly_one(path, entry, ("task", "url", "dataset"), "an input", findings)
         if isinstance(entry.get("dataset"), dict):
             reasons = _DATASET_INPUT_NO_EFFECT
             _warn_no_effect((*path, "dataset"), entry["dataset"], reasons, findings)
-    for i, entry in enumerate(map_entries(task.raw.get("outputs"))):
+    for i, entry in enumerate(map_entries(task, "outputs")):
         path = (*task.path, "outputs", i)
         _check_exactly_one(path, entry, ("url", "dataset", "update_dataset"), "an output", findings)
         if isinstance(entry.get("dataset"), dict):
@@ -414,13 +406,10 @@ def _check_task(task: FileTask, view: FileView) -> None:
     _check_exit_actions(task, findings)
     check_resource(task, view)
     check_tokens(task, view)
-    reasons = {**_NO_EFFECT}
-    for key in ("privileged", "hostNetwork"):
-        if truth_of(task.raw.get(key)) is not True:
-            del reasons[key]
+    off = [key for key in ("privileged", "hostNetwork") if truth_of(task.raw.get(key)) is not True]
+    reasons = {key: why for key, why in _NO_EFFECT.items() if key not in off}
     _warn_no_effect(task.path, task.raw, reasons, findings)
-    mounts = task.raw.get("volumeMounts")
-    for i, mount in enumerate(mounts if isinstance(mounts, list) else []):
+    for i, mount in enumerate(_list_of(task.raw, "volumeMounts")):
         parts = mount.split(":") if isinstance(mount, str) else []
         if len(parts) > 2 or not all(parts):
             what = f"`{mount}` is not a valid mount: SOURCE or SOURCE:DESTINATION"
@@ -465,7 +454,7 @@ def _check_exactly_one(
 
 def _check_files(task: FileTask, findings: FileProblems) -> None:
     files = _Files(task.name)
-    for i, entry in enumerate(map_entries(task.raw.get("files"))):
+    for i, entry in enumerate(map_entries(task, "files")):
         path = (*task.path, "files", i)
         _check_exactly_one(path, entry, ("contents", "localpath"), "a file", findings)
         if entry.get("localpath") is not None and entry.get("base64"):
@@ -533,10 +522,9 @@ def _check_codes(
     for _, low, high in split_ranges(str(value) if is_number or isinstance(value, str) else ""):
         clash = next((t for t in taken if low <= t[1] and t[0] <= high), None)
         if clash is not None:
-            both = f"{max(low, clash[0])}"
-            what = f"exit code {both} is in `{clash[2]}` and in `{key}`"
-            if clash[2] == key:
-                what = f"exit code {both} occurs twice in `{key}`"
+            is_twice = clash[2] == key
+            where = f"occurs twice in `{key}`" if is_twice else f"is in `{clash[2]}` and in `{key}`"
+            what = f"exit code {max(low, clash[0])} {where}"
             findings.add(path, what, "give every code one action")
         if low > 255 and not 1000 <= low < 5000:
             what = f"no command ends with {low}: exit codes go to 255"

@@ -4,7 +4,7 @@ import base64
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchmuster.core.model.plan import MAX_RESTARTS
 from torchmuster.core.plainfile import open_plain
@@ -31,14 +31,14 @@ class CompileContext:
 
     Attributes:
         folder: The folder of the workflow file; `localpath` and `script` are relative to it.
-        template: Renders the text of a `templated` file; None when there are no templates.
+        template: Renders the text of a `templated` file.
         environment: The variables that `--set-env` adds to every task.
     """
 
     folder: str
     findings: FileProblems
-    template: Callable[[str, str], str] | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    template: Callable[[str, str], str]
+    environment: Mapping[str, str]
     read_bytes: int = 0
     local_datasets: list[LocalDataset] = field(default_factory=list)
 
@@ -49,9 +49,9 @@ class CompileContext:
 
 def plan_groups(workflow: schema.Workflow, around: CompileContext) -> tuple[model.GroupPlan, ...]:
     """Return the groups in file order; add problems to `around.findings`."""
-    found: list[tuple[KeyPath, schema.GroupModel]] = []
-    for i, group in enumerate(workflow.groups):
-        found.append((("workflow", "groups", i), group))
+    found: list[tuple[KeyPath, schema.GroupModel]] = [
+        (("workflow", "groups", i), group) for i, group in enumerate(workflow.groups)
+    ]
     for i, task in enumerate(workflow.tasks):
         bare = schema.GroupModel.model_construct(
             name=f"{task.name}-group", barrier=True, ignoreNonleadStatus=True, tasks=[task]
@@ -104,12 +104,18 @@ def _task(
         command=() if training else (*(task.command or []), *task.args),
         environment={**task.environment, **around.environment},
         credentials=tuple(_credential(name, value) for name, value in task.credentials.items()),
-        inputs=tuple(
-            _input((*path, "inputs", i), one, around) for i, one in enumerate(task.inputs)
-        ),
+        inputs=tuple(_input((*path, "inputs", i), e, around) for i, e in enumerate(task.inputs)),
         outputs=tuple(_output(entry, around) for entry in task.outputs),
         files=_files(path, task.files, around),
-        resources=_resources(asked),
+        resources=model.Resources(
+            cpu=asked.cpu,
+            gpu=asked.gpu,
+            memory_bytes=asked.memory,
+            storage_bytes=asked.storage,
+            platform=asked.platform,
+            nodes_excluded=tuple(asked.nodesExcluded),
+            topology=tuple(f"{t.key}/{t.group}/{t.requirementType}" for t in asked.topology),
+        ),
         exit_rules=tuple(
             model.ExitRule(action=model.ExitAction(key.upper()), ranges=ranges)
             for key, ranges in task.exitActions.items()
@@ -129,18 +135,6 @@ def _task(
         host_network=task.hostNetwork,
         max_retries=3 if task.max_retries is None else task.max_retries,
         training=training,
-    )
-
-
-def _resources(asked: schema.ResourceSpec) -> model.Resources:
-    return model.Resources(
-        cpu=asked.cpu,
-        gpu=asked.gpu,
-        memory_bytes=asked.memory,
-        storage_bytes=asked.storage,
-        platform=asked.platform,
-        nodes_excluded=tuple(asked.nodesExcluded),
-        topology=tuple(f"{t.key}/{t.group}/{t.requirementType}" for t in asked.topology),
     )
 
 
@@ -278,21 +272,22 @@ def _local_file(path: KeyPath, entry: schema.FileSpec, around: CompileContext) -
     name = entry.localpath or ""
     content = _read_local((*path, "localpath"), name, around)
     found = around.path_of(name)
-    mode = 0o755 if os.access(found, os.X_OK) else 0o644
-    if entry.templated and around.template is not None:
-        try:
-            text = around.template(content.decode(), found)
-            return model.TaskFile(path=entry.path, content=text, tokens=True, mode=mode)
-        except UnicodeDecodeError:
+    file = model.TaskFile(
+        path=entry.path,
+        content="",
+        tokens=False,
+        mode=0o755 if os.access(found, os.X_OK) else 0o644,
+    )
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        if entry.templated:
             what = f"`{name}` is not text, so it can't be a template"
             around.findings.add((*path, "templated"), what)
-    try:
-        return model.TaskFile(path=entry.path, content=content.decode(), tokens=False, mode=mode)
-    except UnicodeDecodeError:
-        packed = base64.b64encode(content).decode()
-        return model.TaskFile(
-            path=entry.path, content=packed, is_base64=True, tokens=False, mode=mode
-        )
+        return replace(file, content=base64.b64encode(content).decode(), is_base64=True)
+    if entry.templated:
+        return replace(file, content=around.template(text, found), tokens=True)
+    return replace(file, content=text)
 
 
 def _read_local(path: KeyPath, name: str, around: CompileContext) -> bytes:
@@ -312,9 +307,8 @@ def _read_local(path: KeyPath, name: str, around: CompileContext) -> bytes:
         with open_plain(found) as file:
             return file.read()
     except OSError as error:
-        what = f"there is no file `{name}`"
-        if not isinstance(error, FileNotFoundError):
-            what = f"the file `{name}` can't be read"
+        is_missing = isinstance(error, FileNotFoundError)
+        what = f"there is no file `{name}`" if is_missing else f"the file `{name}` can't be read"
         why = f"{found}: {error.strerror}"
         around.findings.add(path, what, near_file(name, around.folder), why=why)
         return b""

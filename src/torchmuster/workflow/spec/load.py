@@ -2,7 +2,9 @@
 
 read -> render -> parse -> check (structure, schema) -> plan
 
-To render, the file is split into sections, its runtime tokens are hidden, a child process runs
+The format splits by lines: a section begins at a `key:` in the first column. So muster can read
+`default-values:` before it renders the rest, and a `key:` in the first column is never part of a
+text. To render, the file is split into sections, its runtime tokens are hidden, a child process runs
 Jinja, and the tokens are put back. A text without Jinja is not rendered. Every line of the result
 is mapped to its original line, so that later messages name the line in the user's own file.
 """
@@ -26,7 +28,6 @@ from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.problems import (
     FileProblem,
     FileProblems,
-    KeyPath,
     Problems,
     near_file,
     parse_set_env,
@@ -34,7 +35,6 @@ from torchmuster.core.spec.problems import (
 )
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.launcher.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
-from torchmuster.launcher.spec.scalars import FileFormat, hint_for_key
 from torchmuster.launcher.spec.source import (
     MAX_BYTES,
     Default,
@@ -52,7 +52,142 @@ from torchmuster.workflow.spec import schema
 from torchmuster.workflow.spec.check import check_workflow, is_label_key, is_label_value
 from torchmuster.workflow.spec.compile import CompileContext, LocalDataset, plan_groups
 from torchmuster.workflow.spec.sandbox import pack
-from torchmuster.workflow.spec.sections import Section, split_sections, to_lines
+
+KNOWN = ("workflow", "default-values", "version")
+# Keys of the level below, which a fragment of a file has at its top level.
+_BELOW = ("groups", "tasks", "name", "resources", "timeout", "labels", "pool")
+_MAX_REPORTED = 20  # problems of one kind
+_KEY = re.compile(r"""(["']?)([A-Za-z_][\w.-]*)\1[ \t]*:(?=[ \t\r]|$)""")
+_BLOCK = re.compile(r"[|>][-+0-9]{0,2}[ \t]*(#.*)?$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One top-level key and the lines up to the next.
+
+    Attributes:
+        line: The line of its key, from 1.
+    """
+
+    name: str
+    line: int
+    text: str
+
+
+def split_sections(source: Source, problems: Problems) -> dict[str, Section]:
+    """Return the known sections; report unknown and repeated keys as problems."""
+    lines = to_lines(source.text)
+    starts = _key_lines(lines)
+    _check_preface(source, lines[: starts[0] if starts else len(lines)], problems)
+    found: dict[str, Section] = {}
+    unknown: list[tuple[str, int]] = []
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=False):
+        name = _name(lines[start])
+        if name not in KNOWN:
+            unknown.append((name, start))
+        elif name in found and len(problems.found) < _MAX_REPORTED:
+            what = f"the top-level key `{name}` occurs twice"
+            why = f"the first one is in line {found[name].line}"
+            problems.add(what, f"{source.path}:{start + 1}", why, _indent_fix(lines, start))
+        elif name not in found:
+            text = "\n".join(lines[start:end])
+            found[name] = Section(name=name, line=start + 1, text=text)
+    if "workflow" in found:
+        _report_unknown(source, lines, unknown, problems)
+    else:
+        _report_missing(source, lines, unknown, problems)
+    return found
+
+
+def to_lines(text: str) -> list[str]:
+    """Return the lines as Jinja and YAML count them; a final newline begins no line."""
+    lines = re.split(r"\r\n|\r|\n", text.removeprefix("\ufeff"))
+    return lines[:-1] if not lines[-1] else lines
+
+
+def _name(line: str) -> str:
+    match = _KEY.match(line)
+    return match[2] if match else ""
+
+
+def _key_lines(lines: Sequence[str]) -> list[int]:
+    """Return the indices of lines that begin a section; skip unknown keys in `{#...#}`."""
+    last_end = max((index for index, line in enumerate(lines) if "#}" in line), default=-1)
+    found: list[int] = []
+    is_comment = False
+    for index, line in enumerate(lines):
+        if _KEY.match(line) and (not is_comment or _name(line) in KNOWN):
+            found.append(index)
+        opened, closed = line.rfind("{#"), line.rfind("#}")
+        if opened != closed:
+            is_comment = opened > closed and index < last_end
+    return found
+
+
+def _check_preface(source: Source, lines: Sequence[str], problems: Problems) -> None:
+    for index, line in enumerate(lines):
+        text = line.strip()
+        if not text or text.startswith(("#", "%YAML")) or text == "---":
+            continue
+        if text.startswith("{#") and text.endswith("#}"):
+            continue
+        what = "text before the first section would be dropped"
+        fix = "move it below `workflow:`"
+        if "{%" in text:
+            why = "Jinja sees only the text below `workflow:`, so a `{% set %}` here has no effect"
+            problems.add(what, f"{source.path}:{index + 1}", why, fix)
+        elif any(_KEY.match(line) for line in to_lines(source.text)):
+            why = f"`{text[:60]}` does not belong to any key"
+            problems.add(what, f"{source.path}:{index + 1}", why, fix)
+        return
+
+
+def _report_unknown(
+    source: Source, lines: Sequence[str], unknown: Sequence[tuple[str, int]], problems: Problems
+) -> None:
+    for name, start in unknown[:_MAX_REPORTED]:
+        fix = _indent_fix(lines, start) or did_you_mean(name, KNOWN)
+        if fix is None and name in _BELOW:
+            fix = f"indent `{name}:` to put it under `workflow:`"
+        why = f"the top-level keys are {', '.join(KNOWN)}"
+        what = f"`{name}` is not a top-level key"
+        problems.add(what, f"{source.path}:{start + 1}:1", why, fix)
+
+
+def _report_missing(
+    source: Source, lines: Sequence[str], unknown: Sequence[tuple[str, int]], problems: Problems
+) -> None:
+    names = [name for name, _ in unknown]
+    inner = [name for name in names if name in _BELOW]
+    if inner:
+        where = f"{source.path}:{dict(reversed(unknown))[inner[0]] + 1}"
+        missing = "put it under `workflow:`"
+        if "name" not in names:
+            missing += " with a `name:`"
+        shown = " and ".join(f"`{name}:`" for name in inner[:3])
+        verb = "is" if len(inner) == 1 else "are"
+        what = f"{shown} {verb} at the top level, and there is no `workflow:`"
+        problems.add(what, where, "this is a part of a workflow file", missing)
+        return
+    _report_unknown(source, lines, unknown, problems)
+    near = any(did_you_mean(name, ["workflow"]) for name in names[:_MAX_REPORTED])
+    if not near:
+        fix = "workflow:\n  name: my-run\n  tasks: ..."
+        if source.path.endswith(".py"):
+            fix = f"muster run {source.path}"
+        problems.add("there is no top-level key `workflow:`", source.path, fix=fix)
+
+
+def _indent_fix(lines: Sequence[str], start: int) -> str | None:
+    """Return a hint to indent a key that seems to belong to the text block above it."""
+    for index in range(start - 1, max(-1, start - 200), -1):
+        line = lines[index]
+        if line[:1] in ("", " ", "\t") and _BLOCK.search(line):
+            return f"indent it: the text that begins in line {index + 1} ends where a line is not"
+        if _KEY.match(line) and _name(line) in KNOWN:
+            return None
+    return None
+
 
 # Rendering.
 
@@ -86,7 +221,6 @@ class Rendered:
     """The section `workflow:` as YAML text that still contains runtime tokens.
 
     Attributes:
-        name: The file's name.
         text: The YAML; its first line is the key `workflow:`.
         workflow_lines: The file's line, from 1, of each line of `text`.
         template: The original lines of the file.
@@ -96,7 +230,6 @@ class Rendered:
         is_template: Whether the text contains Jinja.
     """
 
-    name: str
     text: str
     workflow_lines: tuple[int, ...]
     template: tuple[str, ...]
@@ -152,7 +285,6 @@ def render_file(
             what = f"the template never uses the default value `{default.name}`"
             unused[default.name] = UsageError(what, where=f"{source.path}:{default.line}")
     return Rendered(
-        name=source.path,
         text=text,
         workflow_lines=lines,
         template=tuple(to_lines(source.text)),
@@ -207,11 +339,6 @@ def cpu_limit_s(text: str) -> float:
     return min(CPU_S + _CPU_PER_MARK_S * num_marks, _MAX_CPU_S)
 
 
-def has_jinja(text: str) -> bool:
-    """Return whether the text contains Jinja."""
-    return any(mark in text for mark in ("{{", "{%", "{#"))
-
-
 @dataclass(slots=True, kw_only=True)
 class _Rendering:
     source: Source
@@ -224,7 +351,7 @@ class _Rendering:
         variables = frozenset(self.values) | _assigned(self.section.text)
         hidden, restore = protect_tokens(self.section.text, variables)
         first = self.section.line
-        if not has_jinja(hidden):
+        if not any(mark in hidden for mark in ("{{", "{%", "{#")):
             text = restore(hidden)
             return text, tuple(range(first, first + text.count("\n") + 1)), frozenset()
         self.is_template = True
@@ -389,97 +516,6 @@ def render_text(source: Source, values: Mapping[str, Any], problems: Problems) -
     return found[0] if found is not None else ""
 
 
-# Hints for errors.
-
-
-_MODELS: dict[str, Any] = {
-    "workflow": schema.Workflow,
-    "groups": schema.GroupModel,
-    "tasks": schema.Task,
-    "inputs": schema.InputModel,
-    "outputs": schema.OutputModel,
-    "files": schema.FileSpec,
-    "checkpoint": schema.CheckpointModel,
-    "timeout": schema.Timeout,
-    "resources": schema.ResourceSpec,
-    "topology": schema.Topology,
-    "update_dataset": schema.UpdateDataset,
-    "dataset": schema.DatasetInput,
-    "kpis": schema.Kpi,
-}
-# Keys that people write by mistake, and their names in this format.
-_KEY_SYNONYMS = {
-    "env": "environment",
-    "envs": "environment",
-    "cmd": "command",
-    "entrypoint": "command",
-    "volumes": "volumeMounts",
-    "mounts": "volumeMounts",
-    "depends_on": "inputs",
-    "needs": "inputs",
-    "retries": "max_retries",
-    "requirement_type": "requirementType",
-    "secrets": "credentials",
-    "master": "lead",
-}
-_A_RESOURCE = ("cpu", "cpus", "gpu", "gpus", "mem", "memory", "storage", "platform", "disk")
-# For a text where a map belongs: the map to write instead.
-_MAP_HINTS = {
-    "dataset": "{{name: {}}}",
-    "update_dataset": "{{name: {}}}",
-    "timeout": "{{exec_timeout: {}}}",
-    "tasks": "- name: {}",
-    "groups": "- name: {}",
-    "inputs": "- task: {}",
-    "outputs": "- url: {}",
-    "files": "- {{path: {0}, localpath: {0}}}",
-}
-
-
-def validate(raw: Any, findings: FileProblems) -> schema.Workflow | None:
-    """Return the parsed workflow; on errors, add them to `findings` and return None."""
-    if not isinstance(raw, dict):
-        return None
-    return _FORMAT.read(schema.Workflow, raw, ("workflow",), findings)
-
-
-def _unknown_hint(path: KeyPath) -> str | None:
-    key, model = str(path[-1]), _model_at(path)
-    known = list(model.model_fields) if model is not None else []
-    is_resource = model is schema.Task and key.lower() in _A_RESOURCE
-    if is_resource:
-        return "it belongs to `workflow.resources`; `resource` names an entry there"
-    return hint_for_key(key, known, _KEY_SYNONYMS, _level_hint(key, known))
-
-
-def _level_hint(key: str, known: list[str]) -> str | None:
-    """Return a hint that names the key's proper level; if there is none, list the allowed keys."""
-    homes = [name for name, model in _MODELS.items() if key in model.model_fields]
-    if homes and key not in ("name", "path", "key", "group", "index"):
-        return f"`{key}` belongs into `{homes[0]}`"
-    return f"allowed here: {', '.join(known)}" if known else None
-
-
-def _map_hint(path: KeyPath, found: Any) -> str | None:
-    key = next((part for part in reversed(path) if isinstance(part, str)), "")
-    if isinstance(found, str) and 0 < len(found) < 60 and key in _MAP_HINTS:
-        pattern = _MAP_HINTS[key]
-        if key == "inputs" and "://" in found:
-            pattern = "- url: {}"
-        return pattern.format(found)
-    if isinstance(found, list):
-        return "write `key: value`, without `- `"
-    return None
-
-
-def _model_at(path: KeyPath) -> Any:
-    """Return the model that the last part of a path should be a key of."""
-    return next((_MODELS[str(part)] for part in reversed(path[:-1]) if part in _MODELS), None)
-
-
-_FORMAT = FileFormat(missing="{}: ...", unknown=_unknown_hint, map=_map_hint)
-
-
 _MAX_SHOWN = 200  # errors of one file
 
 
@@ -519,14 +555,10 @@ class LoadedWorkflow:
         """Return the JSON value that `muster validate --json` prints."""
         return {
             "valid": not self.errors,
-            "errors": [_plain(error) for error in self.errors],
-            "warnings": [_plain(warning) for warning in self.warnings],
+            "errors": [codec.to_plain(report_of_error(error)) for error in self.errors],
+            "warnings": [codec.to_plain(report_of_error(warning)) for warning in self.warnings],
             "groups": {group.name: [task.name for task in group.tasks] for group in self.groups},
         }
-
-
-def _plain(error: MusterError) -> Any:
-    return codec.to_plain(report_of_error(error))
 
 
 def read_source(path: str) -> Source:
@@ -545,9 +577,8 @@ def read_source(path: str) -> Source:
         what = "the workflow file does not exist"
         if not isinstance(error, FileNotFoundError):
             what = "the workflow file can't be read"
-        raise UsageError(
-            what, where=path, why=error.strerror, fix=near_file(path, suffixes=(".yaml", ".yml"))
-        ) from error
+        near = near_file(path, suffixes=(".yaml", ".yml"))
+        raise UsageError(what, where=path, why=error.strerror, fix=near) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"the workflow file is larger than {MAX_BYTES >> 20} MiB", where=path)
     try:
@@ -614,25 +645,21 @@ def load_workflow(options: LoadOptions) -> LoadedWorkflow:
     findings = FileProblems(with_effect=options.with_effect)
     raw = document.value.get("workflow") if isinstance(document.value, dict) else None
     check_workflow(raw, findings)
-    workflow = validate(raw, findings)
+    workflow = schema.validate(raw, findings)
     if workflow is not None:
         _compile_workflow(workflow, options, rendered, loaded, findings)
     loaded.warnings = [*twice, *_notices(rendered, loaded.template_words)]
-    ordered = _in_order(findings.errors, document)
-    loaded.errors += [_as_error(finding, document) for finding in ordered[:_MAX_SHOWN]]
-    if len(ordered) > _MAX_SHOWN:
-        what = f"there are {len(ordered) - _MAX_SHOWN} more problems"
+    errors = _in_order(findings.errors, document)
+    loaded.errors += errors[:_MAX_SHOWN]
+    if len(errors) > _MAX_SHOWN:
+        what = f"there are {len(errors) - _MAX_SHOWN} more problems"
         loaded.errors.append(UsageError(what, where=options.path, fix="fix these first"))
-    loaded.warnings += [
-        _as_error(finding, document) for finding in _in_order(findings.warnings, document)
-    ]
+    loaded.warnings += _in_order(findings.warnings, document)
     return loaded
 
 
 def plan_workflow(loaded: LoadedWorkflow, run_id: str, **options: Any) -> WorkflowPlan:
     """Return the plan of one run of an error-free file; `options` are further plan fields."""
-    import sys
-
     return WorkflowPlan(
         run_id=run_id,
         name=loaded.name,
@@ -706,17 +733,15 @@ def _labels(words: Sequence[str], problems: Problems) -> dict[str, str]:
     return labels
 
 
-def _in_order(found: list[FileProblem], document: Document) -> list[FileProblem]:
-    """Return findings in file order, without duplicates."""
+def _in_order(found: list[FileProblem], document: Document) -> list[UsageError]:
+    """Return findings as errors in file order, without duplicates."""
     unique = {(f.path, f.what): f for f in found}
 
     def key(finding: FileProblem) -> tuple[int, int]:
         line, column = document.position(finding.path, at_key=finding.at_key)
         return line, column or 0
 
-    return sorted(unique.values(), key=key)
-
-
-def _as_error(finding: FileProblem, document: Document) -> UsageError:
-    place = document.where(finding.path, at_key=finding.at_key)
-    return finding.as_error(f"{place} {show_path(finding.path)}")
+    return [
+        one.as_error(f"{document.where(one.path, at_key=one.at_key)} {show_path(one.path)}")
+        for one in sorted(unique.values(), key=key)
+    ]

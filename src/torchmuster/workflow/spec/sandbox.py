@@ -173,19 +173,14 @@ class Marks:
         return nodes.TemplateData(f"{self.nonce}{node.lineno}{kind}", lineno=node.lineno)
 
 
-def compile_template(env: Sandbox, tree: nodes.Template, nonce: str) -> Template:
-    """Compile a template, with markers in it."""
-    code = env.compile(Marks(nonce).mark(tree), filename=_FILE)
-    return Template.from_code(env, code, env.make_globals(None))
-
-
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Render a request; return the text with its lines, or the error with its line."""
     env, nonce, text = Sandbox(), request["nonce"], request["text"]
     try:
         tree = env.parse(text)
         undeclared = sorted(meta.find_undeclared_variables(tree))
-        template = compile_template(env, tree, nonce)
+        code = env.compile(Marks(nonce).mark(tree), filename=_FILE)
+        template = Template.from_code(env, code, env.make_globals(None))
         marked = _render(template, request["values"], nonce, request["max_bytes"])
         _stop_timers()
     except UndefinedError as error:

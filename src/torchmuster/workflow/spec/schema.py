@@ -1,4 +1,4 @@
-"""The workflow file as pydantic models: every key of the format, with its rule.
+"""The workflow file as pydantic models: every key of the format, with its rule, and hints for errors.
 
 The models accept both versions of the format: 6.3 (datasets) and 6.4 (`url:`). Muster's own keys
 are `nodes`, `nproc_per_node`, `script`, `max_restarts` and `max_retries` of a task, and `templated`
@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from torchmuster.core.spec.problems import FileProblems, KeyPath
 from torchmuster.launcher.spec.scalars import (
     Credential,
     DatasetName,
     EnvironmentValue,
     ExitRanges,
+    FileFormat,
     FilePath,
     Flag,
     FolderPath,
@@ -30,6 +32,7 @@ from torchmuster.launcher.spec.scalars import (
     WholeNumber,
     Words,
     Workers,
+    hint_for_key,
 )
 
 
@@ -183,3 +186,91 @@ class Workflow(_Model):
     timeout: Timeout = Field(default_factory=Timeout)
     tasks: list[Task] = Field(default_factory=list)
     groups: list[GroupModel] = Field(default_factory=list)
+
+
+_MODELS: dict[str, Any] = {
+    "workflow": Workflow,
+    "groups": GroupModel,
+    "tasks": Task,
+    "inputs": InputModel,
+    "outputs": OutputModel,
+    "files": FileSpec,
+    "checkpoint": CheckpointModel,
+    "timeout": Timeout,
+    "resources": ResourceSpec,
+    "topology": Topology,
+    "update_dataset": UpdateDataset,
+    "dataset": DatasetInput,
+    "kpis": Kpi,
+}
+# Keys that people write by mistake, and their names in this format.
+_KEY_SYNONYMS = {
+    "env": "environment",
+    "envs": "environment",
+    "cmd": "command",
+    "entrypoint": "command",
+    "volumes": "volumeMounts",
+    "mounts": "volumeMounts",
+    "depends_on": "inputs",
+    "needs": "inputs",
+    "retries": "max_retries",
+    "requirement_type": "requirementType",
+    "secrets": "credentials",
+    "master": "lead",
+}
+_A_RESOURCE = ("cpu", "cpus", "gpu", "gpus", "mem", "memory", "storage", "platform", "disk")
+# For a text where a map belongs: the map to write instead.
+_MAP_HINTS = {
+    "dataset": "{{name: {}}}",
+    "update_dataset": "{{name: {}}}",
+    "timeout": "{{exec_timeout: {}}}",
+    "tasks": "- name: {}",
+    "groups": "- name: {}",
+    "inputs": "- task: {}",
+    "outputs": "- url: {}",
+    "files": "- {{path: {0}, localpath: {0}}}",
+}
+
+
+def validate(raw: Any, findings: FileProblems) -> Workflow | None:
+    """Return the parsed workflow; on errors, add them to `findings` and return None."""
+    if not isinstance(raw, dict):
+        return None
+    return _FORMAT.read(Workflow, raw, ("workflow",), findings)
+
+
+def _unknown_hint(path: KeyPath) -> str | None:
+    key, model = str(path[-1]), _model_at(path)
+    known = list(model.model_fields) if model is not None else []
+    is_resource = model is Task and key.lower() in _A_RESOURCE
+    if is_resource:
+        return "it belongs to `workflow.resources`; `resource` names an entry there"
+    return hint_for_key(key, known, _KEY_SYNONYMS, _level_hint(key, known))
+
+
+def _level_hint(key: str, known: list[str]) -> str | None:
+    """Return a hint that names the key's proper level; if there is none, list the allowed keys."""
+    homes = [name for name, model in _MODELS.items() if key in model.model_fields]
+    if homes and key not in ("name", "path", "key", "group", "index"):
+        return f"`{key}` belongs into `{homes[0]}`"
+    return f"allowed here: {', '.join(known)}" if known else None
+
+
+def _map_hint(path: KeyPath, found: Any) -> str | None:
+    key = next((part for part in reversed(path) if isinstance(part, str)), "")
+    if isinstance(found, str) and 0 < len(found) < 60 and key in _MAP_HINTS:
+        pattern = _MAP_HINTS[key]
+        if key == "inputs" and "://" in found:
+            pattern = "- url: {}"
+        return pattern.format(found)
+    if isinstance(found, list):
+        return "write `key: value`, without `- `"
+    return None
+
+
+def _model_at(path: KeyPath) -> Any:
+    """Return the model that the last part of a path should be a key of."""
+    return next((_MODELS[str(part)] for part in reversed(path[:-1]) if part in _MODELS), None)
+
+
+_FORMAT = FileFormat(missing="{}: ...", unknown=_unknown_hint, map=_map_hint)

@@ -1,6 +1,6 @@
-"""The agent of one task: it fetches inputs, runs the command when the head says so, and uploads.
+"""The program `task`, the agent of one task: it fetches inputs, runs the command when the head says so, and uploads.
 
-It does one thing at a time (`_activity`) and listens to the head meanwhile. Its command never
+Its command line is a `TaskOrder`. It does one thing at a time (`_activity`) and listens to the head meanwhile. Its command never
 outlives it, and it never outlives the head for long: when the connection is lost, it kills what it
 started.
 """
@@ -8,18 +8,23 @@ started.
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torchmuster
-from torchmuster.core import proc
+from torchmuster.core import plugs, proc
+from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
-from torchmuster.core.files.layout import WorkingFolder
+from torchmuster.core.files.layout import RunDir, WorkingFolder
+from torchmuster.core.model import codec
 from torchmuster.core.model.states import State
 from torchmuster.core.net import messages
+from torchmuster.core.net.address import read_secret, split_endpoint
 from torchmuster.core.net.channel import Channel
 from torchmuster.core.net.ipc import (
     AgentAnswer,
@@ -32,18 +37,26 @@ from torchmuster.core.net.ipc import (
 )
 from torchmuster.core.node.head_link import HeadLink
 from torchmuster.core.node.kernel import explain_kill, read_counters
-from torchmuster.core.node.options import HeadPlace
-from torchmuster.core.node.output import RankOutput, Voice
+from torchmuster.core.node.options import HeadPlace, take_environment
+from torchmuster.core.node.output import LogVoice, RankOutput, Voice
+from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import Execs
 from torchmuster.launcher.node.shell import NodeShell, SetupError
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.sandbox.container_view import CommandView
-from torchmuster.workflow.task.command import CommandFailedError, TaskCommand
+from torchmuster.workflow.head.group_head import (
+    end_with_lifeline,
+    port_candidates,
+    read_plan,
+    read_start,
+)
+from torchmuster.workflow.plan import NetworkShare, TaskNetwork
+from torchmuster.workflow.sandbox.container import CommandFailedError
+from torchmuster.workflow.task.command import TaskCommand
 from torchmuster.workflow.task.data import UploadResult, fetch_inputs, publish, upload_outputs
-from torchmuster.workflow.task.options import TaskOptions, wait_for_dns
-from torchmuster.workflow.task.setup import TaskFacts
+from torchmuster.workflow.task.setup import TaskFacts, TaskOptions, TaskOrder
+from torchmuster.workflow.task.view import CommandView
 
 CODE_DOWNLOAD = 2010
 CODE_START = 3003
@@ -51,6 +64,10 @@ _LEASE_CHECK_S = 1.0
 _JOIN_S = 60.0
 _REAP_S = 0.01
 _MAX_UNSENT_SHOW_BYTES = 1 << 20
+# DNS learns names of other pods after they start, and caches failed lookups for a while.
+_DNS_LIMIT_S = 60.0
+_DNS_RETRY_S = 0.5
+_DNS_NOTICE_AFTER_S = 3.0
 
 
 class TaskAgent:
@@ -181,16 +198,13 @@ class TaskAgent:
         try:
             for folder in (self._place.output, self._place.work):
                 os.makedirs(folder, exist_ok=True)
-            if self._needs_setup():
+            is_training = self._options.task.training is not None  # its run does the setup
+            if self._options.plan.setup and not self._is_set_up and not is_training:
                 await self._set_up()
             if not self._has_inputs:  # a retry in place finds them here
-                await fetch_inputs(
-                    self._options.task,
-                    self._place,
-                    self._options.run_dir,
-                    self._doing,
-                    self._outer_facts().resolve,
-                )
+                task, run_dir = self._options.task, self._options.run_dir
+                resolve = self._outer_facts().resolve
+                await fetch_inputs(task, self._place, run_dir, self._doing, resolve)
                 self._has_inputs = True
         except SetupError as error:
             self._not_prepared(error, State.FAILED_START_ERROR, CODE_START)
@@ -199,19 +213,13 @@ class TaskAgent:
             self._not_prepared(error, State.FAILED, CODE_DOWNLOAD)
             return
         except OSError as error:
-            wrapped = MusterError(
-                "the working directory can't be made", where=error.filename, why=error.strerror
-            )
+            what = "the working directory can't be made"
+            wrapped = MusterError(what, where=error.filename, why=error.strerror)
             self._not_prepared(wrapped, State.FAILED_START_ERROR, CODE_START)
             return
         free = () if self._options.network else _free_ports(self._options.port_candidates)
         free = free or self._options.port_candidates[:8]
         self._send(task_messages.TaskPrepared(attempt=self._attempt, free_ports=free))
-
-    def _needs_setup(self) -> bool:
-        """Return whether to run the setup lines: once, and not if a training run does so."""
-        is_training = self._options.task.training is not None
-        return bool(self._options.plan.setup) and not self._is_set_up and not is_training
 
     async def _set_up(self) -> None:
         """Run the site's setup lines; this process and its children then have their variables."""
@@ -249,20 +257,12 @@ class TaskAgent:
 
     async def _run_command(self, begin: task_messages.TaskBegin) -> None:
         if self._options.host_name is not None:
-            await wait_for_dns(begin.hosts.values(), self._doing)
-        facts = TaskFacts(
-            workflow=self._options.plan,
-            group=self._options.group,
-            task=self._options.task,
-            attempt=self._attempt,
-            place=self._place,
-            hosts=begin.hosts,
-            addresses=begin.addresses,
-            ports=begin.ports,
+            await _wait_for_dns(begin.hosts.values(), self._doing)
+        facts = replace(
+            self._outer_facts(), hosts=begin.hosts, addresses=begin.addresses, ports=begin.ports
         )
-        log = self._options.run_dir.task_log(
-            self._options.group.name, self._options.task.name, self._attempt
-        )
+        group, task = self._options.group.name, self._options.task.name
+        log = self._options.run_dir.task_log(group, task, self._attempt)
         output = RankOutput(0, log, self._disk, self._show, frozenset((1, 2)), {})
         before = read_counters()
         started_at = time.monotonic()
@@ -331,13 +331,13 @@ class TaskAgent:
 
     def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         del rank
-        if self._link.channel is None or self._link.channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
-            return
-        name = self._options.task.name
-        message = task_messages.TaskOutput(
-            task=name, stream=stream, text=text, dropped_lines=left_out
-        )
-        self._link.channel.send_nowait(message)
+        channel, name = self._link.channel, self._options.task.name
+        if channel is not None and channel.unsent_bytes <= _MAX_UNSENT_SHOW_BYTES:
+            channel.send_nowait(
+                task_messages.TaskOutput(
+                    task=name, stream=stream, text=text, dropped_lines=left_out
+                )
+            )
 
     # After the command.
 
@@ -447,3 +447,90 @@ def _free_ports(candidates: tuple[int, ...]) -> tuple[int, ...]:
             trying.bind(("", port))
             free.append(port)
     return tuple(free)
+
+
+async def _wait_for_dns(names: Iterable[str], doing: Callable[[str], None]) -> None:
+    """Wait at most a minute until all names resolve; a command reports one that it lacks."""
+    loop = asyncio.get_running_loop()
+    begun, has_said = loop.time(), False
+    missing = set(names)
+    while True:
+        missing = {name for name in missing if not await _is_known(name)}
+        waited_s = loop.time() - begun
+        if not missing or waited_s > _DNS_LIMIT_S:
+            return
+        if waited_s > _DNS_NOTICE_AFTER_S and not has_said:
+            has_said = True
+            doing(f"waiting for DNS to know {', '.join(sorted(missing)[:4])}")
+        await asyncio.sleep(_DNS_RETRY_S)
+
+
+async def _is_known(name: str) -> bool:
+    try:
+        await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+_FLUSH_S = 5.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run the agent of a task."""
+    order = codec.from_arguments(TaskOrder, arguments)
+    if order.environment is not None:
+        take_environment(order.environment)
+    proc.become_subreaper()
+    return asyncio.run(_serve(order))
+
+
+async def _serve(order: TaskOrder) -> int:
+    run_dir = RunDir(order.run_dir)
+    plan = read_plan(run_dir)
+    group = plan.group(order.group)
+    disk = DiskWriter(root=run_dir.path)
+    disk.start()
+    voice = LogVoice(run_dir.agent_log(order.task), disk)
+    folder = make_socket_folder()
+    _add_muster_to_path(folder)
+    own_name = plugs.find("host_names", "pod")
+    network = None
+    if plan.network is TaskNetwork.PRIVATE:
+        parts = atomic.read_json(run_dir.group(order.group).network)
+        network = codec.from_plain(NetworkShare, parts[order.task])
+    agent = TaskAgent(
+        TaskOptions(
+            plan=plan,
+            group=group,
+            task=group.task(order.task),
+            attempt=order.attempt,
+            run_dir=run_dir,
+            heads=tuple(map(split_endpoint, order.head)),
+            secret=read_secret(run_dir.secret),
+            gpus=read_start(run_dir, order.group).gpus.get(order.task),
+            network=network,
+            port_candidates=port_candidates(plan, group),
+            socket_path=os.path.join(folder, "task.sock"),
+            address=order.address,
+            host_name=own_name(os.environ) if own_name is not None else None,
+        ),
+        disk,
+        voice,
+    )
+    running = asyncio.create_task(agent.run())
+    end_with_lifeline(order.lifeline_fd, running)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return 7
+    finally:
+        disk.flush(_FLUSH_S)
+
+
+def _add_muster_to_path(folder: str) -> None:
+    """Append a `muster` with the command `barrier` to PATH, after one of the task's environment."""
+    words = shlex.join(proc.node_program("task-muster"))
+    script = f'#!/bin/sh\nexec {words} "$@"\n'.encode()
+    atomic.replace_file(os.path.join(folder, "muster"), script, mode=0o755)
+    os.environ["PATH"] = os.pathsep.join((os.environ.get("PATH", os.defpath), folder))

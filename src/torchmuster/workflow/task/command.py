@@ -11,27 +11,16 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec, contract
 from torchmuster.core.model.plan import NodeSetup
-from torchmuster.core.model.states import State
 from torchmuster.core.node.output import RankOutput, Voice
 from torchmuster.errors import MusterError
 from torchmuster.launcher.node.shell import Transfer
 from torchmuster.workflow.plan import GroupNodes, TrainingInput
-from torchmuster.workflow.sandbox.container import CODE_START
-from torchmuster.workflow.sandbox.container_view import CommandView
 from torchmuster.workflow.task import setup as task_setup
 from torchmuster.workflow.task.data import start_checkpoint
-from torchmuster.workflow.task.options import TaskOptions
-from torchmuster.workflow.task.setup import TaskFacts
-from torchmuster.workflow.task.view import open_view
+from torchmuster.workflow.task.setup import TaskFacts, TaskOptions
+from torchmuster.workflow.task.view import CommandView, open_view
 
 Say = Callable[[str], None]
-
-
-class CommandFailedError(MusterError):
-    """The command's view could not be set up, so it never started."""
-
-    state = State.FAILED_START_ERROR
-    code = CODE_START
 
 
 class TaskCommand:
@@ -43,7 +32,7 @@ class TaskCommand:
         self._voice = voice
         self._child: proc.Child | None = None
         self._checkpoints: list[Transfer] = []
-        self._view: CommandView | None = None
+        self.view: CommandView | None = None  # None before the start
         self._output: RankOutput | None = None
 
     @property
@@ -53,11 +42,6 @@ class TaskCommand:
 
     worker_ticks = None  # for `muster exec`, which reads all from the process
     environment = None
-
-    @property
-    def view(self) -> CommandView | None:
-        """Return the view of the command; None before the start."""
-        return self._view
 
     def start(self, output: RankOutput, earlier: CommandView | None, notice: Say) -> None:
         """Start the command; its output goes to `output`.
@@ -72,34 +56,28 @@ class TaskCommand:
             MusterError: The command can't be started.
         """
         secrets = task_setup.read_credentials(self._facts.task)
-        variables = self._variables(secrets)
-        words = self._words()
-        self._view = open_view(self._facts, self._options, secrets, notice)
+        login = task_setup.credential_variables(self._facts.task, secrets)
+        variables = task_setup.environment(self._facts, os.environ, self._options.gpus)
+        variables |= {contract.TASK_SOCKET_VARIABLE: self._options.socket_path, **login}
+        if self._facts.task.training is not None:
+            words = training_words(self._facts, self._options)
+        else:
+            words = [self._facts.resolve(word) for word in self._facts.task.command]
+        self.view = open_view(self._facts, self._options, secrets, notice)
         if earlier is not None:
-            self._view.take_over(earlier)
+            self.view.take_over(earlier)
         self._output = output
         stdout, stderr = output.open()
         try:
-            self._child = self._view.start(words, variables, stdout, stderr)
+            self._child = self.view.start(words, variables, stdout, stderr)
         finally:
             os.close(stdout)
             os.close(stderr)
-        login = task_setup.credential_variables(self._facts.task, secrets)
         for entry in self._facts.task.checkpoints:
-            path = self._view.host_path(os.path.join("/", self._facts.resolve(entry.path)))
+            path = self.view.host_path(os.path.join("/", self._facts.resolve(entry.path)))
             self._checkpoints.append(
                 start_checkpoint(entry, path, self._facts.resolve, self._voice.say, login)
             )
-
-    def _variables(self, secrets: dict[str, dict[str, str]]) -> dict[str, str]:
-        variables = task_setup.environment(self._facts, os.environ, self._options.gpus)
-        variables[contract.TASK_SOCKET_VARIABLE] = self._options.socket_path
-        return {**variables, **task_setup.credential_variables(self._facts.task, secrets)}
-
-    def _words(self) -> list[str]:
-        if self._facts.task.training is not None:
-            return training_words(self._facts, self._options)
-        return list(task_setup.command_words(self._facts))
 
     def poll(self) -> int | None:
         """Return the exit status (negative for a signal), or None while it runs."""
@@ -128,8 +106,8 @@ class TaskCommand:
 
     def kill(self) -> None:
         """Send SIGKILL to everything that the command started."""
-        if self._view is not None:
-            self._view.kill()
+        if self.view is not None:
+            self.view.kill()
         proc.kill_session(self.pid)
         for pid in proc.descendants(self.pid):
             proc.kill_quietly(pid)
@@ -137,7 +115,8 @@ class TaskCommand:
 
     def has_processes(self) -> bool:
         """Return whether anything that the command started still runs."""
-        helpers = {pid for t in self._checkpoints for pid in _family(t.child.pid)}
+        roots = [transfer.child.pid for transfer in self._checkpoints]
+        helpers = {*roots, *(pid for root in roots for pid in proc.descendants(root))}
         return any(pid not in helpers for pid in proc.descendants(os.getpid()))
 
     def kill_leftovers(self) -> bool:
@@ -150,22 +129,15 @@ class TaskCommand:
         Raises:
             CommandFailedError: The command itself never started.
         """
-        if self._view is not None and (why := self._view.why_not_begun()) is not None:
-            raise CommandFailedError("the command's environment can't be set up", why=why)
-        self._refuse_engine_failure(status)
-        return (128 - status, -status) if status < 0 else (status, None)
-
-    def _refuse_engine_failure(self, status: int) -> None:
         tail = self._output.tail() if self._output is not None else ()
-        failure = self._view.engine_failure(status, tail) if self._view is not None else None
+        failure = self.view.why_not_begun(status, tail) if self.view is not None else None
         if failure is not None:
-            error = CommandFailedError(failure.what, why=failure.why)
-            error.state, error.code = failure.state, failure.code
-            raise error
+            raise failure
+        return (128 - status, -status) if status < 0 else (status, None)
 
     def pids(self) -> set[int]:
         """Return the processes whose descendants belong to the command."""
-        return {self.pid, *(self._view.pids() if self._view is not None else ())}
+        return {self.pid, *(self.view.pids() if self.view is not None else ())}
 
     async def finish(self) -> None:
         """Upload the checkpoints a last time; only report failures, since the command counts."""
@@ -181,8 +153,8 @@ class TaskCommand:
 
     def leave(self) -> None:
         """Remove what was put outside of the working directory."""
-        if self._view is not None:
-            self._view.close()
+        if self.view is not None:
+            self.view.close()
 
 
 def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
@@ -230,7 +202,3 @@ def make_folders(args: Sequence[str], output: str) -> list[str]:
             raise MusterError(what, where=folder, why=error.strerror) from error
         made.append(folder)
     return made
-
-
-def _family(pid: int) -> list[int]:
-    return [pid, *proc.descendants(pid)]

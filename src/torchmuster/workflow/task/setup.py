@@ -1,7 +1,4 @@
-"""What a task's command needs before it can start: resolved tokens, files, variables, its argv.
-
-Pure functions, except for reading credentials.
-"""
+"""What the agent of a task and its command are given: orders, options, resolved tokens, files, variables, secrets."""
 
 import base64
 import os
@@ -10,12 +7,92 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchmuster.core.files.layout import WorkingFolder, muster_home
+from torchmuster.core.files.layout import RunDir, WorkingFolder, muster_home
 from torchmuster.core.model import contract
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.errors import MusterError
 from torchmuster.launcher.model.tokens import Token, resolve
-from torchmuster.workflow.plan import GroupPlan, TaskFile, TaskPlan, WorkflowPlan
+from torchmuster.launcher.net import remote_messages as messages
+from torchmuster.workflow.plan import GroupPlan, NetworkShare, TaskFile, TaskPlan, WorkflowPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOrder:
+    """The command line of a group's head.
+
+    Attributes:
+        listen_fd: The listening socket.
+        lifeline_fd: A pipe that closes when the owner of the workflow has gone.
+    """
+
+    run_dir: str
+    group: str
+    listen_fd: int
+    lifeline_fd: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOrder:
+    """The command line of a task's agent.
+
+    Attributes:
+        head: The possible addresses of the group's head, each `host:port`.
+        lifeline_fd: A pipe that closes when the process that started the agent has gone.
+        environment: A file of variables to apply; None to keep the inherited ones.
+        address: The address of this host for others, if the call to the head does not show it.
+    """
+
+    run_dir: str
+    group: str
+    task: str
+    attempt: int
+    head: tuple[str, ...]
+    lifeline_fd: int | None = None
+    environment: str | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """The options of a task's agent.
+
+    Attributes:
+        attempt: The first attempt in this working directory, whose name has its number.
+        heads: Addresses of the group's head, to try in turn.
+        gpus: The GPUs that the command may see; None for all that the machine shows.
+        network: The task's part of a private network; None to share the machine's network.
+        port_candidates: The ports to check, the same for all tasks of a group.
+        socket_path: The socket on which the command's processes call the agent.
+        host_name: This pod's DNS name. DNS may learn those of others late, so the command waits for
+            them.
+        address: The address of this host for others, if the call to the head does not show it.
+    """
+
+    plan: WorkflowPlan
+    group: GroupPlan
+    task: TaskPlan
+    attempt: int
+    run_dir: RunDir
+    heads: tuple[tuple[str, int], ...]
+    secret: bytes
+    gpus: tuple[str, ...] | None = None
+    network: NetworkShare | None = None
+    port_candidates: tuple[int, ...] = ()
+    socket_path: str = ""
+    address: str | None = None
+    host_name: str | None = None
+
+
+def remote_order(message: messages.StartTask, run_dir: str, head: str, address: str) -> TaskOrder:
+    """Return the command line of a task's agent on an ssh host."""
+    return TaskOrder(
+        run_dir=run_dir,
+        group=message.group,
+        task=message.task,
+        attempt=message.attempt,
+        head=(head,),
+        address=address,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +147,6 @@ class TaskFacts:
         return resolve(text, self.value) if "{{" in text else text
 
 
-def command_words(facts: TaskFacts) -> tuple[str, ...]:
-    """Return the command of a task that is not a training task, with its tokens resolved."""
-    return tuple(facts.resolve(word) for word in facts.task.command)
-
-
 def file_content(entry: TaskFile, facts: TaskFacts) -> bytes:
     """Return the content of a file, with its tokens resolved."""
     if entry.is_base64:
@@ -91,16 +163,11 @@ def environment(
     facts: TaskFacts, base: Mapping[str, str], gpus: tuple[str, ...] | None
 ) -> dict[str, str]:
     """Return the variables of the command: `base`, ours, its GPUs, and those of the file."""
-    variables = {
-        **base,
-        contract.GROUP_VARIABLE: facts.group.name,
-        contract.TASK_VARIABLE: facts.task.name,
-    }
+    ours = {contract.GROUP_VARIABLE: facts.group.name, contract.TASK_VARIABLE: facts.task.name}
     if gpus is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    for name, value in facts.task.environment.items():
-        variables[name] = facts.resolve(value)
-    return variables
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    of_file = {name: facts.resolve(value) for name, value in facts.task.environment.items()}
+    return {**base, **ours, **of_file}
 
 
 def credentials_path() -> str:

@@ -187,10 +187,8 @@ def _copy(scratch: str, source: str, target: str, progress: StageProgress) -> No
     progress.total_bytes = _total_bytes(source)
     if progress.total_bytes > _room_bytes(scratch):
         raise _no_room(scratch, source, progress.total_bytes, "")
-    if not os.path.isdir(source):
-        _copy_file(source, target, progress)
-        return
-    _copy_folder(source, target, progress)
+    copy = _copy_folder if os.path.isdir(source) else _copy_file
+    copy(source, target, progress)
 
 
 def _total_bytes(path: str) -> int:
@@ -275,9 +273,8 @@ def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
     if member.islnk() or member.issym():
         if os.path.isabs(member.linkname):
             raise ValueError(f"`{member.name}` is a link to an absolute path")
-        places.append(
-            os.path.join(os.path.dirname(path) if member.issym() else base, member.linkname)
-        )
+        start = os.path.dirname(path) if member.issym() else base
+        places.append(os.path.join(start, member.linkname))
     elif not (member.isreg() or member.isdir()):
         raise ValueError(f"`{member.name}` is a special file")
     for place in places:

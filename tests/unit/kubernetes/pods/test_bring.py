@@ -176,7 +176,7 @@ def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_need
     "module",
     [
         "torchmuster.workflow.data.__main__",
-        "torchmuster.workflow.data.metadata",
+        "torchmuster.workflow.data.reference",
         "torchmuster.kubernetes.firstpod.conduct",
         "torchmuster.kubernetes.firstpod.conduct_group",
     ],

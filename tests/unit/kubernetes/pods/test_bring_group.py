@@ -23,7 +23,7 @@ from torchmuster.kubernetes.pods.bring_group import (
 )
 from torchmuster.kubernetes.pods.group import PodGroup
 from torchmuster.launcher.spec.site import Site
-from torchmuster.workflow.owner.create import create_workflow_dir, link_reused_outputs
+from torchmuster.workflow.owner.workflow import create_workflow_dir, link_reused_outputs
 from torchmuster.workflow.plan import (
     Credential,
     GroupInput,

@@ -26,8 +26,8 @@ from torchmuster.launcher.model.job import JobView
 from torchmuster.launcher.spec.site import Site
 from torchmuster.launcher.views.control import stop_and_wait
 from torchmuster.launcher.views.find import find_run, owner_lives, view_run
-from torchmuster.workflow.owner.create import create_workflow_dir
 from torchmuster.workflow.owner.view import view_remote_workflow
+from torchmuster.workflow.owner.workflow import create_workflow_dir
 from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan
 
 SITE = Site(

@@ -5,8 +5,7 @@ import pytest
 
 from kit.command import call
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.workflow.cli.data import data
-from torchmuster.workflow.cli.dataset import dataset
+from torchmuster.workflow.cli.data import data, dataset
 
 
 @pytest.fixture

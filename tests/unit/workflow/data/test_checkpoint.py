@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from torchmuster.workflow.data.checkpoint import CheckpointUploader
+from torchmuster.workflow.data.checkpoint import CheckpointUploader, read_checkpoint
 from torchmuster.workflow.data.faults import DataError
-from torchmuster.workflow.data.pointer import read_checkpoint
 from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.store import FileChangedError
 from torchmuster.workflow.data.transfer import download

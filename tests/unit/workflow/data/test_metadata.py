@@ -1,7 +1,7 @@
 import pytest
 
 from torchmuster.errors import UsageError
-from torchmuster.workflow.data.metadata import parse_metadata
+from torchmuster.workflow.data.reference import parse_metadata
 
 
 def test_words_and_files_are_put_together(tmp_path):

@@ -6,7 +6,7 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.ipc import BarrierWaits
 from torchmuster.workflow.head import barriers as barriers_module
 from torchmuster.workflow.head.barriers import MAX_BARRIERS, Barriers
-from torchmuster.workflow.head.task_messages import BarrierAnswer, BarrierState
+from torchmuster.workflow.head.task_messages import BarrierAnswer, BarrierCall, BarrierState
 from torchmuster.workflow.task.agent import answer_of_barrier
 
 ABC = ("a", "b", "c")
@@ -24,9 +24,8 @@ class Group:
         self.now_s = 0.0
 
     def come(self, caller, name="x", *, timeout_s=600.0, **more):
-        return self.barriers.arrive(
-            caller, caller[0], name, now_s=self.now_s, timeout_s=timeout_s, **more
-        )
+        call = BarrierCall(caller_id=caller, name=name, timeout_s=timeout_s, **more)
+        return self.barriers.arrive(caller[0], call, self.now_s)
 
     def tick(self, now_s):
         self.now_s = now_s

@@ -21,11 +21,10 @@ from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.head.group_head import (
     SAY_EVERY_S,
     GroupHead,
-    GroupHeadOptions,
     port_candidates,
     port_names,
 )
-from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan
+from torchmuster.workflow.plan import ExitAction, ExitRule, GroupInput, GroupPlan, TaskPlan
 from unit.core.net.loopback import SECRET, raw_connection
 
 AGAIN = ExitRule(action=ExitAction.RESCHEDULE, ranges=((7, 7),))
@@ -201,16 +200,8 @@ class Stage:
         plan = workflow_plan(plan_group, backoff_s=backoff_s, grace_s=0.5, uuid="u")
         self.disk = DiskWriter()
         self.disk.start()
-        self.head = GroupHead(
-            GroupHeadOptions(
-                plan=plan,
-                group=plan_group,
-                run_dir=self.run_dir,
-                first_attempts=first_attempts or {},
-            ),
-            self.starter,
-            self.disk,
-        )
+        start = GroupInput(first_attempts=first_attempts or {})
+        self.head = GroupHead(plan, plan_group, self.run_dir, self.starter, self.disk, start)
 
     async def conduct(self, meanwhile=None):
         listener = Listener(

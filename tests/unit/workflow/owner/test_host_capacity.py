@@ -3,7 +3,7 @@
 import pytest
 
 from kit.workflows import workflow_plan
-from torchmuster.workflow.owner.host_capacity import (
+from torchmuster.workflow.owner.capacity import (
     HostCapacity,
     HostFacts,
     describe_crowding,

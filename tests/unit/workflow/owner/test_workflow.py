@@ -10,8 +10,7 @@ from kit.workflows import workflow_plan
 from torchmuster.core.model.states import State
 from torchmuster.workflow.owner import workflow
 from torchmuster.workflow.owner.capacity import Machine
-from torchmuster.workflow.owner.create import create_workflow_dir
-from torchmuster.workflow.owner.workflow import WorkflowOwner
+from torchmuster.workflow.owner.workflow import WorkflowOwner, create_workflow_dir
 from torchmuster.workflow.plan import GroupPlan, TaskPlan
 
 DEADLINE_S = 30.0

@@ -1,7 +1,7 @@
 import pytest
 
 from torchmuster.core.spec.problems import FileProblems, show_path
-from torchmuster.workflow.spec.load import validate
+from torchmuster.workflow.spec.schema import validate
 from unit.workflow.spec.workflow_files import one
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from torchmuster.core.spec.problems import Problems
 from torchmuster.launcher.spec.source import Source
-from torchmuster.workflow.spec.sections import split_sections
+from torchmuster.workflow.spec.load import split_sections
 
 
 def split(text):

@@ -17,12 +17,12 @@ from torchmuster.core.net.listener import Listener
 from torchmuster.core.node import head_link
 from torchmuster.core.node.output import LogVoice
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.head.group_main import task_argv
-from torchmuster.workflow.owner.create import create_workflow_dir
+from torchmuster.workflow.head.group_head import task_argv
+from torchmuster.workflow.owner.workflow import create_workflow_dir
 from torchmuster.workflow.plan import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.workflow.task import agent as task_agent
 from torchmuster.workflow.task.agent import TaskAgent
-from torchmuster.workflow.task.options import TaskOptions, TaskOrder
+from torchmuster.workflow.task.setup import TaskOptions, TaskOrder
 
 
 class Head:

@@ -17,7 +17,6 @@ from torchmuster.workflow.plan import (
 )
 from torchmuster.workflow.task.setup import (
     TaskFacts,
-    command_words,
     credential_files,
     credential_variables,
     environment,
@@ -76,7 +75,11 @@ def test_what_a_token_stands_for_is_not_read_again():
 
 def test_every_word_of_a_command_is_resolved():
     task = TaskPlan(name="w", command=("cp", "{{output}}/a", "{{output}}/b"))
-    assert command_words(facts_of(task)) == ("cp", "/place/output/a", "/place/output/b")
+    assert tuple(map(facts_of(task).resolve, task.command)) == (
+        "cp",
+        "/place/output/a",
+        "/place/output/b",
+    )
 
 
 def test_inline_files_get_their_tokens_and_others_stay_as_they_are():

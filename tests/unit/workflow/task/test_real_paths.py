@@ -7,7 +7,7 @@ import pytest
 
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.sandbox.place import PlacedFile
-from torchmuster.workflow.sandbox.place_real import RealPathFiles, clean_up
+from torchmuster.workflow.task.view import RealPathFiles, clean_up
 
 
 def file(path, content=b"ours"):
@@ -69,7 +69,7 @@ def killed_after_placing(path, claims, content="b'ours'"):
     code = (
         "import os, signal\n"
         "from torchmuster.workflow.sandbox.place import PlacedFile\n"
-        "from torchmuster.workflow.sandbox.place_real import RealPathFiles\n"
+        "from torchmuster.workflow.task.view import RealPathFiles\n"
         f"one = PlacedFile(path={str(path)!r}, content={content})\n"
         f"RealPathFiles('dead', {claims!r}).place([one])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.workflow.task.task_muster import main
+from torchmuster.workflow.task_call import main
 
 
 @pytest.mark.parametrize("words", [["run", "train.py"], ["status"], []])

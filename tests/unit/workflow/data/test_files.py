@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.workflow.data.faults import DataError
-from torchmuster.workflow.data.names import check_names, local_files, target_path, unsafe_reason
+from torchmuster.workflow.data.files import check_names, local_files, target_path, unsafe_reason
 
 
 @pytest.mark.parametrize(
