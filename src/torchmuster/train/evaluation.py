@@ -19,11 +19,16 @@ from torch.utils.data import Sampler
 
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.keyed import KeyedFetch, Request, num_samples_of
-from torchmuster.train.batches.loader import close_batches, open_batches
+from torchmuster.train.batches.loader import (
+    KeyedFetch,
+    Request,
+    close_batches,
+    num_samples_of,
+    open_batches,
+)
 from torchmuster.train.batches.order import split
-from torchmuster.train.batches.workers import fork_quietly
 from torchmuster.train.meter import Meter, Number
+from torchmuster.train.preempt import fork_quietly
 from torchmuster.train.wrap import is_sharded, reshard
 
 _COUNT = "muster/count"  # a name that no metric of a script has

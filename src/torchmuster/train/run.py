@@ -18,12 +18,11 @@ from torchmuster.core.model.text import span
 from torchmuster.core.net.ipc import StopAhead, TrainingOver, tell
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.ledger import Sums
-from torchmuster.train.batches.loader import Loader
-from torchmuster.train.batches.proof import begin_ledger, prove
+from torchmuster.train.batches.loader import Loader, begin_ledger, prove
+from torchmuster.train.batches.order import Sums
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.lockstep import Lockstep
-from torchmuster.train.memory.folder import WHERE
+from torchmuster.train.memory import WHERE
 from torchmuster.train.meter import Number, RunMetrics, Totals, in_words, means_of, totals_at
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.preempt import TIME_IS_UP, StopWatch, TimeLimit, how_to_go_on

@@ -13,9 +13,9 @@ import torch
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
 from torchmuster.train import rng
-from torchmuster.train.batches.ledger import Sums
+from torchmuster.train.batches.order import Sums
 from torchmuster.train.exchange import gather_ints
-from torchmuster.train.memory.saves import MemorySaves
+from torchmuster.train.memory import MemorySaves
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot import writer

@@ -36,12 +36,12 @@ from torchmuster.train.exchange import broadcast_bytes, gather_ints
 from torchmuster.train.finite import watch_gradients
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.launch import Launcher
-from torchmuster.train.memory.saves import MemorySettings, open_memory
+from torchmuster.train.memory import MemorySettings, open_memory
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
 from torchmuster.train.once import OncePlace, folder_of
 from torchmuster.train.once import once as once_in
-from torchmuster.train.replay.run import is_replay, make_run
+from torchmuster.train.replay import is_replay, make_run
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.saves import Saves, choose_writers, default_folder, record_path
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks

@@ -7,8 +7,7 @@ from torchmuster.core.model import contract
 from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of, show_bytes
 from torchmuster.diagnose.finding import Finding, Level
-from torchmuster.launcher.facts.collect import FolderFacts
-from torchmuster.launcher.facts.system import SHARED_MEMORY
+from torchmuster.launcher.facts.collect import SHARED_MEMORY, FolderFacts
 
 # Folders and script: they exist, are writable, have free space, and are the same on all nodes.
 

@@ -22,9 +22,9 @@ from torchmuster.core.model.plan import FunctionCall
 from torchmuster.core.model.states import RunState
 from torchmuster.core.spec.launch import LaunchOrder
 from torchmuster.errors import MusterError, NotFoundError
-from torchmuster.launcher.api import call, keywords
+from torchmuster.launcher.api import keywords
 from torchmuster.launcher.api.failures import NotLaunchedError, RunFailed
-from torchmuster.launcher.api.launch import start_command
+from torchmuster.launcher.api.launch import name_of, pack, run_name, start_command
 from torchmuster.launcher.api.run import RunHandle, copied_run, interrupt_cancels, poll_until_ended
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.find import view_run
@@ -420,10 +420,10 @@ def _of_function(
     options: Mapping[str, Any],
     folder: str,
 ) -> tuple[list[str], LaunchOrder]:
-    name = call.name_of(function)
+    name = name_of(function)
     ours, theirs = keywords.split(options, function, args, name, of="sweep", member=members[0])
     words, environment = keywords.words(ours, "sweep"), keywords.environment(ours, "sweep")
-    packed = call.pack(function, args, theirs, os.getcwd(), members)
+    packed = pack(function, args, theirs, os.getcwd(), members)
     path = os.path.join(folder, "call")
     atomic.replace_file(path, packed.data, mode=0o600)
     sent = FunctionCall(
@@ -432,7 +432,7 @@ def _of_function(
         module_file=packed.module_file,
     )
     if not {"name", "run_id"} & ours.keys():
-        words += ["--name", call.run_name(packed.target)]
+        words += ["--name", run_name(packed.target)]
     return [*words, "--", packed.target], LaunchOrder(call=sent, environment=environment)
 
 

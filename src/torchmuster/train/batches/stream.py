@@ -22,8 +22,13 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.keyed import DatasetError, digest
-from torchmuster.train.batches.loader import Loader, LoaderSettings, open_batches
+from torchmuster.train.batches.loader import (
+    DatasetError,
+    Loader,
+    LoaderSettings,
+    digest,
+    open_batches,
+)
 from torchmuster.train.batches.order import Division, Share, mix
 
 _NO_END = 1 << 62

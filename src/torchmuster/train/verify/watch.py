@@ -35,10 +35,10 @@ from torchmuster.core.model.ranks import name_ranks
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.train import rng
 from torchmuster.train.exchange import broadcast_bytes, gather_json, shift_bytes
+from torchmuster.train.finite import bytes_of, versions
 from torchmuster.train.heartbeat import StepState
-from torchmuster.train.memory.saves import NodeSite, choose_shifts
+from torchmuster.train.memory import NodeSite, choose_shifts
 from torchmuster.train.objects import Objects
-from torchmuster.train.replay.forward import bytes_of, versions
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot.state import dtype_named, pack, unpack
 from torchmuster.train.verify.judge import BatchResult, OddRank, judge, odd_weights

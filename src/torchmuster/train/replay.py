@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from torchmuster.core.model import contract
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.ledger import Sums, sums_of
 from torchmuster.train.batches.loader import Loader
+from torchmuster.train.batches.order import Sums, sums_of
 from torchmuster.train.finite import BadStep, NotFiniteError, are_finite, replay_command
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
