@@ -27,7 +27,7 @@ from torchmuster.core.node.environment import world_of_one
 from torchmuster.core.spec.launch import LaunchOrder
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.launcher.api import keywords
-from torchmuster.launcher.api.failures import NotLaunchedError, read_errors
+from torchmuster.launcher.api.failures import NotLaunchedError, merged, read_errors
 from torchmuster.launcher.api.run import RunHandle, RunStatus
 from torchmuster.launcher.model.carried import (
     MAX_CALL_BYTES,
@@ -37,6 +37,7 @@ from torchmuster.launcher.model.carried import (
     pack_call,
     pack_value,
 )
+from torchmuster.launcher.views import find
 
 # The call file of a function: by name where workers can import it, else by value.
 
@@ -218,20 +219,15 @@ def start_command(name: str, words: Sequence[str]) -> str:
         lines = said.read().decode(errors="replace").split()
         text = errors.read().decode(errors="replace")
     if status != 0 or not lines:
-        raise _as_error(name, text, status)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text)  # the command's notes, e.g. about a disk that is nearly full
+        raise as_error(text, status, f"muster {name}")
+    _pass_on(text)
     return lines[-1]
 
 
-def _as_error(command: str, text: str, status: int) -> NotLaunchedError:
-    found = read_errors(text)
-    if not found:
-        what = f"`muster {command}` ended with {status} and started nothing"
-        return NotLaunchedError(what, why=text.strip() or None)
-    first, *others = found
-    first.others = tuple(others)
-    return first
+def _pass_on(notes: str) -> None:
+    """Show the notes of a command that has started a run, e.g. about a disk that is nearly full."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(notes)
 
 
 class RunClient(Protocol):
@@ -284,8 +280,6 @@ def launch(
         NotLaunchedError: A keyword, a value or the function can't be used. Nothing was started.
     """
     if options.get("inline"):
-        from torchmuster.launcher.api.launch import call_here
-
         return call_here(function, args, options)  # type: ignore[arg-type]  # it refuses a script
     return launch_by(_begin, function, args, options)
 
@@ -352,14 +346,8 @@ def _of_function(
         module_file=packed.module_file,
     )
     if not {"name", "run_id"} & ours.keys():
-        words += ["--name", _as_name(packed.target)]
+        words += ["--name", run_name(packed.target)]
     return [*words, "--", packed.target], LaunchOrder(call=sent, environment=environment)
-
-
-def _as_name(target: str) -> str:
-    """Return the function's name in a form that can begin a run id."""
-    name = "".join(c if c.isalnum() and c.isascii() else "-" for c in target.partition(":")[2])
-    return name.strip("-")[:24].strip("-") or "function"
 
 
 def _of_script(
@@ -401,22 +389,14 @@ def _start(begin: Callable[[list[str], int, int], RunClient], words: list[str]) 
     if not run_id:
         raise as_error(text, child.poll())
     _owners.append(child)
-    if text:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text)  # the command's notes, e.g. about a disk that is nearly full
+    _pass_on(text)
     return run_id
 
 
 def as_error(text: str, status: int | None, command: str = "muster run") -> NotLaunchedError:
     """Merge the errors that a command printed into one."""
-    found = read_errors(text)
-    if not found:
-        return NotLaunchedError(
-            f"`{command}` ended with {status} and started nothing", why=text.strip() or None
-        )
-    first, *others = found
-    first.others = tuple(others)
-    return first
+    what = f"`{command}` ended with {status} and started nothing"
+    return merged(read_errors(text) or [NotLaunchedError(what, why=text.strip() or None)])
 
 
 def runs() -> list[RunHandle]:
@@ -427,9 +407,7 @@ def runs() -> list[RunHandle]:
     Raises:
         torchmuster.errors.NotFoundError: The folder of all runs can't be read.
     """
-    from torchmuster.launcher.views.find import all_runs
-
-    runs = [view for view in reversed(all_runs()) if view.kind is Kind.RUN]
+    runs = [view for view in reversed(find.all_runs()) if view.kind is Kind.RUN]
     return [RunHandle(view.run_dir) for view in runs]
 
 
@@ -439,9 +417,6 @@ def find_run(word: str) -> RunHandle:
     Raises:
         torchmuster.errors.NotFoundError: No run matches, several do, or the match is a workflow.
     """
-    from torchmuster.errors import NotFoundError
-    from torchmuster.launcher.views import find
-
     view = find.find_run(word)
     if view.kind is Kind.WORKFLOW:
         name = short_id(view.run_id)
@@ -527,16 +502,9 @@ def call_here(
         key for key, value in ours.items() if key not in _MEANT and value not in one.get(key, ())
     ]
     if more:
-        first, *others = [
-            NotLaunchedError(
-                "this process calls the function itself, as rank 0 of 1",
-                where=f"launch({key}=...)",
-                fix="without it, or without inline=True",
-            )
-            for key in more
-        ]
-        first.others = tuple(others)
-        raise first
+        what = "this process calls the function itself, as rank 0 of 1"
+        fix = "without it, or without inline=True"
+        raise merged([NotLaunchedError(what, where=f"launch({key}=...)", fix=fix) for key in more])
     with _set(world_of_one() | keywords.environment(ours)):
         return InlineRun(function(*args, **theirs))
 

@@ -4,8 +4,10 @@ A separate thread with a time limit collects each part: a file system that hangs
 that does not answer, affects only its own part. For a missing part the reason is given.
 """
 
+import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -16,7 +18,6 @@ import stat
 import struct
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from torchmuster.core.node.kernel import (
     list_folder,
     read_text,
 )
-from torchmuster.launcher.facts.gpu import Ask, GpuFacts, collect_gpus
+from torchmuster.launcher.facts.gpu import Ask, GpuFacts, collect_gpus, run_probes
 
 # The kernel: processors, memory, limits, shared memory, control groups.
 
@@ -282,32 +283,15 @@ def resolve(
     names: Sequence[str], limit_s: float
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """Resolve names in parallel; return the addresses, and why other names have none."""
-    found: dict[str, tuple[str, ...]] = {}
-    failed: dict[str, str] = {}
 
-    def ask(name: str) -> None:
-        try:
-            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except OSError as error:
-            failed[name] = error.strerror or str(error)
-            return
-        except UnicodeError:
-            failed[name] = "it is no host name"
-            return
-        found[name] = tuple(dict.fromkeys(str(row[4][0]) for row in rows))[:_MAX_ADDRESSES]
+    def ask(name: str) -> tuple[str, ...]:
+        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(row[4][0]) for row in rows))[:_MAX_ADDRESSES]
 
-    if len(names) == 1 and not limit_s:
-        ask(names[0])
-        return found, failed
-    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in names]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + limit_s
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0.0))
-    answered, refused = dict(found), dict(failed)
-    late = [name for name in names if name not in answered and name not in refused]
-    return answered, refused | dict.fromkeys(late, f"no answer within {limit_s:g} s")
+    def why(error: Exception) -> str:
+        return _why(error) if isinstance(error, OSError) else "it is no host name"
+
+    return run_probes({name: functools.partial(ask, name) for name in names}, limit_s, why)
 
 
 def source_for(address: str) -> str | None:
@@ -408,32 +392,38 @@ class FileFacts:
     script: ScriptFacts | None = None
 
 
-def collect_files(
-    run_dir: str | None,
-    once_written: str | None,
-    script: str | None,
-    environment: Mapping[str, str],
-    more: Sequence[tuple[str, str]] = (),
-) -> FileFacts:
-    """Return the facts about a run's folders and script; test files are removed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsRequest:
+    """What to collect.
 
-    Args:
+    Attributes:
+        environment: The job's variables, such as TMPDIR.
+        names: Other nodes' names, to be resolved here; only in the long form.
         run_dir: The run's folder; None without a run.
         once_written: A file in it that does not change after the start.
         script: The program's absolute path.
-        environment: The job's variables, such as TMPDIR.
-        more: (role, path) of other folders.
+        folders: (role, path) of other folders of the run.
     """
+
+    is_long: bool
+    environment: Mapping[str, str]
+    names: Sequence[str] = ()
+    run_dir: str | None = None
+    once_written: str | None = None
+    script: str | None = None
+    folders: Sequence[tuple[str, str]] = ()
+
+
+def collect_files(order: FactsRequest) -> FileFacts:
+    """Return the facts about a run's folders and script; test files are removed."""
     folders = []
-    if run_dir is not None:
-        folders.append(look_at("run", run_dir, once_written))
-    folders += [look_at(role, path, None) for role, path in more]
-    temporary = environment.get("TMPDIR") or tempfile.gettempdir()
+    if order.run_dir is not None:
+        folders.append(look_at("run", order.run_dir, order.once_written))
+    folders += [look_at(role, path, None) for role, path in order.folders]
+    temporary = order.environment.get("TMPDIR") or tempfile.gettempdir()
     folders.append(look_at("temp", temporary, None))
-    return FileFacts(
-        folders=tuple(folders),
-        script=script_facts(script) if script else None,
-    )
+    script = script_facts(order.script) if order.script else None
+    return FileFacts(folders=tuple(folders), script=script)
 
 
 def look_at(role: str, path: str, once_written: str | None) -> FolderFacts:
@@ -479,10 +469,8 @@ def _try_to_write(folder: str) -> tuple[bool, bool, str]:
         os.unlink(f"{path}.renamed")
     except OSError as error:
         for left in (path, f"{path}.renamed"):
-            try:
+            with contextlib.suppress(OSError):
                 os.unlink(left)
-            except OSError:
-                continue
         return written, False, _why(error)
     return True, True, ""
 
@@ -620,10 +608,10 @@ def _nodefile(environment: Mapping[str, str]) -> tuple[int, ...]:
         return ()
     try:
         with open(path, errors="replace") as file:
-            lines = [line.strip() for line in file.read(_MAX_NODEFILE_BYTES).splitlines()]
+            lines = map(str.strip, file.read(_MAX_NODEFILE_BYTES).splitlines())
     except OSError:  # only the first node has the file
         return ()
-    names = [line for line in lines if line]
+    names = list(filter(None, lines))
     return len(names), len(set(names))
 
 
@@ -697,75 +685,21 @@ class CollectedFacts:
     unknown: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactsRequest:
-    """What to collect.
-
-    Attributes:
-        names: Other nodes' names, to be resolved here; only in the long form.
-        once_written: A file of the run's folder that never changes.
-        folders: (role, path) of other folders of the run.
-    """
-
-    is_long: bool
-    environment: Mapping[str, str]
-    names: Sequence[str] = ()
-    run_dir: str | None = None
-    once_written: str | None = None
-    script: str | None = None
-    folders: Sequence[tuple[str, str]] = ()
-
-
 def collect(order: FactsRequest, ask: Ask | None = None) -> CollectedFacts:
     """Return the facts about this node that are known within 1 s, or 3.5 s in the long form."""
     names = order.names if order.is_long else ()
     names_s = NAMES_LONG_S if order.is_long else NAMES_SHORT_S
-    asking = ask or ask_spared
     parts: dict[str, Callable[[], Any]] = {
         "system": lambda: collect_system(is_long=order.is_long),
         "network": lambda: collect_network(names, names_s),
-        "files": lambda: collect_files(
-            order.run_dir, order.once_written, order.script, order.environment, order.folders
+        "files": lambda: collect_files(order),
+        "gpu": lambda: collect_gpus(
+            order.environment, ask or proc.ask_spared, NVIDIA_SMI_S, is_long=order.is_long
         ),
-        "gpu": lambda: collect_gpus(order.environment, asking, NVIDIA_SMI_S, is_long=order.is_long),
         "environment": lambda: collect_environment(order.environment),
     }
     found, unknown = run_probes(parts, LONG_S if order.is_long else SHORT_S)
     return CollectedFacts(unknown=unknown, **found)
-
-
-def run_probes(
-    parts: Mapping[str, Callable[[], Any]], limit_s: float
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run all probes in parallel; return their results, and the reasons for missing ones."""
-    found: dict[str, Any] = {}
-    unknown: dict[str, str] = {}
-
-    def run(name: str, probe: Callable[[], Any]) -> None:
-        try:
-            found[name] = probe()
-        except Exception as error:  # noqa: BLE001 - one failed probe must not affect the others
-            unknown[name] = f"{type(error).__name__}: {error}"[:200]
-
-    threads = [
-        threading.Thread(target=run, args=(name, probe), name=f"facts-{name}", daemon=True)
-        for name, probe in parts.items()
-    ]
-    deadline = time.monotonic() + limit_s
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0.0))
-    found_now, unknown_now = dict(found), dict(unknown)
-    for name in parts:
-        if name not in found_now and name not in unknown_now:
-            unknown_now[name] = f"no answer within {limit_s:g} s"
-    return found_now, unknown_now
-
-
-def ask_spared(argv: Sequence[str], limit_s: float) -> proc.CommandOutput:
-    """Run a program on this node, out of reach of the code that kills this process's children."""
-    return proc.ask_spared(argv, limit_s)
 
 
 def own_torch() -> TorchFacts:
