@@ -14,7 +14,15 @@ current world; the first call makes it, or `tm.init(...)` does, with options. Wo
 `pip install 'torchmuster[train]'`.
 """
 
-from torchmuster.train import needs as _needs  # noqa: F401 - before what needs it
+import importlib.util
+
+# Before the imports that need them.
+if _missing := [n for n in ("torch", "numpy", "fsspec") if importlib.util.find_spec(n) is None]:
+    raise ImportError(
+        f"torchmuster.train needs {', '.join(_missing)}, which this interpreter doesn't have:"
+        " pip install 'torchmuster[train]'"
+    )
+
 from torchmuster.train.batches.loader import DatasetError, Loader
 from torchmuster.train.evaluation import Evaluation
 from torchmuster.train.finite import NotFiniteError

@@ -15,7 +15,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import AgentAnswer, AskMemory, CallFailed, MemoryHeld
 from torchmuster.core.node.kernel import free_bytes
 from torchmuster.errors import UsageError
-from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_json
+from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_json, wait_for
 from torchmuster.train.objects import Objects
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import Folder
@@ -147,7 +147,6 @@ class HeldFile:
         return torch.frombuffer(self._map, dtype=torch.uint8, count=num_bytes, offset=PAGE_BYTES)
 
     def _read_part(self) -> Part | None:
-        size = os.fstat(self._descriptor).st_size
         page = os.pread(self._descriptor, PAGE_BYTES, 0)
         found = _HEADER.match(page)
         if found is None:
@@ -159,7 +158,7 @@ class HeldFile:
             part = Part(**json.loads(plain))
         except (ValueError, TypeError):
             return None
-        return part if size >= PAGE_BYTES + part.num_bytes else None
+        return part if self.size >= PAGE_BYTES + part.num_bytes else None
 
 
 class NodeMemory:
@@ -228,11 +227,6 @@ def _cant_hold(why: str) -> SnapshotError:
     )
 
 
-def agent_socket(environ: Any = os.environ) -> str | None:
-    """Return the socket of this worker's agent; None without muster."""
-    return environ.get(contract.SOCKET_VARIABLE) or None
-
-
 # Memory as a destination of snapshots: this node's agent; for sharded models others' agents, too.
 
 
@@ -285,7 +279,11 @@ class HeldFolder:
 
     def room(self, name: str, num_bytes: int) -> torch.Tensor:
         """Return the space for a file's next version; the last complete one stays there."""
-        return self._turn(name).begin(num_bytes)
+        files = self._memory.open(*(f"{name}.{turn}" for turn in _TURNS))
+        # The empty one, or the one with the older part.
+        file = min(files, key=lambda file: file.part.age if file.part is not None else (-1, -1))
+        self._turns[name] = file
+        return file.begin(num_bytes)
 
     def forget_all_but(self, age: tuple[int, int] | None) -> None:
         """Forget what was not loaded: it is damaged, older, or from a past that was left."""
@@ -313,15 +311,12 @@ class HeldFolder:
         """Put the manifest next to the parts, and free what no part of this attempt needs."""
         data = torch.frombuffer(bytearray(manifest), dtype=torch.uint8)
         self.room(MANIFEST, len(manifest)).copy_(data)
-        self._say_whole(Part(generation=generation, step=step, name=MANIFEST, num_bytes=len(data)))
+        part = Part(generation=generation, step=step, name=MANIFEST, num_bytes=len(data))
+        self._turns[MANIFEST].commit(part)
         if not self._is_tidy:
             self._is_tidy = True
-            old = [
-                file.name
-                for file in self._memory.all()
-                if file.name.rpartition(".")[0] not in self._names
-            ]
-            self._memory.drop(old)
+            names = [file.name for file in self._memory.all()]
+            self._memory.drop([n for n in names if n.rpartition(".")[0] not in self._names])
 
     def abandon(self, step: int, generation: int) -> None:
         """Forget the parts of a snapshot that will not be complete."""
@@ -331,40 +326,26 @@ class HeldFolder:
 
     def finish(self, part: Part) -> None:
         """Mark a staged file as complete, and send it to the neighbours."""
-        self._say_whole(part)
+        self._turns[part.name].commit(part)
         if self._neighbours is not None:
             self._exchange(part, self._turns[part.name].read(), self._neighbours)
-
-    def _say_whole(self, part: Part) -> None:
-        self._turns[part.name].commit(part)
-
-    def _turn(self, name: str) -> HeldFile:
-        """Return, of a name's two files, the empty one or the one with the older part."""
-        files = self._memory.open(*(f"{name}.{turn}" for turn in _TURNS))
-        file = min(files, key=lambda file: file.part.age if file.part is not None else (-1, -1))
-        self._turns[name] = file
-        return file
 
     # Between nodes.
 
     def _exchange(self, part: Part, mine: torch.Tensor, near: Neighbours) -> None:
-        header = torch.tensor([part.step, _number_of(part.name), part.num_bytes])
+        number = int(part.name.removeprefix("data-").removesuffix(".bin"))
+        header = torch.tensor([part.step, number, part.num_bytes])
         theirs = {rank: torch.empty_like(header) for rank in near.take_from}
         works = [dist.isend(header, rank, group=near.group) for rank in near.send_to]
-        works += [
-            dist.irecv(their_header, rank, group=near.group)
-            for rank, their_header in theirs.items()
-        ]
-        _wait(works)
+        works += [dist.irecv(one, rank, group=near.group) for rank, one in theirs.items()]
+        wait_for(works)
         taken: dict[int, torch.Tensor] = {}
         parts: list[Part] = []
         for rank, their_header in theirs.items():
             step, number, num_bytes = their_header.tolist()
             name = f"data-{number:05d}.bin"
             taken[rank] = self.room(name, num_bytes)
-            parts.append(
-                Part(generation=part.generation, step=step, name=name, num_bytes=num_bytes)
-            )
+            parts.append(replace(part, step=step, name=name, num_bytes=num_bytes))
         began, sent = time.monotonic(), 0
         longest = max([part.num_bytes, *(buffer.numel() for buffer in taken.values())])
         for begin in range(0, longest, _BLOCK_BYTES):
@@ -376,13 +357,13 @@ class HeldFolder:
             for rank, buffer in taken.items():
                 if begin < buffer.numel():
                     works.append(dist.irecv(buffer[begin:end], rank, group=near.group))
-            _wait(works)
+            wait_for(works)
             if near.bytes_per_s is not None:
                 ahead_s = sent / near.bytes_per_s - (time.monotonic() - began)
                 if ahead_s > 0:
                     threading.Event().wait(ahead_s)
         for one in parts:
-            self._say_whole(one)
+            self._turns[one.name].commit(one)
 
 
 class _HeldSink:
@@ -396,24 +377,7 @@ class _HeldSink:
         self._num_bytes += len(data)
 
     def finish(self) -> None:
-        part = self._part
-        self._folder.finish(
-            Part(
-                generation=part.generation,
-                step=part.step,
-                name=part.name,
-                num_bytes=self._num_bytes,
-            )
-        )
-
-
-def _number_of(name: str) -> int:
-    return int(name.removeprefix("data-").removesuffix(".bin"))
-
-
-def _wait(works: Sequence[Any]) -> None:
-    for work in works:
-        work.wait()
+        self._folder.finish(replace(self._part, num_bytes=self._num_bytes))
 
 
 # Which nodes hold what: each node's part is also on other nodes, if possible on other machines and
@@ -431,16 +395,6 @@ class NodeSite:
 
     machine: str
     switch: str = ""
-
-
-def own_location(environ: Mapping[str, str] = os.environ) -> NodeSite:
-    """Return the location of this node.
-
-    Slurm names the switches above a node, from the top: `core.rack3.n17` (sbatch(1),
-    SLURM_TOPOLOGY_ADDR).
-    """
-    switches = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
-    return NodeSite(machine=f"{proc.boot_id()}/{os.uname().nodename}", switch=switches)
 
 
 def choose_shifts(nodes: Sequence[NodeSite], copies: int) -> list[int]:
@@ -466,8 +420,6 @@ def describe_risk(nodes: Sequence[NodeSite], shifts: Sequence[int]) -> str | Non
     if count == 1:
         return "there is one node: snapshots in memory survive its workers, not its own loss"
     machines = {stand.machine for stand in nodes}
-    if len(machines) == count:
-        return None
     alone = [
         i
         for i, stand in enumerate(nodes)
@@ -577,13 +529,11 @@ def look(
                     damaged.append(_in_words(part, why))
         names = [*files, *([MANIFEST] if manifest is not None else [])]
         rows = gather_json([names, damaged])
-        good = [row[0] for row in rows]
         # Rank 0 reports other nodes' damage, too, as its output is shown.
         for text in [text for row in rows for text in row[1]] if dist.get_rank() == 0 else damaged:
             report(text)
-        holders = {
-            name: rank for rank in reversed(range(len(good))) for name in good[rank]
-        }  # the lowest rank that has it
+        # The lowest rank that has it.
+        holders = {name: rank for rank in reversed(range(len(rows))) for name in rows[rank][0]}
         if {*wanted, MANIFEST} <= set(holders):
             raw = broadcast_bytes(manifest, holders.pop(MANIFEST))
             return HeldSnapshot(decode_manifest(raw), holders, files)
@@ -790,16 +740,14 @@ def open_memory(
         UsageError: There are too few nodes for the copies.
         SnapshotError: An agent can't hold any.
     """
-    path = agent_socket()
+    path = os.environ.get(contract.SOCKET_VARIABLE)
     leads = world.local_rank == 0
-    stand = own_location()
-    mine = {
-        "agent": path is not None,
-        "node": world.node_rank,
-        "stand": [stand.machine, stand.switch],
-    }
-    reports = gather_json(mine)
-    if path is None or not all(one["agent"] for one in reports):
+    machine = f"{proc.boot_id()}/{os.uname().nodename}"
+    # Slurm names the switches above a node, from the top: `core.rack3.n17`. Source: sbatch(1).
+    switches = os.environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
+    site = [machine, switches]
+    reports = gather_json({"agent": bool(path), "node": world.node_rank, "site": site})
+    if not path or not all(one["agent"] for one in reports):
         world.say(
             "memory_every_steps is without effect here: memory that outlives the workers belongs to the agents of"
             " `muster run`, and these were started by another launcher"
@@ -807,7 +755,7 @@ def open_memory(
         return None
     sites: dict[int, NodeSite] = {}
     for one in reports:
-        sites.setdefault(one["node"], NodeSite(*one["stand"]))
+        sites.setdefault(one["node"], NodeSite(*one["site"]))
     nodes = [sites[node] for node in sorted(sites)]
     if settings.copies >= len(nodes) and settings.copies > 1:
         raise UsageError(
@@ -826,19 +774,17 @@ def open_memory(
     neighbours, names = None, {"data-00000.bin"}
     if is_sharded:
         targets = _targets(reports, sorted(sites), shifts)
-        limit = settings.mb_per_s * 1e6 if settings.mb_per_s is not None else None
         neighbours = Neighbours(
             group=dist.new_group(backend="gloo"),
             send_to=tuple(targets[world.rank]),
             take_from=tuple(rank for rank, goals in targets.items() if world.rank in goals),
-            bytes_per_s=limit,
+            bytes_per_s=settings.mb_per_s * 1e6 if settings.mb_per_s is not None else None,
         )
         here = {rank for rank, one in enumerate(reports) if one["node"] == world.node_rank}
         ranks = {rank for rank, goals in targets.items() if here & {rank, *goals}}
         names = {f"data-{rank:05d}.bin" for rank in ranks}
-    folder = HeldFolder(memory, names, neighbours)
     writers = writer.Writers(
-        folder=folder,
+        folder=HeldFolder(memory, names, neighbours),
         store=dist.PrefixStore("memory", world.connect()),
         rank=world.rank,
         world_size=world.world_size,

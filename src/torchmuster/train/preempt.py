@@ -19,7 +19,6 @@ Ctrl-C and a closed terminal request a stop like SIGTERM; a second Ctrl-C ends t
 """
 
 import ctypes
-import functools
 import json
 import os
 import select
@@ -44,7 +43,7 @@ from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
 # them.
 
 
-STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP})
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -58,12 +57,8 @@ def fork_quietly() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def quiet_worker(then: Callable[[int], None] | None = None) -> Callable[[int], None]:
-    """Return a `worker_init_fn` that ignores the stop signals, then calls the user's."""
-    return functools.partial(_init_worker, then)
-
-
-def _init_worker(then: Callable[[int], None] | None, worker_id: int) -> None:
+def begin_quietly(then: Callable[[int], None] | None, worker_id: int) -> None:
+    """Ignore the stop signals in a new loader worker, then call the user's `worker_init_fn`."""
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -77,7 +72,6 @@ _DEADLINE_MARGIN_S = 60.0
 _LOOK_EVERY_S = 10.0
 _POLL_S = 0.2
 _SAY_AFTER_S = 5.0
-_LISTENED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # These may be ignored on purpose: by a shell for background jobs, or by nohup.
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 _ONE_KEY_S = 1.0  # one Ctrl-C may arrive twice: from the terminal and from a launcher
@@ -229,7 +223,7 @@ class StopWatch:
         self._wakeup_r, self._wakeup_w = -1, -1
         self._thread = threading.Thread(target=self._listen, name="muster-stop", daemon=True)
 
-    def begin(self, boundary: int, *, signals: tuple[int, ...] = _LISTENED) -> None:
+    def begin(self, boundary: int, *, signals: tuple[int, ...] = STOP_SIGNALS) -> None:
         """Start listening before `boundary`; to signals only if called from the main thread."""
         global _listening
         self._boundary = boundary - 1
@@ -389,7 +383,7 @@ class StopWatch:
         ready, _, _ = select.select([self._wakeup_r], [], [], self._poll_s)
         if ready:
             for number in os.read(self._wakeup_r, 64):
-                if number in _LISTENED:
+                if number in STOP_SIGNALS:
                     self._request = self._request or signal.Signals(number).name
 
     def _look(self) -> None:

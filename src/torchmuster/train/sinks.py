@@ -1,10 +1,11 @@
 """Destinations of metrics on rank 0: the run's record, TensorBoard, Weights & Biases, MLflow."""
 
 import contextlib
+import importlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -52,13 +53,10 @@ class MetricsRecord:
     def last_saved(self, folder: str) -> int | None:
         """Return the step of the run's newest recorded snapshot in this folder, if any."""
         saved = None
-        try:
-            with open(self.path, "rb") as file:
-                for line in file:
-                    if b'"saved"' in line:
-                        saved = _saved_step(line, folder) or saved
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            for line in file:
+                if b'"saved"' in line:
+                    saved = _saved_step(line, folder) or saved
         return saved
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -84,15 +82,11 @@ class TensorBoard:
     def __init__(self, folder: str) -> None:
         if os.environ.get(contract.MEMBER_VARIABLE):
             folder = os.path.join(folder, _own_run_id())
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _needs(
-                "TensorBoard files need the package tensorboard", "tensorboard", error
-            ) from error
+        what = "TensorBoard files need the package tensorboard"
+        tensorboard = _imported("torch.utils.tensorboard", what, "tensorboard")
         # Every rank makes its sinks, but only rank 0 writes: so a sink opens files with the first
         # value.
-        self._open: Any = lambda: SummaryWriter(folder)
+        self._open: Any = lambda: tensorboard.SummaryWriter(folder)
         self._writer: Any = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -119,12 +113,8 @@ class WeightsAndBiases:
         if _own_run_id():
             options = {"id": _own_run_id(), "resume": "allow", **options}
         if run is None:
-            try:
-                import wandb
-            except ImportError as error:
-                raise _needs(
-                    "logging to Weights & Biases needs the package wandb", "wandb", error
-                ) from error
+            what = "logging to Weights & Biases needs the package wandb"
+            wandb = _imported("wandb", what, "wandb")
             self._open: Any = lambda: wandb.init(**options)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -143,15 +133,8 @@ class MLflow:
     """A run of MLflow; pass the arguments of `mlflow.start_run`, or an existing run."""
 
     def __init__(self, run: Any = None, **options: Any) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise _needs(
-                "logging to MLflow needs the package mlflow",
-                "mlflow, or the smaller mlflow-skinny",
-                error,
-            ) from error
-        self._mlflow: Any = mlflow
+        what = "logging to MLflow needs the package mlflow"
+        self._mlflow = _imported("mlflow", what, "mlflow, or the smaller mlflow-skinny")
         self._run, self._is_ours, self._options = run, run is None, options
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -176,8 +159,16 @@ def _own_run_id() -> str:
     return short_id(os.path.basename(os.environ.get(contract.RUN_DIR_VARIABLE, "")))
 
 
-def _needs(what: str, package: str, error: ImportError) -> UsageError:
-    return UsageError(what, why=str(error), fix=f"pip install {package}")
+def _imported(module: str, what: str, package: str) -> Any:
+    """Return a module that is optional.
+
+    Raises:
+        UsageError: It can't be imported, `what` says for what it is needed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(what, why=str(error), fix=f"pip install {package}") from error
 
 
 def open_sinks(given: list[MetricSink] | None, tensorboard: str | None) -> list[MetricSink]:
@@ -211,13 +202,11 @@ class StepsDone:
         self._began_at = self._shown_at = self._now()
         self._began_step = step
 
-    def show(
-        self, step: int, total: int | None, values: Mapping[str, float], *, force: bool = False
-    ) -> None:
+    def show(self, step: int, total: int | None, values: Mapping[str, float]) -> None:
         """Show the progress, not more often than a person can read."""
         now = self._now()
         every = self.BAR_EVERY_S if self._is_bar else self.PLAIN_EVERY_S
-        if not force and now - self._shown_at < every:
+        if now - self._shown_at < every:
             return
         self._shown_at = now
         line = self.line(step, total, values)
@@ -303,8 +292,9 @@ class SystemMetrics:
         if mark == self._seen:
             return {}
         self._seen = mark
-        known = system_values(_last_object(self._run_dir.samples))
-        saved = _last_saved(self._run_dir.training)
+        known = system_values(next(_newest_first(self._run_dir.samples), {}))
+        events = _newest_first(self._run_dir.training)
+        saved = next((e["saved"] for e in events if isinstance(e.get("saved"), int)), None)
         return {**known, **({"system/snapshot_step": float(saved)} if saved is not None else {})}
 
 
@@ -312,7 +302,8 @@ def system_values(sample: Mapping[str, Any]) -> dict[str, float]:
     """Return a sample over all ranks as metrics by name; leave out what no rank reports."""
     found = {}
     for column, name in _MEANS:
-        if (mean := _mean(sample.get(column))) is not None:
+        if numbers := _numbers(sample.get(column)):
+            mean = sum(numbers) / len(numbers)
             found[name] = mean * _MIB_TO_MB if name.endswith("megabytes") else mean
     speeds = _numbers(sample.get("steps_per_s"))
     if speeds:
@@ -323,43 +314,20 @@ def system_values(sample: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _mean(column: object) -> float | None:
-    numbers = _numbers(column)
-    return sum(numbers) / len(numbers) if numbers else None
-
-
 def _numbers(column: object) -> Sequence[float]:
     values = column if isinstance(column, list) else []
     return [float(value) for value in values if isinstance(value, int | float)]
 
 
-def _last_object(path: str) -> Mapping[str, Any]:
-    for line in reversed(_lines(path)):
+def _newest_first(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects in the last part of a record."""
+    data = last_bytes(path, 1 << 16)
+    if data and b"\n" not in data.rstrip(b"\n") and len(data) == 1 << 16:
+        data = last_bytes(path, _MOST_BYTES)
+    for line in reversed(data[: data.rfind(b"\n") + 1].splitlines()):
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):  # half written
             continue
         if isinstance(found, dict):
-            return found
-    return {}
-
-
-def _last_saved(path: str) -> int | None:
-    """Return the step of the newest complete snapshot in the last part of the record."""
-    for line in reversed(_lines(path)):
-        if b'"saved"' not in line:
-            continue
-        try:
-            saved = json.loads(line).get("saved")
-        except (ValueError, RecursionError, AttributeError):
-            continue
-        if isinstance(saved, int):
-            return saved
-    return None
-
-
-def _lines(path: str) -> list[bytes]:
-    data = last_bytes(path, 1 << 16)
-    if data and b"\n" not in data.rstrip(b"\n") and len(data) == 1 << 16:
-        data = last_bytes(path, _MOST_BYTES)
-    return data[: data.rfind(b"\n") + 1].splitlines()
+            yield found

@@ -32,7 +32,7 @@ from torchmuster.train.barrier import StoreBarrier
 from torchmuster.train.batches.loader import Loader, LoaderSettings
 from torchmuster.train.batches.stream import open_loader
 from torchmuster.train.evaluation import Evaluation, EvaluationWatch
-from torchmuster.train.exchange import broadcast_bytes, gather_ints
+from torchmuster.train.exchange import broadcast_bytes
 from torchmuster.train.finite import watch_gradients
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.launch import Launcher
@@ -284,17 +284,7 @@ class World:
             num_workers=num_workers,
         )
         options.setdefault("pin_memory", self.device.type == "cuda")
-        loader = open_loader(
-            dataset,
-            settings,
-            rank=self.rank,
-            world_size=self.world_size,
-            device=self.device,
-            step_state=self.step_state,
-            collate=collate_fn,
-            options=options,
-            compare=lambda value: [row[0] for row in gather_ints([value])],
-        )
+        loader = open_loader(self, dataset, settings, collate_fn, options)
         self._loaders.add(loader)
         return loader
 
@@ -436,7 +426,7 @@ class World:
             in_memory = open_memory(wanted, writers, self, is_sharded=sharded)
         record = MetricsRecord(record_path(writers.folder))
         chosen = open_sinks(sinks, tensorboard) if self.is_first else []
-        metrics = RunMetrics(self.device, record, chosen, self.say, is_first=self.is_first)
+        metrics = RunMetrics(self, record, chosen)
 
         def warn(text: str) -> None:
             metrics.end_line()

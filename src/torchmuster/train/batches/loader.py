@@ -6,6 +6,7 @@ starts with the next batch; after the end of an epoch it begins the next one, an
 what was seen.
 """
 
+import functools
 import itertools
 import weakref
 import zlib
@@ -32,9 +33,9 @@ from torchmuster.train.batches.order import (
     name_faults,
     sums_of,
 )
-from torchmuster.train.exchange import gather_bytes, gather_ints
+from torchmuster.train.exchange import gather_bytes, gather_json
 from torchmuster.train.heartbeat import StepState
-from torchmuster.train.preempt import StopNow, fork_quietly, quiet_worker
+from torchmuster.train.preempt import StopNow, begin_quietly, fork_quietly
 from torchmuster.train.snapshot.state import SnapshotError
 
 # A batch is fetched and collated in a loader worker, with random numbers keyed by sample.
@@ -174,13 +175,10 @@ class Loader:
 
     def __init__(
         self,
+        world: Any,
         dataset: Any,
         settings: LoaderSettings,
         *,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        step_state: StepState,
         collate: Callable[[list[Any]], Any] | None,
         options: dict[str, Any],
         compare: Callable[[int], list[int]] | None = None,
@@ -192,12 +190,11 @@ class Loader:
         self.position = 0
         self.ledger = Ledger()
         self.gate: Gate | None = None
-        self._rank = rank
-        self._device = device
-        self._step_state = step_state
+        self._rank, self._device = world.rank, world.device
+        self._step_state: StepState = world.step_state
         self._order: torch.Tensor | None = None
         self._micro_batches_done = 0  # of the current step
-        self._division = divide(settings, self.num_samples, world_size)
+        self._division = divide(settings, self.num_samples, world.world_size)
         self._batches = self._open(dataset, collate, options)
 
     def _count(self, dataset: Any) -> int:
@@ -225,7 +222,7 @@ class Loader:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        return self._division.steps_per_epoch
+        return self._division.steps_from(0)
 
     @property
     def ends_step(self) -> bool:
@@ -280,7 +277,7 @@ class Loader:
                 share, ids, batch = taken
                 self._take(share, ids)
                 ends_step = share.ends_step
-                yield self._to_device(batch)
+                yield on_device(batch, self._device)
         except StopNow:
             if self.gate is not None:
                 self.gate.stop()
@@ -321,11 +318,8 @@ class Loader:
 
     def _take(self, share: Share, ids: torch.Tensor) -> None:
         step_state = self._step_state
-        step_state.weight, step_state.count, step_state.ends_step = (
-            share.weight,
-            share.count,
-            share.ends_step,
-        )
+        step_state.weight, step_state.count = share.weight, share.count
+        step_state.ends_step = share.ends_step
         step_state.accumulates = self.settings.accumulate > 1
         step_state.serial += 1
         if share.count:
@@ -333,13 +327,6 @@ class Loader:
         self._micro_batches_done += 1
         if share.ends_step:
             self.position, self._micro_batches_done = share.position, 0
-
-    def _to_device(self, batch: Any) -> Any:
-        if self._device.type == "cpu":
-            return batch
-        return pytree.tree_map_only(
-            torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch
-        )
 
     def begin_epoch(self, epoch: int, position: int = 0, consumed: Sums | None = None) -> None:
         """Move to `position` of `epoch`; `consumed` is the ledger of the samples before it."""
@@ -474,6 +461,13 @@ def divide(settings: LoaderSettings, num_samples: int, world_size: int) -> Divis
     )
 
 
+def on_device(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on the device, copied while the host goes on."""
+    if device.type == "cpu":
+        return batch
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device, non_blocking=True), batch)
+
+
 class _Batches(DataLoader):
     """torch's DataLoader that tracks its iterators with live worker processes.
 
@@ -498,7 +492,8 @@ def open_batches(
     options = dict(options)
     if num_workers:
         options.setdefault("persistent_workers", True)
-        options["worker_init_fn"] = quiet_worker(options.get("worker_init_fn"))
+        then = options.get("worker_init_fn")
+        options["worker_init_fn"] = functools.partial(begin_quietly, then)
     return _Batches(
         fetch,
         batch_size=None,
@@ -542,10 +537,8 @@ def prove(data: Loader) -> dict[str, Any]:
         DatasetError: Some were lost or seen twice.
     """
     mine = data.ledger.sums()
-    rows = gather_ints([mine.count, *_halves(mine.first), *_halves(mine.second)])
-    total = Sums()
-    for count, *halves in rows:
-        total = total + Sums(count, _whole(halves[:2]), _whole(halves[2:]))
+    rows = gather_json([mine.count, mine.first, mine.second])
+    total = sum((Sums(*row) for row in rows), Sums())
     expected = data.expected(data.position)
     if total == sums_of(expected):
         whole = data.position == (data.epoch_samples() or data.position)
@@ -566,9 +559,7 @@ def begin_ledger(data: Loader, pieces: list[list[int]], step: int, *, is_first: 
     Raises:
         SnapshotError: Their sums differ from those of the order up to the position.
     """
-    total = Sums()
-    for piece in pieces:
-        total = total + Sums(*piece)
+    total = sum((Sums(*piece) for piece in pieces), Sums())
     if total != sums_of(data.expected(data.position)):
         raise SnapshotError(
             f"the ledger of the snapshot of step {step} doesn't match its position in the data",
@@ -577,12 +568,3 @@ def begin_ledger(data: Loader, pieces: list[list[int]], step: int, *, is_first: 
             fix="check that dataset, seed and shuffle are the same as when the snapshot was made",
         )
     data.ledger.start(total if is_first else Sums())
-
-
-def _halves(value: int) -> tuple[int, int]:
-    """Return a 64-bit number as two that an int64 tensor can hold."""
-    return value >> 32, value & 0xFFFFFFFF
-
-
-def _whole(halves: list[int]) -> int:
-    return (halves[0] << 32) | halves[1]

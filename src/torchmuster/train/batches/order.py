@@ -92,11 +92,6 @@ class Division:
             return self.num_samples - (self.num_samples - position) % self.global_batch_size
         return self.num_samples
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of optimizer steps in an epoch that begins at 0."""
-        return self.steps_from(0)
-
     def steps_from(self, position: int) -> int:
         """Return the number of steps that remain from `position` on."""
         return -(-(self.end_from(position) - position) // self.global_batch_size)
@@ -141,20 +136,14 @@ class Sums:
     second: int = 0
 
     def __add__(self, other: "Sums") -> "Sums":
-        mask = (1 << 64) - 1
         return Sums(
             self.count + other.count,
-            (self.first + other.first) & mask,
-            (self.second + other.second) & mask,
+            (self.first + other.first) & _MASK,
+            (self.second + other.second) & _MASK,
         )
 
     def __sub__(self, other: "Sums") -> "Sums":
-        mask = (1 << 64) - 1
-        return Sums(
-            self.count - other.count,
-            (self.first - other.first) & mask,
-            (self.second - other.second) & mask,
-        )
+        return self + Sums(-other.count, -other.first, -other.second)
 
 
 def sums_of(ids: np.ndarray) -> Sums:
