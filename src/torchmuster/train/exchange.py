@@ -59,13 +59,6 @@ def broadcast_buffer(buffer: torch.Tensor, source: int) -> torch.Tensor:
     return buffer
 
 
-def sum_float64(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum over ranks of a float64 vector, on its device."""
-    if dist.get_world_size() > 1:
-        dist.all_reduce(values)
-    return values
-
-
 def shift_bytes(data: bytes, shift: int) -> bytes:
     """Return the `data` of the rank `shift` places further around the ring; equal on all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()

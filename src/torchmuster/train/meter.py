@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from torchmuster.core.model import contract
 from torchmuster.core.model.text import few_of, loss_of
 from torchmuster.errors import UsageError
-from torchmuster.train.exchange import gather_json, sum_float64
+from torchmuster.train.exchange import gather_json
 from torchmuster.train.finite import replay_command
 from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone
 from torchmuster.train.snapshot.state import unpack
@@ -121,7 +122,9 @@ class Meter:
                 for value in (*parts, float(extra))
             ]
         )
-        *values, count = sum_float64(vector).tolist()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(vector)
+        *values, count = vector.tolist()
         pairs = {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
         return pairs, int(count)
 
