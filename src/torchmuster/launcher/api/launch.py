@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torchmuster.core import proc
@@ -45,21 +45,6 @@ from torchmuster.launcher.views import find
 _MAX_SOURCE_CHARS = 1 << 18
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedCall:
-    """A function call, ready to be sent to the workers.
-
-    Attributes:
-        target: `module:function`, for the plan and for `ps`.
-        data: The content of the call file.
-        module_file: The file of the function's module; None where the function travels by value.
-    """
-
-    target: str
-    data: bytes
-    module_file: str | None
-
-
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a function for messages."""
     inner = _inner(function)
@@ -67,32 +52,28 @@ def name_of(function: Callable[..., Any]) -> str:
     return whole.rpartition("<locals>.")[2]
 
 
-def run_name(target: str) -> str:
-    """Return the function's name in a form that can begin a run id."""
-    name = "".join(c if c.isalnum() and c.isascii() else "-" for c in target.partition(":")[2])
-    return name.strip("-")[:24].strip("-") or "function"
-
-
-def pack(
+def _write_call(
+    path: str,
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    cwd: str,
-    members: Sequence[Mapping[str, Any]] = (),
-) -> PackedCall:
-    """Pack the call of a function.
+    members: Sequence[Mapping[str, Any]],
+) -> tuple[str, FunctionCall]:
+    """Write the call file of a function; return `module:function` and what the plan says of it.
+
+    Import paths below the project of the working directory are sent relative to it.
 
     Args:
+        path: The file.
         function: From an importable module, from `__main__` or from a notebook.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        cwd: The working directory; import paths below its project are sent relative to it.
         members: In a sweep, the further keyword arguments of each member.
 
     Raises:
         CarryError: The function or an argument can't be sent; the message names the variable.
     """
-    name = name_of(function)
+    name, cwd = name_of(function), os.getcwd()
     given = {f"args[{number}]": value for number, value in enumerate(args)}
     varied = {key: [member[key] for member in members] for key in (members[0] if members else ())}
     parts = {"": function, **given, **kwargs, **varied}
@@ -110,9 +91,11 @@ def pack(
         paths=tuple(_paths(cwd)),
         sources=dict(_sources(inner)),
     )
-    return PackedCall(
-        target=f"{inner.__module__ if has_module else '__main__'}:{name}",
-        data=pack_call(head, pickled),
+    data = pack_call(head, pickled)
+    atomic.replace_file(path, data, mode=0o600)
+    return f"{inner.__module__ if has_module else '__main__'}:{name}", FunctionCall(
+        source=path,
+        sha256=hashlib.sha256(data).hexdigest(),
         module_file=_own_file(module, cwd) if has_module else None,
     )
 
@@ -306,18 +289,57 @@ def launch_by(
             f"launch got {type(function).__name__}: it takes a function, or the path of a script",
             fix="pass the function itself: launch(train, 0.1), not launch(train(0.1))",
         )
-    cwd = os.getcwd()
-    folder = tempfile.mkdtemp(prefix="muster-launch-")
+    run_dir = start_order(
+        lambda words: _start(begin, ["run", *words]), function, args, options, LaunchOrder()
+    )
+    return RunHandle(run_dir)
+
+
+def start_order(
+    start: Callable[[list[str]], str],
+    function: Callable[..., Any] | str | os.PathLike[str],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    order: LaunchOrder,
+    *,
+    of: str = "launch",
+    members: Sequence[Mapping[str, Any]] = (),
+) -> RunDir:
+    """Start a command with the order to call a function or to run a script.
+
+    Args:
+        start: Starts the command with these arguments; returns the run id.
+        function: A function or the path of a script.
+        args: Its positional arguments.
+        options: Options of the command, and the function's own keywords.
+        order: What else it says.
+        of: `launch` or `sweep`.
+        members: The further keyword arguments of each member of a sweep.
+
+    Raises:
+        NotLaunchedError: A keyword, a value or the function can't be used.
+    """
+    folder = tempfile.mkdtemp(prefix=f"muster-{of}-")
     try:
         if callable(function):
-            words, order = _of_function(function, args, options, cwd, folder)
+            name, member = name_of(function), members[0] if members else None
+            ours, theirs = keywords.split(options, function, args, name, of=of, member=member)
+            words = keywords.words(ours, of)
+            order = replace(order, environment=keywords.environment(ours, of))
+            target, call = _write_call(
+                os.path.join(folder, "call"), function, args, theirs, members
+            )
+            if not {"name", "run_id"} & ours.keys():
+                words += ["--name", _as_name(target)]
+            words, order = [*words, "--", target], replace(order, call=call)
         else:
-            words, order = _of_script(os.fspath(function), args, options)
+            keywords.check(options, "a script", of)
+            words = [*keywords.words(options, of), "--", os.fspath(function)]
+            environment = keywords.environment(options, of)
+            order = replace(order, args=tuple(map(str, args)), environment=environment)
         path = os.path.join(folder, "order")
         atomic.replace_file(path, json.dumps(codec.to_plain(order)).encode(), mode=0o600)
-        return RunHandle(
-            RunDir(os.path.join(runs_dir(), _start(begin, ["run", "--launched", path, *words])))
-        )
+        return RunDir(os.path.join(runs_dir(), start(["--launched", path, *words])))
     except NotLaunchedError:
         raise
     except MusterError as error:
@@ -328,35 +350,10 @@ def launch_by(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _of_function(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    options: Mapping[str, Any],
-    cwd: str,
-    folder: str,
-) -> tuple[list[str], LaunchOrder]:
-    ours, theirs = keywords.split(options, function, args, name_of(function))
-    words, environment = keywords.words(ours), keywords.environment(ours)
-    packed = pack(function, args, theirs, cwd)
-    path = os.path.join(folder, "call")
-    atomic.replace_file(path, packed.data, mode=0o600)
-    sent = FunctionCall(
-        source=path,
-        sha256=hashlib.sha256(packed.data).hexdigest(),
-        module_file=packed.module_file,
-    )
-    if not {"name", "run_id"} & ours.keys():
-        words += ["--name", run_name(packed.target)]
-    return [*words, "--", packed.target], LaunchOrder(call=sent, environment=environment)
-
-
-def _of_script(
-    script: str, args: Sequence[Any], options: Mapping[str, Any]
-) -> tuple[list[str], LaunchOrder]:
-    keywords.check(options, "a script")
-    words = [*keywords.words(options), "--", script]
-    environment = keywords.environment(options)
-    return words, LaunchOrder(args=tuple(str(arg) for arg in args), environment=environment)
+def _as_name(target: str) -> str:
+    """Return the function's name in a form that can begin a run id."""
+    name = "".join(c if c.isalnum() and c.isascii() else "-" for c in target.partition(":")[2])
+    return name.strip("-")[:24].strip("-") or "function"
 
 
 def _begin(words: list[str], stdout: int, stderr: int) -> RunClient:

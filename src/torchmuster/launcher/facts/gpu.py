@@ -243,14 +243,16 @@ _HEALTH = (
     "pcie.link.width.current",
     "pcie.link.width.max",
 )
+
+
+def _query(names: Sequence[str], of: str = "gpu") -> tuple[str, ...]:
+    return ("nvidia-smi", f"--query-{of}={','.join(names)}", "--format=csv,noheader,nounits")
+
+
 # On Ampere and later: bad memory rows that wait to be remapped, or could not be.
 _ROWS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
 _MORE: Mapping[str, Sequence[str]] = {
-    "rows": (
-        "nvidia-smi",
-        f"--query-remapped-rows={','.join(_ROWS)}",
-        "--format=csv,noheader,nounits",
-    ),
+    "rows": _query(_ROWS, "remapped-rows"),
     "plain": ("nvidia-smi",),
     "topology": ("nvidia-smi", "topo", "-m"),
     "p2p": ("nvidia-smi", "topo", "-p2p", "r"),
@@ -407,10 +409,6 @@ def driver_version(root: str = "/") -> str:
     text = read_text(os.path.join(root, "proc/driver/nvidia/version"))
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found.group(1) if found else ""
-
-
-def _query(names: Sequence[str]) -> tuple[str, ...]:
-    return ("nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
 
 
 def _ask(ask: Ask, argv: Sequence[str], limit_s: float) -> tuple[str, str]:

@@ -149,7 +149,7 @@ class Sums:
 def sums_of(ids: np.ndarray) -> Sums:
     """Return the sums over int64 `ids`.
 
-    Source: SplitMix64's finalizer, as in `order.mix`, with two odd keys.
+    Source: SplitMix64's finalizer, as in `mix`, with two odd keys.
     """
     totals = []
     with np.errstate(over="ignore"):
