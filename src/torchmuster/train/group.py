@@ -68,18 +68,6 @@ class RankInfo:
     connect: Callable[[], Any]
     timeout_s: float
 
-    def describe(self) -> str:
-        """Return one line on the world: sizes, device, launcher, interface, timeout."""
-        size, launcher = self.launch.world_size, self.launch.launcher.value
-        workers = "worker" if size == 1 else "workers"
-        nodes = "node" if self.num_nodes == 1 else "nodes"
-        backend = "nccl" if self.device.type == "cuda" and not self.shares_gpus else "gloo"
-        over = f" over {self.interface}" if self.interface else ""
-        return (
-            f"{size} {workers} on {self.num_nodes} {nodes}, {self.device.type}, {backend}{over},"
-            f" started by {launcher}, timeout {self.timeout_s:g} s"
-        )
-
 
 def join(
     *, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None, share_gpus: bool = False

@@ -167,7 +167,15 @@ class World:
 
     def describe(self) -> str:
         """Return one line on the world: sizes, device, launcher, interface, timeout."""
-        return self._standing.describe()
+        standing, kind = self._standing, self.device.type
+        workers = "worker" if self.world_size == 1 else "workers"
+        nodes = "node" if self.num_nodes == 1 else "nodes"
+        backend = "nccl" if kind == "cuda" and not standing.shares_gpus else "gloo"
+        over = f" over {standing.interface}" if standing.interface else ""
+        return (
+            f"{self.world_size} {workers} on {self.num_nodes} {nodes}, {kind}, {backend}{over},"
+            f" started by {self.launcher.value}, timeout {self.timeout_s:g} s"
+        )
 
     @property
     def timeout_s(self) -> float:
