@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.nn.functional import cross_entropy
 
 import torchmuster.train as tm
-from torchmuster.train.memory.saves import MemorySettings
+from torchmuster.train.memory import MemorySettings
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import open_folder
 from torchmuster.train.snapshot.staging import Staging, whole_boxes

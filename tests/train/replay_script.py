@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 import torchmuster.train as tm
 from torchmuster.train import rng
 from torchmuster.train.batches.order import mix
-from torchmuster.train.replay.forward import checksum
+from torchmuster.train.finite import checksum
 
 
 class Samples(torch.utils.data.Dataset):

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from torchmuster.core.node.workers import MOST_FILES, HeldMemory
-from torchmuster.train.memory.folder import HeldFolder
-from torchmuster.train.memory.held import PAGE_BYTES, HeldFile, NodeMemory
-from torchmuster.train.memory.saves import (
+from torchmuster.train.memory import (
+    PAGE_BYTES,
+    HeldFile,
+    HeldFolder,
     MemorySaves,
     MemorySettings,
+    NodeMemory,
     NodeSite,
     choose_shifts,
     describe_risk,

@@ -9,7 +9,7 @@ import torchmuster.train as tm
 from torchmuster.core.net.ipc import CallFailed
 from torchmuster.core.node.workers import HeldMemory
 from torchmuster.errors import UsageError
-from torchmuster.train.memory.held import NodeMemory
+from torchmuster.train.memory import NodeMemory
 from torchmuster.train.snapshot.state import MisfitError, SnapshotError
 from torchmuster.train.wrap import WeightedDDP
 
@@ -254,7 +254,7 @@ def test_whole_numbers_of_any_type_are_counts(world, number):
 
 
 def test_too_little_memory_is_said_with_the_sum_before_the_first_step(world, agent, monkeypatch):
-    monkeypatch.setattr("torchmuster.train.memory.saves.free_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("torchmuster.train.memory.free_bytes", lambda: 1_000_000)
     with pytest.raises(MisfitError) as error:
         begin(world, model=nn.Linear(3, 100_000), memory_every_steps=1)
     said = message(error)

@@ -14,7 +14,7 @@ from torch import nn
 
 from kit.training import view_training
 from torchmuster.errors import UsageError
-from torchmuster.train.batches.workers import STOP_SIGNALS
+from torchmuster.train.preempt import STOP_SIGNALS
 from torchmuster.train.snapshot import folder as fileops
 from torchmuster.train.snapshot.state import SnapshotError
 from torchmuster.train.snapshot.writer import Saver

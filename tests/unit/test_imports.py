@@ -35,7 +35,7 @@ NODE_SIDE = [
     "torchmuster.core.node.agent",
     "torchmuster.core.head.training_head",
     "torchmuster.core.node.spawner.serve",
-    "torchmuster.launcher.facts.system",
+    "torchmuster.launcher.facts.collect",
     "torchmuster.core.files.terminal",
 ]
 

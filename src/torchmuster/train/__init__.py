@@ -14,18 +14,24 @@ current world; the first call makes it, or `tm.init(...)` does, with options. Wo
 `pip install 'torchmuster[train]'`.
 """
 
-from torchmuster.train import needs as _needs  # noqa: F401 - before what needs it
-from torchmuster.train.batches.keyed import DatasetError
-from torchmuster.train.batches.loader import Loader
+import importlib.util
+
+# Before the imports that need them.
+if _missing := [n for n in ("torch", "numpy", "fsspec") if importlib.util.find_spec(n) is None]:
+    raise ImportError(
+        f"torchmuster.train needs {', '.join(_missing)}, which this interpreter doesn't have:"
+        " pip install 'torchmuster[train]'"
+    )
+
+from torchmuster.train.batches.loader import DatasetError, Loader
 from torchmuster.train.evaluation import Evaluation
 from torchmuster.train.finite import NotFiniteError
 from torchmuster.train.group import WorldError
 from torchmuster.train.once import OnceError
 from torchmuster.train.precision import Precision
 from torchmuster.train.run import Run
-from torchmuster.train.sinks import MetricSink, MLflow, TensorBoard, WeightsAndBiases
+from torchmuster.train.sinks import MetricSink, MLflow, SystemMetrics, TensorBoard, WeightsAndBiases
 from torchmuster.train.snapshot.state import SnapshotError
-from torchmuster.train.system import SystemMetrics
 from torchmuster.train.trainer import Trainer, TrainerOptions
 from torchmuster.train.verify.watch import DiffersError
 from torchmuster.train.world import (

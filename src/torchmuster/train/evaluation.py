@@ -9,21 +9,27 @@ end.
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import Sampler
 
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.keyed import KeyedFetch, Request, num_samples_of
-from torchmuster.train.batches.loader import close_batches, open_batches
+from torchmuster.train.batches.loader import (
+    KeyedFetch,
+    Request,
+    close_batches,
+    num_samples_of,
+    on_device,
+    open_batches,
+)
 from torchmuster.train.batches.order import split
-from torchmuster.train.batches.workers import fork_quietly
-from torchmuster.train.meter import Meter, Number
+from torchmuster.train.meter import Meter, Number, means_of
+from torchmuster.train.preempt import fork_quietly
 from torchmuster.train.wrap import is_sharded, reshard
 
 _COUNT = "muster/count"  # a name that no metric of a script has
@@ -68,7 +74,6 @@ class Evaluation:
         begin, end = split(self.num_samples, dist.get_world_size(), dist.get_rank())
         ranges = [(at, min(at + batch_size, end)) for at in range(begin, end, batch_size)]
         fetch = KeyedFetch(dataset, 0, collate)
-        self._num_batches = len(ranges)
         self._weight = 0
         largest = math.ceil(self.num_samples / dist.get_world_size())
         self._ranges = _Ranges(ranges, most=math.ceil(largest / batch_size))
@@ -76,7 +81,7 @@ class Evaluation:
 
     def __len__(self) -> int:
         """Return the number of batches of this rank; another rank may have one more or less."""
-        return self._num_batches
+        return len(self._ranges)
 
     def __iter__(self) -> Iterator[Any]:
         """Reset the metrics and yield this rank's batches."""
@@ -100,11 +105,9 @@ class Evaluation:
                 for number, (ids, batch) in enumerate(batches):
                     watch.between_batches()
                     self._size = len(ids)
-                    self._weight = len(ids) if number < self._num_batches else 0
+                    self._weight = len(ids) if number < len(self._ranges) else 0
                     self._count += self._weight
-                    yield pytree.tree_map_only(
-                        torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch
-                    )
+                    yield on_device(batch, self._device)
             finally:
                 self._size = 0
                 for model in self._models():
@@ -152,8 +155,7 @@ class Evaluation:
                 fix="run the loop to its end on every rank",
             )
         self._count = 0
-        means = {name: total / weight for name, (total, weight) in totals.items() if weight}
-        return {**means, "count": count}
+        return {**means_of(totals), "count": count}
 
     def close(self) -> None:
         """End the worker processes."""
@@ -165,8 +167,6 @@ class EvaluationWatch:
 
     def evaluating(self, generators: dict[str, Any]) -> Any:
         """Return the context of the loop; `generators` holds the random states before it."""
-        from contextlib import nullcontext
-
         return nullcontext()
 
     def between_batches(self) -> None:

@@ -1,6 +1,7 @@
 """Small collectives on the CPU for use outside the training loop, without pickles."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,9 +18,14 @@ def gather_ints(values: list[int]) -> list[list[int]]:
     return [one.tolist() for one in everyone]
 
 
+def gather_int(value: int) -> list[int]:
+    """Return every rank's `value`."""
+    return [row[0] for row in gather_ints([value])]
+
+
 def gather_bytes(data: bytes) -> list[bytes]:
     """Return every rank's `data`, of any length."""
-    lengths = [row[0] for row in gather_ints([len(data)])]
+    lengths = gather_int(len(data))
     mine = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
     if data:
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -53,25 +59,23 @@ def broadcast_buffer(buffer: torch.Tensor, source: int) -> torch.Tensor:
     return buffer
 
 
-def sum_float64(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum over ranks of a float64 vector, on its device."""
-    if dist.get_world_size() > 1:
-        dist.all_reduce(values)
-    return values
-
-
 def shift_bytes(data: bytes, shift: int) -> bytes:
     """Return the `data` of the rank `shift` places further around the ring; equal on all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     source, target = (rank + shift) % size, (rank - shift) % size
     if source == rank:
         return data
-    lengths = [row[0] for row in gather_ints([len(data)])]
+    lengths = gather_int(len(data))
     mine = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
     theirs = torch.empty(lengths[source], dtype=torch.uint8)
     works = [dist.irecv(part, source) for part in theirs.split(_BLOCK_BYTES) if part.numel()]
     works += [dist.isend(part, target) for part in mine.split(_BLOCK_BYTES) if part.numel()]
+    wait_for(works)
+    return theirs.numpy().tobytes()
+
+
+def wait_for(works: Iterable[Any]) -> None:
+    """Wait for the ends of transfers."""
     for work in works:
         if work is not None:
             work.wait()
-    return theirs.numpy().tobytes()

@@ -2,31 +2,118 @@
 
 Gradients are sums over the ranks, so one rank's NaN is in the weights of all after one step, and
 nothing fails. The check uses the largest absolute value of all gradients: one number, equal on
-every rank, so all ranks decide alike.
+every rank, so all ranks decide alike. A model's forward is repeated in the same process, to tell
+data and weights from a machine fault.
 """
 
 import math
 import os
 import socket
+import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model import contract
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.train import rng
 from torchmuster.train.batches.loader import Loader
 from torchmuster.train.exchange import gather_json
 from torchmuster.train.objects import Objects
-from torchmuster.train.replay.forward import ForwardCall, checksum, floats_of
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.wrap import has_shards, shard_of, unwrap
+
+_DEVICES = ("cpu", "cuda")
+
+
+class ForwardCall:
+    """The arguments of a model's call (references), and the state of the generators before it.
+
+    Attributes:
+        are_finite: For each tensor of the output a truth value on the device.
+    """
+
+    def __init__(self, inputs: Any, kwargs: Any) -> None:
+        self.are_finite: list[torch.Tensor] = []
+        self._inputs, self._kwargs = inputs, kwargs
+        self._versions = versions(inputs, kwargs)
+        self._generators = rng.cheap_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._autocast = [
+            (d, torch.get_autocast_dtype(d)) for d in _DEVICES if torch.is_autocast_enabled(d)
+        ]
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether its output was not finite; waits for the device."""
+        return not all(bool(one) for one in self.are_finite)
+
+    def is_bad_again(self, model: nn.Module) -> bool | None:
+        """Repeat the forward; return whether its output is not finite, None if that is impossible.
+
+        Args:
+            model: Without wrappers: no collective may be called here.
+        """
+        if self._versions != versions(self._inputs, self._kwargs):
+            return None  # the script has changed the inputs in place
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        with ExitStack() as stack:
+            stack.enter_context(rng.preserved())
+            stack.enter_context(torch.no_grad())
+            for device, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            rng.put_back(self._generators)
+            if self._cuda is not None:
+                torch.cuda.set_rng_state(self._cuda)
+            try:
+                outputs = model(*self._inputs, **self._kwargs)
+            except Exception:  # noqa: BLE001 - of the script: it was not made to be called twice, and the other ranks wait
+                return None
+            finally:
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+        return not all(bool(torch.isfinite(one).all()) for one in floats_of(outputs))
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a nest of values."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def floats_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a nest of values that can be not finite."""
+    tensors = tensors_of(value)
+    return [one.detach() for one in tensors if one.is_floating_point() or one.is_complex()]
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """Return a checksum of the bytes of tensors, to compare two makings of a step bit for bit."""
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(bytes_of(tensor), crc)
+    return crc
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a dense tensor, in the order of its dimensions."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # a single element may have another stride
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def versions(*values: Any) -> list[int]:
+    """Return how often each tensor in a nest of values has been changed in place."""
+    return [0 if one.is_inference() else one._version for one in tensors_of(values)]
+
 
 CHOICES = ("ignore", "stop", "skip", "replay")
 MOST_SKIPPED = 10  # steps in a row
@@ -73,55 +160,36 @@ def watch_gradients(
     if on_nan not in CHOICES:
         names = ", ".join(f"`{name}`" for name in CHOICES)
         raise UsageError(f"on_nan is one of {names}", where=f"on_nan={on_nan!r}")
-    judge = getattr(run, "judge_bad_step", None)  # exists in a replay
-    if on_nan == "ignore" and judge is None:
-        return
-
-    def tell(name: str, bad: BadStep) -> None:
-        if world.rank == 0:
-            found = {"ranks": bad.ranks, "samples": bad.samples, "gradients": bad.checksums}
-            record.event(name, step=bad.step, why=bad.why, **found)
-        if name == "not_finite" and hasattr(run, "save_boundary"):
-            run.save_boundary()
-        if name == "skipped":
-            world.say(f"step {bad.step} is skipped: its gradients are not finite; {bad.why}")
-
-    size = world.world_size
-    FiniteGradients(
-        objects, data, on_nan, step=lambda: run.steps_done, tell=tell, judge=judge, world_size=size
-    )
+    if on_nan != "ignore" or hasattr(run, "judge_bad_step"):
+        FiniteGradients(on_nan, run, objects, data, world, record)
 
 
 class FiniteGradients:
     """Checks the gradients before every optimizer step.
 
     Args:
-        objects: The run's objects: watch their optimizers and their models' outputs.
-        data: The loader that names the samples.
         on_nan: `stop`; or `skip`: leave the optimizer's parameters and state unchanged; or
             `replay`: stop, and repeat the forward in which it began.
-        step: Returns the number of steps done.
-        tell: Called on each rank with the event's name, `skipped` or `not_finite`, and the facts.
-        judge: Called first; it may raise another error.
-        world_size: Number of ranks.
+        run: Counts the steps; in a replay it is asked first, and may raise another error.
+        objects: The run's objects: watch their optimizers and their models' outputs.
+        data: The loader that names the samples.
+        world: The ranks.
+        record: Rank 0 records bad steps in it.
     """
 
     def __init__(
         self,
+        on_nan: str,
+        run: Any,
         objects: Objects,
         data: Loader | None,
-        on_nan: str,
-        *,
-        step: Callable[[], int],
-        tell: Callable[[str, BadStep], None],
-        world_size: int,
-        judge: Callable[[BadStep], None] | None = None,
+        world: Any,
+        record: MetricsRecord,
     ) -> None:
-        self._data, self._on_nan, self._world_size = data, on_nan, world_size
-        self._step, self._tell, self._judge = step, tell, judge
-        self._outputs: deque[torch.Tensor] = deque(
-            maxlen=_MOST_OUTPUTS
-        )  # truth values for the step
+        self._on_nan, self._run, self._data = on_nan, run, data
+        self._world, self._record = world, record
+        # Truth values for the step.
+        self._outputs: deque[torch.Tensor] = deque(maxlen=_MOST_OUTPUTS)
         self._calls: deque[tuple[nn.Module, ForwardCall]] = deque(maxlen=_MOST_CALLS)
         self._in_a_row = 0
         # The forward of a sharded model is a collective: one rank alone can't repeat it.
@@ -158,15 +226,23 @@ class FiniteGradients:
         bad = self._trace(gradients)
         self._forget()
         self._in_a_row += 1
-        if self._judge is not None:
-            self._judge(bad)
+        if hasattr(self._run, "judge_bad_step"):
+            self._run.judge_bad_step(bad)
         if self._on_nan == "skip" and self._in_a_row <= MOST_SKIPPED:
             for parameter in parameters:
                 parameter.grad = None
-            self._tell("skipped", bad)
+            self._note("skipped", bad)
+            self._world.say(f"step {bad.step} is skipped: its gradients are not finite; {bad.why}")
         elif self._on_nan != "ignore":
-            self._tell("not_finite", bad)
+            self._note("not_finite", bad)
+            if hasattr(self._run, "save_boundary"):
+                self._run.save_boundary()
             raise self._error(bad)
+
+    def _note(self, event: str, bad: BadStep) -> None:
+        if self._world.rank == 0:
+            found = {"ranks": bad.ranks, "samples": bad.samples, "gradients": bad.checksums}
+            self._record.event(event, step=bad.step, why=bad.why, **found)
 
     def _forget(self) -> None:
         self._outputs.clear()
@@ -201,10 +277,10 @@ class FiniteGradients:
             "host": socket.gethostname()[:64],
             "sum": checksum(map(shard_of, gradients)),
         }
-        stated: list[dict[str, Any]] = gather_json(mine) if self._world_size > 1 else [mine]
+        stated: list[dict[str, Any]] = gather_json(mine)
         ranks = [rank for rank, one in enumerate(stated) if one["bad"]]
         return BadStep(
-            step=self._step() + 1,
+            step=self._run.steps_done + 1,
             ranks=ranks,
             why=_in_words(stated, ranks),
             samples={rank: stated[rank]["ids"] for rank in ranks if stated[rank]["ids"]},

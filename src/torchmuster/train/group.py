@@ -1,11 +1,10 @@
 """The process group: created under any launcher, checked, and destroyed however the script ends.
 
-The check is one all-gather of 512 bytes per rank: it proves that the group works, counts the ranks
-on each node and finds two ranks on one GPU before the first step.
+The check gathers a few bytes of each rank: it proves that the group works, counts the ranks on each
+node and finds two ranks on one GPU before the first step.
 """
 
 import ctypes
-import json
 import os
 import socket
 import sys
@@ -25,9 +24,9 @@ from torchmuster.core.model.contract import replay_order
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.core.net.address import interface_of
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.train.exchange import gather_json
 from torchmuster.train.launch import Launch, Launcher, read_launch, torchrun_variables
 
-_CARD_BYTES = 512
 # Some sites forbid a zero time-out, and torch's default is 10 or 30 minutes; this is long enough to
 # compile in.
 DEFAULT_TIMEOUT_S = 600.0
@@ -46,9 +45,7 @@ class RankFacts:
 
     rank: int
     host: str
-    local_rank: int | None
     gpu: str | None
-    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +67,6 @@ class RankInfo:
     shares_gpus: bool
     connect: Callable[[], Any]
     timeout_s: float
-
-    def describe(self) -> str:
-        """Return one line on the world: sizes, device, launcher, interface, timeout."""
-        size, launcher = self.launch.world_size, self.launch.launcher.value
-        workers = "worker" if size == 1 else "workers"
-        nodes = "node" if self.num_nodes == 1 else "nodes"
-        backend = "nccl" if self.device.type == "cuda" and not self.shares_gpus else "gloo"
-        over = f" over {self.interface}" if self.interface else ""
-        return (
-            f"{size} {workers} on {self.num_nodes} {nodes}, {self.device.type}, {backend}{over},"
-            f" started by {launcher}, timeout {self.timeout_s:g} s"
-        )
 
 
 def join(
@@ -106,12 +91,14 @@ def join(
             os.environ.setdefault(name, value)
     interface = _choose_interface(launch)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    shares = share_gpus or _is_replay_on_fewer_gpus()
+    order = replay_order(os.environ)
+    # A replay may run on fewer GPUs than ranks, where NCCL would refuse.
+    shares = share_gpus or (order is not None and order.shares_gpus)
     chosen = _choose_device(kind, launch, shares=shares)
     connect = _open_group(
         launch, "cpu:gloo,cuda:nccl" if kind == "cuda" and not shares else "gloo", timeout_s
     )
-    cards = _call_roll(launch, chosen)
+    cards = _call_roll(chosen)
     hosts = list(dict.fromkeys(card.host for card in cards))
     on_my_node = [card.rank for card in cards if card.host == cards[launch.rank].host]
     _check_roll(launch, cards, on_my_node, shares=shares)
@@ -156,12 +143,12 @@ def print_own_errors_in_words(on_failure: Callable[[], None]) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         on_failure()
-        if isinstance(error, MusterError) and is_uninspected_replay_rank():
-            return  # the rank that the user inspects reports it
-        if isinstance(error, MusterError):
-            print(_in_words(error, trace), file=sys.stderr, end="", flush=True)
-        else:
+        order = replay_order(os.environ)
+        if not isinstance(error, MusterError):
             previous(kind, error, trace)
+        # Of a replay the rank that the user inspects reports it.
+        elif order is None or os.environ.get("RANK") == str(order.rank):
+            print(_in_words(error, trace), file=sys.stderr, end="", flush=True)
 
     sys.excepthook = hook
 
@@ -200,12 +187,9 @@ def _choose_interface(launch: Launch) -> str | None:
     interface = interface_of(address)
     if interface is None:
         return None
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        # NCCL takes a prefix unless the name begins with `=`; it refuses `lo` with several nodes.
-        name = f"={interface}" if variable.startswith("NCCL") else interface
-        if interface != "lo" or variable.startswith("GLOO"):
-            os.environ.setdefault(variable, name)
-    return os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface != "lo":  # NCCL refuses that with several nodes; without `=` it takes a prefix
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    return os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _own_address_towards(host: str, port: int) -> str:
@@ -294,39 +278,15 @@ def _open_group(launch: Launch, backend: str, timeout_s: float) -> Callable[[], 
     )
 
 
-def is_uninspected_replay_rank() -> bool:
-    """Say whether this is a replay in which the user inspects another rank."""
-    order = replay_order(os.environ)
-    return order is not None and os.environ.get("RANK") != str(order.rank)
-
-
-def _is_replay_on_fewer_gpus() -> bool:
-    """Say whether this is a replay on fewer GPUs than ranks, where NCCL would refuse."""
-    order = replay_order(os.environ)
-    return order is not None and order.shares_gpus
-
-
-def _call_roll(launch: Launch, device: torch.device) -> list[RankFacts]:
+def _call_roll(device: torch.device) -> list[RankFacts]:
     gpu = None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         gpu = str(getattr(properties, "uuid", "")) or None
-    mine = [_host_id(), launch.local_rank, gpu, os.getpid()]
-    text = json.dumps(mine).encode()[:_CARD_BYTES].ljust(_CARD_BYTES)
-    card = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    everyone = [torch.empty(_CARD_BYTES, dtype=torch.uint8) for _ in range(launch.world_size)]
-    dist.all_gather(everyone, card)
-    cards = []
-    for rank, one in enumerate(everyone):
-        host, local_rank, uuid, pid = json.loads(bytes(one.tolist()))
-        cards.append(RankFacts(rank=rank, host=host, local_rank=local_rank, gpu=uuid, pid=pid))
-    return cards
-
-
-def _host_id() -> str:
-    """Return the node's identity; simulated nodes on one machine differ in their agents."""
-    node = os.environ.get("GROUP_RANK", "")
-    return f"{socket.gethostname()}/{node}"[:120]
+    # Simulated nodes on one machine differ in their agents.
+    host = f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"[:120]
+    cards = enumerate(gather_json([host, gpu]))
+    return [RankFacts(rank=rank, host=host, gpu=gpu) for rank, (host, gpu) in cards]
 
 
 def _check_roll(

@@ -39,7 +39,6 @@ class Launch:
         num_nodes: None likewise.
         master_addr: Where rank 0's store listens; None in a world of one without a launcher.
         run_id: The same text on all ranks, and another one in another job.
-        attempt: Number of restarts by the launcher; None when it doesn't count.
     """
 
     launcher: Launcher
@@ -52,7 +51,6 @@ class Launch:
     master_addr: str | None = None
     master_port: int | None = None
     run_id: str = ""
-    attempt: int | None = None
 
 
 def read_launch(environ: Mapping[str, str], node_file: Sequence[str] = ()) -> Launch:
@@ -76,11 +74,6 @@ def read_launch(environ: Mapping[str, str], node_file: Sequence[str] = ()) -> La
             launch = mpi or _alone(env)
     _check(launch)
     return launch
-
-
-def needs_endpoint(launch: Launch) -> bool:
-    """Return whether the launcher's variables are not enough for the workers to find each other."""
-    return launch.world_size > 1 and launch.master_addr is None
 
 
 def torchrun_variables(launch: Launch) -> dict[str, str]:
@@ -130,19 +123,17 @@ class _Numbers:
 
 def _from_torchrun(env: _Numbers) -> Launch:
     ours = contract.ATTEMPT_VARIABLE in env.environ
-    world_size, local_world_size = env.need("WORLD_SIZE"), env.get("LOCAL_WORLD_SIZE")
     return Launch(
         launcher=Launcher.MUSTER if ours else Launcher.TORCHRUN,
         rank=env.need("RANK"),
-        world_size=world_size,
+        world_size=env.need("WORLD_SIZE"),
         local_rank=env.get("LOCAL_RANK", "SLURM_LOCALID"),
-        local_world_size=local_world_size,
+        local_world_size=env.get("LOCAL_WORLD_SIZE"),
         node_rank=env.get("GROUP_RANK"),
         num_nodes=env.get("GROUP_WORLD_SIZE"),
         master_addr=env.text("MASTER_ADDR"),
         master_port=env.get("MASTER_PORT"),
         run_id=env.text("TORCHELASTIC_RUN_ID") or "",
-        attempt=env.get(contract.ATTEMPT_VARIABLE, "TORCHELASTIC_RESTART_COUNT"),
     )
 
 
@@ -189,7 +180,6 @@ def _from_slurm(env: _Numbers) -> Launch:
         master_addr=env.text("MASTER_ADDR") or host,
         master_port=env.get("MASTER_PORT") or derive_port(job),
         run_id=f"slurm-{job}",
-        attempt=env.get("SLURM_RESTART_COUNT"),
     )
 
 
@@ -249,21 +239,16 @@ def _check(launch: Launch) -> None:
         if not 0 <= rank < size:
             raise UsageError(
                 f"{name} {rank} does not exist in a world of {size}",
-                where=because_of(launch),
+                where=f"the environment that {launch.launcher.value} gave this process",
                 fix="unset the variables that another launcher left in the environment",
             )
-    if needs_endpoint(launch):
+    if launch.world_size > 1 and launch.master_addr is None:
         raise UsageError(
             f"{launch.world_size} workers can't find each other: nothing names rank 0's host",
             where=launch.launcher.value,
             why="MASTER_ADDR is not set and the launcher has no list of hosts",
             fix="where no launcher has started this process: unset RANK WORLD_SIZE; else export MASTER_ADDR=<host of rank 0> and MASTER_PORT before the launcher",
         )
-
-
-def because_of(launch: Launch) -> str:
-    """Return which launcher's variables were read, for the `at:` of an error."""
-    return f"the environment that {launch.launcher.value} gave this process"
 
 
 def first_host(nodelist: str) -> str | None:

@@ -39,12 +39,11 @@ class Lockstep:
         is_over: Whether all steps to be checked have passed.
     """
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, timeout_s: float) -> None:
-        self.is_over = world_size == 1 or count_collectives() is None
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._timeout_s = timeout_s
+    def __init__(self, world: Any) -> None:
+        self.is_over = world.world_size == 1 or count_collectives() is None
+        self._store = world.connect()
+        self._rank, self._world_size = world.rank, world.world_size
+        self._timeout_s = world.timeout_s
         self._checked = 0
         self._arrived = threading.Event()
         if not self.is_over:

@@ -10,7 +10,7 @@ import numbers
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torchmuster.core.model import contract
 from torchmuster.core.model.text import few_of, loss_of
 from torchmuster.errors import UsageError
-from torchmuster.train.exchange import gather_json, sum_float64
+from torchmuster.train.exchange import gather_json
 from torchmuster.train.finite import replay_command
 from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone
 from torchmuster.train.snapshot.state import unpack
@@ -108,8 +108,7 @@ class Meter:
         mine = sorted(set(self._columns) - set(self._agreed))
         totals, num_ranks_with_new = self._sum(self._agreed, device, extra=bool(mine))
         if num_ranks_with_new:
-            several = dist.get_world_size() > 1
-            new = sorted(set().union(*gather_json(mine))) if several else mine
+            new = sorted(set().union(*gather_json(mine)))
             totals |= self._sum(new, device, extra=False)[0]
             self._agreed = [*self._agreed, *new]
         return {name: pair for name, pair in totals.items() if pair[1] or name in self._columns}
@@ -123,7 +122,9 @@ class Meter:
                 for value in (*parts, float(extra))
             ]
         )
-        *values, count = sum_float64(vector).tolist()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(vector)
+        *values, count = vector.tolist()
         pairs = {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
         return pairs, int(count)
 
@@ -145,23 +146,13 @@ class RunMetrics:
         total_steps: Steps of the whole run, for the remaining time; None if unknown.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        record: MetricsRecord,
-        sinks: list[MetricSink],
-        say: Callable[[str], None],
-        *,
-        is_first: bool,
-    ) -> None:
+    def __init__(self, world: Any, record: MetricsRecord, sinks: list[MetricSink]) -> None:
         self.epoch_totals: Totals = {}
         self.total_steps: int | None = None
         self.record = record
         self.sinks = sinks
-        self._say = say
+        self._world = world
         self._seen: dict[str, bool] = {}  # names of metrics, and whether a warning named them
-        self._is_first = is_first
-        self._device = device
         self._meter = Meter()
         # muster shows speed and time left in a row of its own.
         has_bar = contract.RUN_DIR_VARIABLE not in os.environ
@@ -170,7 +161,7 @@ class RunMetrics:
 
     def begin(self, step: int) -> None:
         """Start measuring speed at `step`, and record the planned number of steps."""
-        if self._is_first and self.total_steps is not None:
+        if self._world.is_first and self.total_steps is not None:
             self.record.event("planned", step=step, total_steps=self.total_steps)
         self._progress.begin(step)
         self._reported_at, self._reported_step = time.monotonic(), step
@@ -186,13 +177,13 @@ class RunMetrics:
     def reduce(self, step: int, *, flag: bool = False) -> bool:
         """Reduce and write the added values; return whether any rank set the flag; a collective."""
         self._meter.add({_FLAG: float(flag)}, 1.0)
-        totals = self._meter.totals(self._device)
+        totals = self._meter.totals(self._world.device)
         self._meter.clear()
         flagged = totals.pop(_FLAG)[0] > 0
         for name, (total, weight) in totals.items():
             before = self.epoch_totals.get(name, (0.0, 0.0))
             self.epoch_totals[name] = (before[0] + total, before[1] + weight)
-        if self._is_first and totals:
+        if self._world.is_first and totals:
             means = means_of(totals)
             self.record.write(step, means)  # the time of each line shows the speed
             with_speed = {**means, **self._speed(step)}
@@ -215,14 +206,10 @@ class RunMetrics:
         )
         if loss_of(self._seen) in bad:
             said += '; on_nan="stop" ends such a run'
-            command = replay_command(step)
-            said += (
-                f", {command} finds where it began while a snapshot from before is kept"
-                if command
-                else ""
-            )
+            if command := replay_command(step):
+                said += f", {command} finds where it began while a snapshot from before is kept"
         self.end_line()
-        self._say(said)
+        self._world.say(said)
 
     def end_epoch(self, step: int) -> dict[str, float]:
         """Return the means since the epoch's were read, and begin the next epoch; a collective."""

@@ -125,18 +125,14 @@ def once(name: str, place: OncePlace) -> Iterator[bool]:
     try:
         yield True
     except BaseException as error:
-        _note_failure(stem, place, error)
+        words = f"{type(error).__name__}: {error}"[:2000]
+        with suppress(OSError):
+            atomic.write_json(f"{stem}.failed", {"token": place.token, "error": words})
         raise
     else:
         atomic.write_json(f"{stem}.done", {"host": socket.gethostname(), "pid": os.getpid()})
     finally:
         lock.release()
-
-
-def _note_failure(stem: str, place: OncePlace, error: BaseException) -> None:
-    words = f"{type(error).__name__}: {error}"[:2000]
-    with suppress(OSError):
-        atomic.write_json(f"{stem}.failed", {"token": place.token, "error": words})
 
 
 def _acquire(stem: str, place: OncePlace) -> "_Lock | None":

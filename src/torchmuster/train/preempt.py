@@ -18,6 +18,7 @@ Boundaries are numbered along the run: the end of a step and the end of an epoch
 Ctrl-C and a closed terminal request a stop like SIGTERM; a second Ctrl-C ends the process as usual.
 """
 
+import ctypes
 import json
 import os
 import select
@@ -33,15 +34,44 @@ from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import contract
 from torchmuster.core.model.links import may_be_followed
 from torchmuster.core.model.ranks import name_ranks
-from torchmuster.train.batches.workers import STOP_SIGNALS
 from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
+
+# Loader workers ignore the signals that ask the run to stop, and die with their parent.
+#
+# A stop signal usually goes to the whole process group. If it ended a loader worker, the save would
+# fail too (KempnerForge 177). So the signals are blocked while workers are forked, and ignored in
+# them.
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextmanager
+def fork_quietly() -> Iterator[None]:
+    """Block the stop signals in the body, so that a child forked there starts with them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def begin_quietly(then: Callable[[int], None] | None, worker_id: int) -> None:
+    """Ignore the stop signals in a new loader worker, then call the user's `worker_init_fn`."""
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if then is not None:
+        then(worker_id)
+
 
 TIME_IS_UP = "the time limit is near"
 _DEADLINE_MARGIN_S = 60.0
 _LOOK_EVERY_S = 10.0
 _POLL_S = 0.2
 _SAY_AFTER_S = 5.0
-_LISTENED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # These may be ignored on purpose: by a shell for background jobs, or by nohup.
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 _ONE_KEY_S = 1.0  # one Ctrl-C may arrive twice: from the terminal and from a launcher
@@ -193,7 +223,7 @@ class StopWatch:
         self._wakeup_r, self._wakeup_w = -1, -1
         self._thread = threading.Thread(target=self._listen, name="muster-stop", daemon=True)
 
-    def begin(self, boundary: int, *, signals: tuple[int, ...] = _LISTENED) -> None:
+    def begin(self, boundary: int, *, signals: tuple[int, ...] = STOP_SIGNALS) -> None:
         """Start listening before `boundary`; to signals only if called from the main thread."""
         global _listening
         self._boundary = boundary - 1
@@ -353,7 +383,7 @@ class StopWatch:
         ready, _, _ = select.select([self._wakeup_r], [], [], self._poll_s)
         if ready:
             for number in os.read(self._wakeup_r, 64):
-                if number in _LISTENED:
+                if number in STOP_SIGNALS:
                     self._request = self._request or signal.Signals(number).name
 
     def _look(self) -> None:

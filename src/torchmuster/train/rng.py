@@ -20,9 +20,7 @@ def seed_everything(*words: int) -> None:
     """Seed torch (all devices), numpy and `random` from `words`."""
     seed = mix(*words)
     torch.manual_seed(seed)
-    random.seed(seed)
-    if (numpy_random := _numpy_random()) is not None:
-        numpy_random.seed(seed & 0xFFFFFFFF)
+    seed_for_sample(seed)
 
 
 def capture() -> dict[str, Any]:

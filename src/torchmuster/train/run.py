@@ -18,12 +18,11 @@ from torchmuster.core.model.text import span
 from torchmuster.core.net.ipc import StopAhead, TrainingOver, tell
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.ledger import Sums
-from torchmuster.train.batches.loader import Loader
-from torchmuster.train.batches.proof import begin_ledger, prove
+from torchmuster.train.batches.loader import Loader, begin_ledger, prove
+from torchmuster.train.batches.order import Sums
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.lockstep import Lockstep
-from torchmuster.train.memory.folder import WHERE
+from torchmuster.train.memory import WHERE
 from torchmuster.train.meter import Number, RunMetrics, Totals, in_words, means_of, totals_at
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.preempt import TIME_IS_UP, StopWatch, TimeLimit, how_to_go_on
@@ -197,12 +196,7 @@ class Run:
             say=world.say,
             timeout_s=world.timeout_s,
         )
-        self._lockstep = Lockstep(
-            world.connect(),
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout_s=world.timeout_s,
-        )
+        self._lockstep = Lockstep(world)
         if data is not None:
             data.gate = self
 
@@ -356,22 +350,17 @@ class Run:
         Between boundaries there is no such state: then the evaluation first runs to its end. So
         does that of a sharded model, because its forward is a collective.
         """
-        heartbeat = self._world.step_state.heartbeat
-        with heartbeat.during(RankPhase.EVALUATE), self._stopping_in(generators):
-            yield
-
-    @contextmanager
-    def _stopping_in(self, generators: dict[str, Any]) -> Iterator[None]:
-        if self._objects.is_sharded or not self._is_at_boundary():
-            yield
-            return
-        self._generators_before_evaluation = generators
-        try:
-            with self._watch.parked(interruptible=False):
+        with self._world.step_state.heartbeat.during(RankPhase.EVALUATE):
+            if self._objects.is_sharded or not self._is_at_boundary():
                 yield
-            self.before_collective()  # the script may call a collective next
-        finally:
-            self._generators_before_evaluation = None
+                return
+            self._generators_before_evaluation = generators
+            try:
+                with self._watch.parked(interruptible=False):
+                    yield
+                self.before_collective()  # the script may call a collective next
+            finally:
+                self._generators_before_evaluation = None
 
     def between_batches(self) -> None:
         """Stop here if all ranks stop at the last step."""
@@ -536,19 +525,20 @@ class Run:
             record.event("save", step=clock.steps_done, blocked_s=round(blocked_s, 6))
 
     def _moment(self, *, sums: Totals) -> Moment:
-        data = self._data
+        end = self._end_of_epoch
         return Moment(
             step=self._clock.steps_done,
             epoch=self._clock.epoch,
-            own={
-                "data": data.state_dict() if data is not None else None,
-                "epoch_totals": self._metrics.epoch_totals,
-            },
-            ledger=data.ledger.sums() if data is not None else Sums(),
+            own=self._own_state(),
+            ledger=self._data.ledger.sums() if self._data is not None else Sums(),
             sums=sums,
-            generators=self._generators_before_evaluation,
-            end=self._end_of_epoch,
+            generators=end.generators if end is not None else self._generators_before_evaluation,
+            end=end,
         )
+
+    def _own_state(self) -> dict[str, Any]:
+        data = self._data.state_dict() if self._data is not None else None
+        return {"data": data, "epoch_totals": self._metrics.epoch_totals}
 
     def _save_last(self) -> None:
         """Save at the end, wait until the snapshot is complete, and report it to `muster run`."""

@@ -13,9 +13,9 @@ import torch
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
 from torchmuster.train import rng
-from torchmuster.train.batches.ledger import Sums
-from torchmuster.train.exchange import gather_ints
-from torchmuster.train.memory.saves import MemorySaves
+from torchmuster.train.batches.order import Sums
+from torchmuster.train.exchange import gather_int
+from torchmuster.train.memory import MemorySaves
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot import writer
@@ -167,14 +167,11 @@ class Saves:
             memory.step = held.manifest.step if held is not None else -1
             memory.is_owed = loaded is not None
             memory.follow(self._objects)
-            self._check_room(memory)
+            has_part = memory.writers.confirms or writers.rank == 0 or memory.writers.copies
+            memory.check_room(
+                self._objects.expected_bytes() if has_part else 0, self._objects.still_to_come()
+            )
         return loaded
-
-    def _check_room(self, memory: MemorySaves) -> None:
-        has_part = memory.writers.confirms or self._writers.rank == 0 or memory.writers.copies
-        memory.check_room(
-            self._objects.expected_bytes() if has_part else 0, self._objects.still_to_come()
-        )
 
     def _refuse_to_forget(self) -> None:
         """Refuse to start over if an earlier attempt saved snapshots that are gone now."""
@@ -203,7 +200,7 @@ class Saves:
         """Return, equal on all ranks, whether to skip this save because another one is running."""
         if not self._skips:
             return False
-        return any(row[0] for row in gather_ints([int(self._saver.is_busy)]))
+        return any(gather_int(int(self._saver.is_busy)))
 
     def save(self, moment: Moment) -> None:
         """Copy the state and start writing it; the loop waits for the copy only.
@@ -293,7 +290,13 @@ class Saves:
         buffers: tuple[tuple[int, int], ...] = ()
         if sharded or writers.rank == 0 or writers.copies:
             state, tensors = (end.state, end.tensors) if end else self._objects.pack()
-            staged = _stage(tensors, staging, writers.rank, later, sharded=sharded)
+            if sharded:
+                from torchmuster.train.snapshot.sharded import boxes_of
+
+                boxes, name = boxes_of(tensors, writers.rank), f"data-{writers.rank:05d}.bin"
+            else:
+                boxes, name = whole_boxes(tensors), "data-00000.bin"
+            staged = staging.copy(boxes, name, later)
             state = {**state, OWN_NAME: pack(moment.own, OWN_NAME, {})}
             if not sharded and writers.copies:
                 buffers = staged.places(self._objects.buffer_paths())
@@ -307,21 +310,6 @@ class Saves:
             rank_state=_rank_state(moment),
             buffers=buffers,
         )
-
-
-def _stage(
-    tensors: dict[str, torch.Tensor],
-    staging: Staging,
-    rank: int,
-    later: Container[str],
-    *,
-    sharded: bool,
-) -> Staged:
-    if not sharded:
-        return staging.copy(whole_boxes(tensors), "data-00000.bin", later)
-    from torchmuster.train.snapshot.sharded import boxes_of
-
-    return staging.copy(boxes_of(tensors, rank), f"data-{rank:05d}.bin", later)
 
 
 def default_folder() -> str:
@@ -350,7 +338,7 @@ def choose_writers(
     folder = open_folder(url)
     leads = world.local_rank == 0
     try:
-        newest = max(row[0] for row in gather_ints([folder.newest_generation() if leads else 0]))
+        newest = max(gather_int(folder.newest_generation() if leads else 0))
         generation = newest + 1
         if world.rank == 0:
             generation = folder.claim_generation(at_least=generation)
@@ -361,9 +349,9 @@ def choose_writers(
             why=error.why if isinstance(error, SnapshotError) else error.strerror,
             fix="choose another place with folder=...",
         ) from error
-    generation = gather_ints([generation])[0][0]
+    generation = gather_int(generation)[0]
     sees = not leads or folder.exists_here(f"generation-{generation}")
-    is_shared = all(row[0] for row in gather_ints([int(sees)]))
+    is_shared = all(gather_int(int(sees)))
     if not is_shared and is_sharded:
         raise MisfitError(
             "the nodes don't share the folder of the snapshots, and the model is sharded",
@@ -395,8 +383,6 @@ def _report(text: str) -> None:
 
 def _rank_state(moment: Moment) -> dict[str, Any]:
     generators = moment.generators or rng.capture()
-    if moment.end is not None:
-        generators = moment.end.generators
     sums = moment.ledger
     return {
         "generators": pack(generators_to_plain(generators), "generators", {}),

@@ -1,14 +1,15 @@
 """Destinations of metrics on rank 0: the run's record, TensorBoard, Weights & Biases, MLflow."""
 
 import contextlib
+import importlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from torchmuster.core.files.layout import short_id
+from torchmuster.core.files.layout import RunDir, last_bytes, short_id
 from torchmuster.core.model import contract
 from torchmuster.core.model.text import span
 from torchmuster.errors import UsageError
@@ -52,13 +53,10 @@ class MetricsRecord:
     def last_saved(self, folder: str) -> int | None:
         """Return the step of the run's newest recorded snapshot in this folder, if any."""
         saved = None
-        try:
-            with open(self.path, "rb") as file:
-                for line in file:
-                    if b'"saved"' in line:
-                        saved = _saved_step(line, folder) or saved
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            for line in file:
+                if b'"saved"' in line:
+                    saved = _saved_step(line, folder) or saved
         return saved
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -84,15 +82,11 @@ class TensorBoard:
     def __init__(self, folder: str) -> None:
         if os.environ.get(contract.MEMBER_VARIABLE):
             folder = os.path.join(folder, _own_run_id())
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _needs(
-                "TensorBoard files need the package tensorboard", "tensorboard", error
-            ) from error
+        what = "TensorBoard files need the package tensorboard"
+        tensorboard = _imported("torch.utils.tensorboard", what, "tensorboard")
         # Every rank makes its sinks, but only rank 0 writes: so a sink opens files with the first
         # value.
-        self._open: Any = lambda: SummaryWriter(folder)
+        self._open: Any = lambda: tensorboard.SummaryWriter(folder)
         self._writer: Any = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -119,12 +113,8 @@ class WeightsAndBiases:
         if _own_run_id():
             options = {"id": _own_run_id(), "resume": "allow", **options}
         if run is None:
-            try:
-                import wandb
-            except ImportError as error:
-                raise _needs(
-                    "logging to Weights & Biases needs the package wandb", "wandb", error
-                ) from error
+            what = "logging to Weights & Biases needs the package wandb"
+            wandb = _imported("wandb", what, "wandb")
             self._open: Any = lambda: wandb.init(**options)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -143,15 +133,8 @@ class MLflow:
     """A run of MLflow; pass the arguments of `mlflow.start_run`, or an existing run."""
 
     def __init__(self, run: Any = None, **options: Any) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise _needs(
-                "logging to MLflow needs the package mlflow",
-                "mlflow, or the smaller mlflow-skinny",
-                error,
-            ) from error
-        self._mlflow: Any = mlflow
+        what = "logging to MLflow needs the package mlflow"
+        self._mlflow = _imported("mlflow", what, "mlflow, or the smaller mlflow-skinny")
         self._run, self._is_ours, self._options = run, run is None, options
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -176,8 +159,16 @@ def _own_run_id() -> str:
     return short_id(os.path.basename(os.environ.get(contract.RUN_DIR_VARIABLE, "")))
 
 
-def _needs(what: str, package: str, error: ImportError) -> UsageError:
-    return UsageError(what, why=str(error), fix=f"pip install {package}")
+def _imported(module: str, what: str, package: str) -> Any:
+    """Return a module that is optional.
+
+    Raises:
+        UsageError: It can't be imported, `what` says for what it is needed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(what, why=str(error), fix=f"pip install {package}") from error
 
 
 def open_sinks(given: list[MetricSink] | None, tensorboard: str | None) -> list[MetricSink]:
@@ -211,13 +202,11 @@ class StepsDone:
         self._began_at = self._shown_at = self._now()
         self._began_step = step
 
-    def show(
-        self, step: int, total: int | None, values: Mapping[str, float], *, force: bool = False
-    ) -> None:
+    def show(self, step: int, total: int | None, values: Mapping[str, float]) -> None:
         """Show the progress, not more often than a person can read."""
         now = self._now()
         every = self.BAR_EVERY_S if self._is_bar else self.PLAIN_EVERY_S
-        if not force and now - self._shown_at < every:
+        if now - self._shown_at < every:
             return
         self._shown_at = now
         line = self.line(step, total, values)
@@ -248,3 +237,97 @@ class StepsDone:
         with contextlib.suppress(OSError):  # a closed terminal is no reason to end
             self._stream.write(text)
             self._stream.flush()
+
+
+# The machines' numbers, which muster's head samples on all ranks, added to a sink of metrics.
+#
+# The names are those of MLflow's system metrics, `system/NAME_UNIT`. Source: MLflow, "System
+# Metrics", the list of names.
+
+
+_MOST_BYTES = 4 << 20  # a line of 4,096 ranks has about half a MB
+_MEANS = (
+    ("cpus", "system/cpu_cores"),
+    ("rss_mib", "system/memory_usage_megabytes"),
+    ("gpu_percent", "system/gpu_utilization_percentage"),
+    ("gpu_mib", "system/gpu_memory_usage_megabytes"),
+)
+_MIB_TO_MB = 1.048576
+
+
+class SystemMetrics:
+    """Gives a sink the script's metrics and also `system/...`: means over all ranks, newest sample.
+
+    `sinks=[tm.SystemMetrics(tm.WeightsAndBiases(project="x"))]`. The head records a sample every
+    ten seconds, less often in long runs; each sample is passed on once. Without muster, or if rank
+    0 can't see the head's run directory, the sink gets only the script's metrics.
+
+    Args:
+        sink: The destination of everything.
+        run_dir: The run directory; default: muster's.
+    """
+
+    def __init__(self, sink: MetricSink, run_dir: str | None = None) -> None:
+        self._sink = sink
+        folder = run_dir or os.environ.get(contract.RUN_DIR_VARIABLE)
+        self._run_dir = RunDir(folder) if folder else None
+        self._seen: tuple[int, int] | None = None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values, together with new ones of the machines."""
+        self._sink.write(step, {**values, **self._newest()})
+
+    def close(self) -> None:
+        """Close the sink."""
+        self._sink.close()
+
+    def _newest(self) -> dict[str, float]:
+        if self._run_dir is None:
+            return {}
+        try:
+            found = os.stat(self._run_dir.samples)
+        except OSError:
+            return {}
+        mark = (found.st_size, found.st_mtime_ns)
+        if mark == self._seen:
+            return {}
+        self._seen = mark
+        known = system_values(next(_newest_first(self._run_dir.samples), {}))
+        events = _newest_first(self._run_dir.training)
+        saved = next((e["saved"] for e in events if isinstance(e.get("saved"), int)), None)
+        return {**known, **({"system/snapshot_step": float(saved)} if saved is not None else {})}
+
+
+def system_values(sample: Mapping[str, Any]) -> dict[str, float]:
+    """Return a sample over all ranks as metrics by name; leave out what no rank reports."""
+    found = {}
+    for column, name in _MEANS:
+        if numbers := _numbers(sample.get(column)):
+            mean = sum(numbers) / len(numbers)
+            found[name] = mean * _MIB_TO_MB if name.endswith("megabytes") else mean
+    speeds = _numbers(sample.get("steps_per_s"))
+    if speeds:
+        found["system/steps_per_second"] = min(speeds)
+    spent = sum(sum(_numbers(sample.get(name))) for name in ("data_s", "forward_s", "rest_s"))
+    if spent > 0:
+        found["system/wait_ratio"] = sum(_numbers(sample.get("wait_s"))) / spent
+    return found
+
+
+def _numbers(column: object) -> Sequence[float]:
+    values = column if isinstance(column, list) else []
+    return [float(value) for value in values if isinstance(value, int | float)]
+
+
+def _newest_first(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects in the last part of a record."""
+    data = last_bytes(path, 1 << 16)
+    if data and b"\n" not in data.rstrip(b"\n") and len(data) == 1 << 16:
+        data = last_bytes(path, _MOST_BYTES)
+    for line in reversed(data[: data.rfind(b"\n") + 1].splitlines()):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):  # half written
+            continue
+        if isinstance(found, dict):
+            yield found

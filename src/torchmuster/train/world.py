@@ -32,16 +32,16 @@ from torchmuster.train.barrier import StoreBarrier
 from torchmuster.train.batches.loader import Loader, LoaderSettings
 from torchmuster.train.batches.stream import open_loader
 from torchmuster.train.evaluation import Evaluation, EvaluationWatch
-from torchmuster.train.exchange import broadcast_bytes, gather_ints
+from torchmuster.train.exchange import broadcast_bytes
 from torchmuster.train.finite import watch_gradients
 from torchmuster.train.heartbeat import StepState
 from torchmuster.train.launch import Launcher
-from torchmuster.train.memory.saves import MemorySettings, open_memory
+from torchmuster.train.memory import MemorySettings, open_memory
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
 from torchmuster.train.once import OncePlace, folder_of
 from torchmuster.train.once import once as once_in
-from torchmuster.train.replay.run import is_replay, make_run
+from torchmuster.train.replay import is_replay, make_run
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.saves import Saves, choose_writers, default_folder, record_path
 from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
@@ -167,7 +167,15 @@ class World:
 
     def describe(self) -> str:
         """Return one line on the world: sizes, device, launcher, interface, timeout."""
-        return self._standing.describe()
+        standing, kind = self._standing, self.device.type
+        workers = "worker" if self.world_size == 1 else "workers"
+        nodes = "node" if self.num_nodes == 1 else "nodes"
+        backend = "nccl" if kind == "cuda" and not standing.shares_gpus else "gloo"
+        over = f" over {standing.interface}" if standing.interface else ""
+        return (
+            f"{self.world_size} {workers} on {self.num_nodes} {nodes}, {kind}, {backend}{over},"
+            f" started by {self.launcher.value}, timeout {self.timeout_s:g} s"
+        )
 
     @property
     def timeout_s(self) -> float:
@@ -284,17 +292,7 @@ class World:
             num_workers=num_workers,
         )
         options.setdefault("pin_memory", self.device.type == "cuda")
-        loader = open_loader(
-            dataset,
-            settings,
-            rank=self.rank,
-            world_size=self.world_size,
-            device=self.device,
-            step_state=self.step_state,
-            collate=collate_fn,
-            options=options,
-            compare=lambda value: [row[0] for row in gather_ints([value])],
-        )
+        loader = open_loader(self, dataset, settings, collate_fn, options)
         self._loaders.add(loader)
         return loader
 
@@ -436,7 +434,7 @@ class World:
             in_memory = open_memory(wanted, writers, self, is_sharded=sharded)
         record = MetricsRecord(record_path(writers.folder))
         chosen = open_sinks(sinks, tensorboard) if self.is_first else []
-        metrics = RunMetrics(self.device, record, chosen, self.say, is_first=self.is_first)
+        metrics = RunMetrics(self, record, chosen)
 
         def warn(text: str) -> None:
             metrics.end_line()

@@ -174,7 +174,7 @@ def weigh(outputs: Any, weight: float) -> Any:
     found = {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad}
     if not found:
         raise UsageError(
-            f"no tensor with a gradient was found in the model's output ({_name_of(outputs)})",
+            f"no tensor with a gradient was found in the model's output ({type(outputs).__name__})",
             why="the ranks' shares of this batch differ, so the gradient has to be weighted",
             fix="return tensors, or lists, tuples and dicts of them (or pass drop_last=True and a"
             " batch size that divides)",
@@ -203,10 +203,6 @@ class _Weigh(torch.autograd.Function):
 def _weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor:
     # Not a product with 0: for an uncounted sample 0 * inf would be NaN.
     return gradient * weight if weight else torch.zeros_like(gradient)
-
-
-def _name_of(value: Any) -> str:
-    return type(value).__name__
 
 
 def check_model(model: object, wrapped: Collection[nn.Module]) -> None:

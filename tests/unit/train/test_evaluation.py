@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from kit.command import ran
 from torchmuster.errors import UsageError
-from torchmuster.train.batches.keyed import DatasetError
+from torchmuster.train.batches.loader import DatasetError
 from torchmuster.train.batches.order import split
 from torchmuster.train.evaluation import Evaluation, EvaluationWatch
 

@@ -11,7 +11,6 @@ from torchmuster.train.launch import (
     Launcher,
     derive_port,
     first_host,
-    needs_endpoint,
     read_launch,
     torchrun_variables,
 )
@@ -78,7 +77,7 @@ def test_torchrun_is_read():
     assert (launch.local_rank, launch.local_world_size) == (1, 4)
     assert (launch.node_rank, launch.num_nodes) == (1, 2)
     assert (launch.master_addr, launch.master_port) == ("n1", 29500)
-    assert (launch.run_id, launch.attempt) == ("job", 3)
+    assert launch.run_id == "job"
 
 
 def test_muster_is_torchrun_with_a_variable_of_ours():
@@ -87,7 +86,7 @@ def test_muster_is_torchrun_with_a_variable_of_ours():
     environ = worker_environment(place, facts)
     launch = read_launch(environ)
     assert launch.launcher is Launcher.MUSTER
-    assert (launch.rank, launch.world_size, launch.attempt) == (5, 8, 3)
+    assert (launch.rank, launch.world_size) == (5, 8)
     assert torchrun_variables(launch) == {
         name: environ[name] for name in torchrun_variables(launch)
     }
@@ -97,7 +96,6 @@ def test_muster_is_torchrun_with_a_variable_of_ours():
 def test_rank_and_world_size_alone_leave_the_rest_open():
     launch = read_launch({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"})
     assert (launch.local_rank, launch.local_world_size, launch.num_nodes) == (None, None, None)
-    assert launch.attempt is None
     assert torchrun_variables(launch) == {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
 
 
@@ -119,7 +117,6 @@ def test_no_launcher_is_a_world_of_one():
     assert (launch.rank, launch.world_size) == (0, 1)
     assert (launch.local_rank, launch.local_world_size) == (0, 1)
     assert launch.master_addr is None
-    assert not needs_endpoint(launch)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +174,6 @@ def test_a_task_of_srun_is_read_from_the_step_not_from_the_job():
     assert (launch.node_rank, launch.num_nodes) == (1, 2)
     assert launch.master_addr == "n03"
     assert launch.run_id == "slurm-4711.0"
-    assert launch.attempt is None
 
 
 def test_the_batch_script_of_a_job_is_no_task():
@@ -211,10 +207,6 @@ def test_master_variables_win_over_what_slurm_says():
 def test_a_step_on_one_node_uses_the_loopback():
     environ = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
     assert read_launch(environ).master_addr == "127.0.0.1"
-
-
-def test_a_requeued_slurm_job_counts_its_attempts():
-    assert read_launch({**STEP, "SLURM_RESTART_COUNT": "2"}).attempt == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 import torchmuster.train as tm
 from torchmuster.core.files.layout import RunDir
-from torchmuster.train.system import system_values
+from torchmuster.train.sinks import system_values
 
 SAMPLE = {
     "cpus": [1.0, 3.0],

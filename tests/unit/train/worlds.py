@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -50,13 +51,12 @@ def open_loader(dataset, *, rank=0, world_size=1, collate=None, compare=None, **
     kind = Loader
     if isinstance(dataset, IterableDataset):
         kind, compare = StreamLoader, compare or (lambda value: [value])
+    cpu = torch.device("cpu")
+    world = SimpleNamespace(rank=rank, world_size=world_size, device=cpu, step_state=StepState())
     return kind(
+        world,
         dataset,
         LoaderSettings(**{**_DEFAULTS, **settings}),
-        rank=rank,
-        world_size=world_size,
-        device=torch.device("cpu"),
-        step_state=StepState(),
         collate=collate,
         options={},
         compare=compare,

@@ -1,5 +1,7 @@
 """Errors of the Python API, with the four parts that all of torchmuster's errors have."""
 
+from collections.abc import Sequence
+
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.failure import WorkerEnd
 from torchmuster.core.model.text import render_report, report_of_error
@@ -29,6 +31,13 @@ class NotLaunchedError(MusterError):
     def __str__(self) -> str:
         """Return all parts, one per line."""
         return "\n".join(_text(error) for error in (self, *self.others))
+
+
+def merged(errors: Sequence[NotLaunchedError]) -> NotLaunchedError:
+    """Return the first of several errors, with the others in it."""
+    first, *others = errors
+    first.others = tuple(others)
+    return first
 
 
 class Interrupted(KeyboardInterrupt):
@@ -98,13 +107,9 @@ def read_errors(text: str) -> list[NotLaunchedError]:
     return [
         NotLaunchedError(
             "\n".join(parts["error"]),
-            where=_joined(parts.get("at")),
-            why=_joined(parts.get("because")),
-            fix=_joined(parts.get("hint")),
+            where="\n".join(parts.get("at", ())) or None,
+            why="\n".join(parts.get("because", ())) or None,
+            fix="\n".join(parts.get("hint", ())) or None,
         )
         for parts in found
     ]
-
-
-def _joined(lines: list[str] | None) -> str | None:
-    return "\n".join(lines) if lines else None

@@ -48,8 +48,9 @@ def _show(run_dir: RunDir) -> Generator[float, None, None]:
         status_at = time.monotonic() + _STATUS_EVERY_S
         while True:
             over = any_result(run_dir) is not None or not owner_lives(run_dir)
-            for text in _new_lines(run_dir, follow):
-                shown.write(text)
+            with contextlib.suppress(NotFoundError):  # no output of rank 0's newest attempt yet
+                for _, text in follow.texts(log_files(view_run(run_dir), LogChoice(rank=0))):
+                    shown.write(as_bytes(text).decode(errors="replace"))
             if over:
                 return
             if time.monotonic() >= status_at:
@@ -76,13 +77,6 @@ def shown(run_dir: RunDir, pauses: Iterator[float]) -> Iterator[float]:
             yield pause_s
     finally:
         cell.show("")
-
-
-def _new_lines(run_dir: RunDir, follow: Follow) -> Iterator[str]:
-    """Yield the new output of rank 0's newest attempt."""
-    with contextlib.suppress(NotFoundError):
-        for _, text in follow.texts(log_files(view_run(run_dir), LogChoice(rank=0))):
-            yield as_bytes(text).decode(errors="replace")
 
 
 class StatusDisplay:

@@ -11,7 +11,7 @@ import click
 from torchmuster.core import plugs
 from torchmuster.core.cli.spelling import REMOVED
 from torchmuster.core.model.text import did_you_mean
-from torchmuster.launcher.api.failures import NotLaunchedError
+from torchmuster.launcher.api.failures import NotLaunchedError, merged
 
 # Options that need a terminal, and what to use instead.
 _OF_A_TERMINAL = {
@@ -70,12 +70,16 @@ def check_session(keywords: Mapping[str, object]) -> None:
         NotLaunchedError: With all unknown keywords.
     """
     known = options("session")
-    _raise([_unknown_of_session(name, known) for name in keywords if name not in known])
-
-
-def _unknown_of_session(name: str, known: Mapping[str, click.Option]) -> NotLaunchedError:
-    near = did_you_mean(name, known, f"session takes {', '.join(sorted(known))}")
-    return NotLaunchedError(f"session has no parameter `{name}`", fix=near)
+    takes = f"session takes {', '.join(sorted(known))}"
+    _raise(
+        [
+            NotLaunchedError(
+                f"session has no parameter `{name}`", fix=did_you_mean(name, known, takes)
+            )
+            for name in keywords
+            if name not in known
+        ]
+    )
 
 
 def _unknown(name: str, what: str, of: str, more: Sequence[str] = ()) -> NotLaunchedError:
@@ -157,10 +161,7 @@ def _no_parameter(key: str, name: str, named: Sequence[str]) -> NotLaunchedError
 
 def _raise(errors: Sequence[NotLaunchedError]) -> None:
     if errors:
-        first, *others = errors
-        raise NotLaunchedError(
-            first.what, where=first.where, why=first.why, fix=first.fix, others=tuple(others)
-        )
+        raise merged(errors)
 
 
 def for_keywords(error: NotLaunchedError, given: Mapping[str, object]) -> NotLaunchedError:
@@ -202,7 +203,8 @@ def words(keywords: Mapping[str, Any], of: str = "launch") -> list[str]:
         option = known[name]
         if value is None or option.name == "set_env":
             continue
-        if value is True and _has_default_value(option):
+        # An option whose value is optional, as in `--ship-env[=PATH]`.
+        if value is True and (option.metavar or "").startswith("[="):
             found.append(f"{_long(option)}=")
         elif option.is_flag != isinstance(value, bool):
             should = "True or False" if option.is_flag else "a value"
@@ -216,11 +218,6 @@ def words(keywords: Mapping[str, Any], of: str = "launch") -> list[str]:
             found += [f"{_long(option)}={text}" for text in texts]
     _raise(errors)
     return found
-
-
-def _has_default_value(option: click.Option) -> bool:
-    """Return whether the option's value is optional, as in `--ship-env[=PATH]`."""
-    return (option.metavar or "").startswith("[=")
 
 
 def _long(option: click.Option) -> str:

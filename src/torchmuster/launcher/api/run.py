@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from torchmuster.core.files.layout import RunDir, short_id
+from torchmuster.core.files.layout import RunDir, short_id, size_of
 from torchmuster.core.model.failure import ValueNote
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.model.states import RunState
@@ -63,15 +63,10 @@ def noted_values(run_dir: RunDir) -> tuple[int, dict[int, ValueNote]]:
 
 def have_arrived(run_dir: RunDir, attempt: int, notes: Mapping[int, ValueNote]) -> bool:
     """Return whether all value files have arrived; those of other hosts may follow the result."""
-    sizes = (_size(run_dir.rank_value(attempt, rank)) for rank in notes)
-    return all(size == note.size_bytes for size, note in zip(sizes, notes.values(), strict=True))
-
-
-def _size(path: str) -> int:
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        return -1
+    return all(
+        size_of(run_dir.rank_value(attempt, rank)) == note.size_bytes
+        for rank, note in notes.items()
+    )
 
 
 def read_value(path: str, note: ValueNote, rank: int) -> Any:
@@ -114,8 +109,6 @@ _POLL_S = 0.02
 _LEAST_POLL_S, _MOST_POLL_S, _POLL_SHARE = 0.004, 0.05, 0.02
 _LOOK_AT_OWNER_S = 2.0  # the check may ask a scheduler
 _COMES_S = 10.0  # how long files of other hosts may arrive after the result
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +351,8 @@ class RunHandle:
             torchmuster.errors.ChannelError: The head can't be reached.
             TimeoutError: The run was asked to stop and has not ended within `timeout_s`.
         """
+        import concurrent.futures
+
         from torchmuster.launcher.views.control import stop_and_wait
 
         if any_result(self._dir) is not None:
@@ -367,9 +362,10 @@ class RunHandle:
         while True:
             try:
                 # In a thread: in a notebook, this one already runs an event loop.
-                result = _in_thread(
-                    lambda: stop_and_wait(view, at_once=at_once, timeout_s=timeout_s)
-                )
+                with concurrent.futures.ThreadPoolExecutor(1, "muster") as pool:
+                    result = pool.submit(
+                        stop_and_wait, view, at_once=at_once, timeout_s=timeout_s
+                    ).result()
                 break
             except ChannelError:
                 # A run that was just launched has no head yet.
@@ -441,11 +437,3 @@ def copied_run(run_dir: RunDir) -> "contextlib.AbstractContextManager[RecordCopy
     from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
 
     return copied(run_dir) if is_elsewhere(run_dir) else contextlib.nullcontext()
-
-
-def _in_thread(action: Callable[[], T]) -> T:
-    """Return an action's result, computed in a separate thread."""
-    import concurrent.futures
-
-    with concurrent.futures.ThreadPoolExecutor(1, "muster") as pool:
-        return pool.submit(action).result()

@@ -4,29 +4,194 @@ A separate thread with a time limit collects each part: a file system that hangs
 that does not answer, affects only its own part. For a missing part the reason is given.
 """
 
+import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import re
+import resource
 import secrets
 import socket
+import stat
 import struct
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.core import proc
 from torchmuster.core.model import contract
 from torchmuster.core.model.network import Interface
+from torchmuster.core.model.ranks import compress_ranks
 from torchmuster.core.net.address import link_names, own_interfaces
-from torchmuster.core.node.kernel import list_folder, read_text
-from torchmuster.launcher.facts.gpu import Ask, GpuFacts, collect_gpus
-from torchmuster.launcher.facts.system import SystemFacts, collect_system
+from torchmuster.core.node.kernel import (
+    counter_files,
+    list_folder,
+    read_text,
+)
+from torchmuster.launcher.facts.gpu import Ask, GpuFacts, collect_gpus, run_probes
+
+# The kernel: processors, memory, limits, shared memory, control groups.
+
+
+# Files in /dev/shm that no process has open: left by killed programs of this user.
+#
+# torch names its files torch_PID_..., NCCL nccl-..., and POSIX semaphores are sem.NAME. Most
+# programs remove their files when they end, but not when they are killed.
+#
+# Source: torch/lib/libshm; NCCL src/os/linux.cc and src/misc/shmutils.cc; sem_overview(7).
+
+
+_NAMES = ("torch_", "nccl-", "sem.")
+_MAX_FILES = 10_000
+# A program may have yet to open a file that was made only a moment ago.
+_AGE_S = 600.0
+
+
+def leftover_shm_files(folder: str, root: str = "/") -> tuple[int, int]:
+    """Return number and bytes of this user's files in /dev/shm that no process has open.
+
+    Processes that can't be inspected (a container's init) count as having none open.
+    """
+    sizes = dict(_old_files(folder))
+    if not sizes:
+        return 0, 0
+    for used in _open_files(folder, os.path.join(root, "proc")):
+        sizes.pop(used, None)
+    return len(sizes), sum(sizes.values())
+
+
+def _old_files(folder: str) -> Iterator[tuple[str, int]]:
+    until = time.time() - _AGE_S
+    for name in list_folder(folder)[:_MAX_FILES]:
+        if not name.startswith(_NAMES):
+            continue
+        try:
+            status = os.lstat(os.path.join(folder, name))
+        except OSError:
+            continue
+        mine = status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode)
+        if mine and status.st_mtime < until:
+            yield name, status.st_blocks * 512
+
+
+def _open_files(folder: str, proc: str) -> Iterator[str]:
+    """Yield the names that processes of this user have mapped or open."""
+    pattern = re.compile(rf"{re.escape(folder)}/(\S+)")
+    for pid in list_folder(proc):
+        path = os.path.join(proc, pid)
+        if not pid.isdecimal():
+            continue
+        try:
+            if os.stat(path).st_uid != os.getuid():
+                continue
+            with open(os.path.join(path, "maps"), errors="replace") as file:
+                yield from pattern.findall(file.read())
+            for descriptor in os.listdir(os.path.join(path, "fd")):
+                found = pattern.match(os.readlink(os.path.join(path, "fd", descriptor)))
+                if found is not None:
+                    yield found[1]
+        except OSError:
+            continue  # the process has ended, or may not be inspected
+
+
+# A limit this large means no limit: RLIM_INFINITY, or cgroup v1's largest multiple of a page.
+_NO_LIMIT = 1 << 62
+_LIMITS = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "core": resource.RLIMIT_CORE,
+}
+SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemFacts:
+    """The kernel's facts about a node.
+
+    Attributes:
+        cpus: The CPUs that this process may use, as `0-3,8`.
+        limits: Soft limits by name; -1 for none.
+        memory_limit_bytes: The smallest limit of the control groups above us; None without one.
+        shm_bytes: Size of /dev/shm; None if there is none.
+        left_shm_files: Number of this user's files there that no process has open; `left_shm_bytes`
+            is their size.
+    """
+
+    host: str
+    kernel: str
+    machine: str
+    boot_id: str
+    num_cpus: int
+    num_usable_cpus: int
+    cpus: str
+    memory_bytes: int
+    limits: dict[str, int]
+    memory_limit_bytes: int | None = None
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    left_shm_files: int = 0
+    left_shm_bytes: int = 0
+    uid: int = 0
+
+
+def collect_system(root: str = "/", *, is_long: bool = False) -> SystemFacts:
+    """Return the kernel's facts about this node; `root` is the root of its files.
+
+    The long form also checks the open files of this user's processes.
+    """
+    name = os.uname()
+    usable = sorted(os.sched_getaffinity(0))
+    shared = os.path.join(root, SHARED_MEMORY.lstrip("/"))
+    shm = _room(shared)
+    left = leftover_shm_files(shared, root) if is_long else (0, 0)
+    return SystemFacts(
+        host=name.nodename,
+        kernel=name.release,
+        machine=name.machine,
+        boot_id=read_text(os.path.join(root, "proc/sys/kernel/random/boot_id")).strip(),
+        num_cpus=os.cpu_count() or 1,
+        num_usable_cpus=len(usable),
+        cpus=compress_ranks(usable),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        limits={word: _plain(resource.getrlimit(which)[0]) for word, which in _LIMITS.items()},
+        memory_limit_bytes=memory_limit(),
+        shm_bytes=shm[0] if shm else None,
+        shm_free_bytes=shm[1] if shm else None,
+        left_shm_files=left[0],
+        left_shm_bytes=left[1],
+        uid=os.getuid(),
+    )
+
+
+def memory_limit() -> int | None:
+    """Return the smallest memory limit, in bytes, of the control groups above us, or None."""
+    found: list[int] = []
+    for path in counter_files():
+        is_second = path.endswith("memory.events")
+        name = "memory.max" if is_second else "memory.limit_in_bytes"
+        text = read_text(os.path.join(os.path.dirname(path), name)).strip()
+        if text.isdecimal() and int(text) < _NO_LIMIT:
+            found.append(int(text))
+    return min(found, default=None)
+
+
+def _plain(limit: int) -> int:
+    return -1 if limit == resource.RLIM_INFINITY or limit >= _NO_LIMIT else limit
+
+
+def _room(path: str) -> tuple[int, int] | None:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return None
+    return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+
 
 # Names, addresses and interfaces as the node sees them. Only name look-ups send packets.
 
@@ -118,32 +283,15 @@ def resolve(
     names: Sequence[str], limit_s: float
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """Resolve names in parallel; return the addresses, and why other names have none."""
-    found: dict[str, tuple[str, ...]] = {}
-    failed: dict[str, str] = {}
 
-    def ask(name: str) -> None:
-        try:
-            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except OSError as error:
-            failed[name] = error.strerror or str(error)
-            return
-        except UnicodeError:
-            failed[name] = "it is no host name"
-            return
-        found[name] = tuple(dict.fromkeys(str(row[4][0]) for row in rows))[:_MAX_ADDRESSES]
+    def ask(name: str) -> tuple[str, ...]:
+        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return tuple(dict.fromkeys(str(row[4][0]) for row in rows))[:_MAX_ADDRESSES]
 
-    if len(names) == 1 and not limit_s:
-        ask(names[0])
-        return found, failed
-    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in names]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + limit_s
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0.0))
-    answered, refused = dict(found), dict(failed)
-    late = [name for name in names if name not in answered and name not in refused]
-    return answered, refused | dict.fromkeys(late, f"no answer within {limit_s:g} s")
+    def why(error: Exception) -> str:
+        return _why(error) if isinstance(error, OSError) else "it is no host name"
+
+    return run_probes({name: functools.partial(ask, name) for name in names}, limit_s, why)
 
 
 def source_for(address: str) -> str | None:
@@ -244,32 +392,38 @@ class FileFacts:
     script: ScriptFacts | None = None
 
 
-def collect_files(
-    run_dir: str | None,
-    once_written: str | None,
-    script: str | None,
-    environment: Mapping[str, str],
-    more: Sequence[tuple[str, str]] = (),
-) -> FileFacts:
-    """Return the facts about a run's folders and script; test files are removed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsRequest:
+    """What to collect.
 
-    Args:
+    Attributes:
+        environment: The job's variables, such as TMPDIR.
+        names: Other nodes' names, to be resolved here; only in the long form.
         run_dir: The run's folder; None without a run.
         once_written: A file in it that does not change after the start.
         script: The program's absolute path.
-        environment: The job's variables, such as TMPDIR.
-        more: (role, path) of other folders.
+        folders: (role, path) of other folders of the run.
     """
+
+    is_long: bool
+    environment: Mapping[str, str]
+    names: Sequence[str] = ()
+    run_dir: str | None = None
+    once_written: str | None = None
+    script: str | None = None
+    folders: Sequence[tuple[str, str]] = ()
+
+
+def collect_files(order: FactsRequest) -> FileFacts:
+    """Return the facts about a run's folders and script; test files are removed."""
     folders = []
-    if run_dir is not None:
-        folders.append(look_at("run", run_dir, once_written))
-    folders += [look_at(role, path, None) for role, path in more]
-    temporary = environment.get("TMPDIR") or tempfile.gettempdir()
+    if order.run_dir is not None:
+        folders.append(look_at("run", order.run_dir, order.once_written))
+    folders += [look_at(role, path, None) for role, path in order.folders]
+    temporary = order.environment.get("TMPDIR") or tempfile.gettempdir()
     folders.append(look_at("temp", temporary, None))
-    return FileFacts(
-        folders=tuple(folders),
-        script=script_facts(script) if script else None,
-    )
+    script = script_facts(order.script) if order.script else None
+    return FileFacts(folders=tuple(folders), script=script)
 
 
 def look_at(role: str, path: str, once_written: str | None) -> FolderFacts:
@@ -315,10 +469,8 @@ def _try_to_write(folder: str) -> tuple[bool, bool, str]:
         os.unlink(f"{path}.renamed")
     except OSError as error:
         for left in (path, f"{path}.renamed"):
-            try:
+            with contextlib.suppress(OSError):
                 os.unlink(left)
-            except OSError:
-                continue
         return written, False, _why(error)
     return True, True, ""
 
@@ -456,10 +608,10 @@ def _nodefile(environment: Mapping[str, str]) -> tuple[int, ...]:
         return ()
     try:
         with open(path, errors="replace") as file:
-            lines = [line.strip() for line in file.read(_MAX_NODEFILE_BYTES).splitlines()]
+            lines = map(str.strip, file.read(_MAX_NODEFILE_BYTES).splitlines())
     except OSError:  # only the first node has the file
         return ()
-    names = [line for line in lines if line]
+    names = list(filter(None, lines))
     return len(names), len(set(names))
 
 
@@ -533,75 +685,21 @@ class CollectedFacts:
     unknown: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactsRequest:
-    """What to collect.
-
-    Attributes:
-        names: Other nodes' names, to be resolved here; only in the long form.
-        once_written: A file of the run's folder that never changes.
-        folders: (role, path) of other folders of the run.
-    """
-
-    is_long: bool
-    environment: Mapping[str, str]
-    names: Sequence[str] = ()
-    run_dir: str | None = None
-    once_written: str | None = None
-    script: str | None = None
-    folders: Sequence[tuple[str, str]] = ()
-
-
 def collect(order: FactsRequest, ask: Ask | None = None) -> CollectedFacts:
     """Return the facts about this node that are known within 1 s, or 3.5 s in the long form."""
     names = order.names if order.is_long else ()
     names_s = NAMES_LONG_S if order.is_long else NAMES_SHORT_S
-    asking = ask or ask_spared
     parts: dict[str, Callable[[], Any]] = {
         "system": lambda: collect_system(is_long=order.is_long),
         "network": lambda: collect_network(names, names_s),
-        "files": lambda: collect_files(
-            order.run_dir, order.once_written, order.script, order.environment, order.folders
+        "files": lambda: collect_files(order),
+        "gpu": lambda: collect_gpus(
+            order.environment, ask or proc.ask_spared, NVIDIA_SMI_S, is_long=order.is_long
         ),
-        "gpu": lambda: collect_gpus(order.environment, asking, NVIDIA_SMI_S, is_long=order.is_long),
         "environment": lambda: collect_environment(order.environment),
     }
     found, unknown = run_probes(parts, LONG_S if order.is_long else SHORT_S)
     return CollectedFacts(unknown=unknown, **found)
-
-
-def run_probes(
-    parts: Mapping[str, Callable[[], Any]], limit_s: float
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run all probes in parallel; return their results, and the reasons for missing ones."""
-    found: dict[str, Any] = {}
-    unknown: dict[str, str] = {}
-
-    def run(name: str, probe: Callable[[], Any]) -> None:
-        try:
-            found[name] = probe()
-        except Exception as error:  # noqa: BLE001 - one failed probe must not affect the others
-            unknown[name] = f"{type(error).__name__}: {error}"[:200]
-
-    threads = [
-        threading.Thread(target=run, args=(name, probe), name=f"facts-{name}", daemon=True)
-        for name, probe in parts.items()
-    ]
-    deadline = time.monotonic() + limit_s
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0.0))
-    found_now, unknown_now = dict(found), dict(unknown)
-    for name in parts:
-        if name not in found_now and name not in unknown_now:
-            unknown_now[name] = f"no answer within {limit_s:g} s"
-    return found_now, unknown_now
-
-
-def ask_spared(argv: Sequence[str], limit_s: float) -> proc.CommandOutput:
-    """Run a program on this node, out of reach of the code that kills this process's children."""
-    return proc.ask_spared(argv, limit_s)
 
 
 def own_torch() -> TorchFacts:

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from torchmuster.core import proc
@@ -221,21 +223,13 @@ def redirects(config: bytes) -> bool | None:
 def count_redirecting(root: str = "/") -> int | None:
     """Return how many PCI bridges redirect traffic; None if none of them can be read."""
     folder = os.path.join(root, "sys/bus/pci/devices")
+    paths = (os.path.join(folder, name) for name in list_folder(folder))
+    bridges = (p for p in paths if read_text(os.path.join(p, "class")).startswith(_BRIDGE_CLASS))
     found: list[bool] = []
-    for path in _bridges([os.path.join(folder, name) for name in list_folder(folder)]):
+    for path in islice(bridges, _MAX_BRIDGES):
         said = redirects(read_bytes(os.path.join(path, "config")))
         found += [said] if said is not None else []
     return sum(found) if found else None
-
-
-def _bridges(paths: Sequence[str]) -> Iterator[str]:
-    number = 0
-    for path in paths:
-        if read_text(os.path.join(path, "class")).startswith(_BRIDGE_CLASS):
-            number += 1
-            if number > _MAX_BRIDGES:
-                return
-            yield path
 
 
 Ask = Callable[[Sequence[str], float], proc.CommandOutput]
@@ -249,14 +243,16 @@ _HEALTH = (
     "pcie.link.width.current",
     "pcie.link.width.max",
 )
+
+
+def _query(names: Sequence[str], of: str = "gpu") -> tuple[str, ...]:
+    return ("nvidia-smi", f"--query-{of}={','.join(names)}", "--format=csv,noheader,nounits")
+
+
 # On Ampere and later: bad memory rows that wait to be remapped, or could not be.
 _ROWS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
 _MORE: Mapping[str, Sequence[str]] = {
-    "rows": (
-        "nvidia-smi",
-        f"--query-remapped-rows={','.join(_ROWS)}",
-        "--format=csv,noheader,nounits",
-    ),
+    "rows": _query(_ROWS, "remapped-rows"),
     "plain": ("nvidia-smi",),
     "topology": ("nvidia-smi", "topo", "-m"),
     "p2p": ("nvidia-smi", "topo", "-p2p", "r"),
@@ -372,22 +368,40 @@ def _ask_all(ask: Ask, questions: Mapping[str, Sequence[str]], limit_s: float) -
 
     Late answers are empty.
     """
-    answers: dict[str, str] = {}
+    probes = {name: partial(_ask, ask, argv, limit_s) for name, argv in questions.items()}
+    answers, _ = run_probes(probes, limit_s)
+    return {name: answers[name][0] if name in answers else "" for name in questions}
 
-    def run(name: str, argv: Sequence[str]) -> None:
-        answers[name] = _ask(ask, argv, limit_s)[0]
+
+def run_probes(
+    parts: Mapping[str, Callable[[], Any]],
+    limit_s: float,
+    describe: Callable[[Exception], str] = lambda error: f"{type(error).__name__}: {error}"[:200],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Run all probes in parallel; return their results, and the reasons for missing ones."""
+    found: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+
+    def run(name: str, probe: Callable[[], Any]) -> None:
+        try:
+            found[name] = probe()
+        except Exception as error:  # noqa: BLE001 - one failed probe must not affect the others
+            unknown[name] = describe(error)
 
     threads = [
-        threading.Thread(target=run, args=question, name=f"ask-{question[0]}", daemon=True)
-        for question in questions.items()
+        threading.Thread(target=run, args=part, name=f"facts-{part[0]}", daemon=True)
+        for part in parts.items()
     ]
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0.0))
-    said = dict(answers)
-    return {name: said.get(name, "") for name in questions}
+    found_now, unknown_now = dict(found), dict(unknown)
+    for name in parts:
+        if name not in found_now and name not in unknown_now:
+            unknown_now[name] = f"no answer within {limit_s:g} s"
+    return found_now, unknown_now
 
 
 def driver_version(root: str = "/") -> str:
@@ -395,10 +409,6 @@ def driver_version(root: str = "/") -> str:
     text = read_text(os.path.join(root, "proc/driver/nvidia/version"))
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found.group(1) if found else ""
-
-
-def _query(names: Sequence[str]) -> tuple[str, ...]:
-    return ("nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits")
 
 
 def _ask(ask: Ask, argv: Sequence[str], limit_s: float) -> tuple[str, str]:
@@ -418,9 +428,8 @@ def _ask(ask: Ask, argv: Sequence[str], limit_s: float) -> tuple[str, str]:
 def read_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
     """Return GPUs and driver version from the answer to the basic query; skip invalid rows."""
     gpus, driver = [], ""
-    for row in text.splitlines()[:_MAX_GPUS]:
-        cells = [cell.strip() for cell in row.split(",")]
-        if len(cells) != len(_BASIC) or not cells[0].isdecimal():
+    for cells in _rows_of(text, _BASIC):
+        if not cells[0].isdecimal():
             continue
         total, used = _number(cells[4]), _number(cells[5])
         driver = cells[3]
@@ -439,22 +448,23 @@ def read_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
 
 def add_health(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
     """Return the GPUs with the facts of the health query."""
-    rows = {}
-    for row in text.splitlines()[:_MAX_GPUS]:
-        cells = [cell.strip() for cell in row.split(",")]
-        if len(cells) == len(_HEALTH) and cells[0].isdecimal():
-            rows[int(cells[0])] = cells
+    rows = {int(cells[0]): cells for cells in _rows_of(text, _HEALTH) if cells[0].isdecimal()}
     return tuple(_with_health(gpu, rows[gpu.index]) if gpu.index in rows else gpu for gpu in gpus)
 
 
 def add_rows(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
     """Return the GPUs, `must_be_reset` set if memory rows are bad; older ones don't report it."""
-    bad = set()
+    rows = _rows_of(text, _ROWS)
+    bad = {cells[0] for cells in rows if {"yes", "1"} & {cell.lower() for cell in cells[1:]}}
+    return tuple(replace(gpu, must_be_reset=gpu.uuid in bad) for gpu in gpus)
+
+
+def _rows_of(text: str, query: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the cells of each row that answers a query, whole rows only."""
     for row in text.splitlines()[:_MAX_GPUS]:
         cells = [cell.strip() for cell in row.split(",")]
-        if len(cells) == len(_ROWS) and {"yes", "1"} & {cell.lower() for cell in cells[1:]}:
-            bad.add(cells[0])
-    return tuple(replace(gpu, must_be_reset=gpu.uuid in bad) for gpu in gpus)
+        if len(cells) == len(query):
+            yield cells
 
 
 def _with_health(gpu: Gpu, cells: Sequence[str]) -> Gpu:

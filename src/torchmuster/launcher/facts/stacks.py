@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 _SECTION = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 _FAULT_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
@@ -71,12 +72,14 @@ class StackReading:
 
 def sections(text: str) -> list[tuple[str, list[Frame]]]:
     """Return the threads of a text: (first line, frames from the innermost) of each."""
-    heads = list(_SECTION.finditer(text))
-    ends = [*(head.start() for head in heads), len(text)][1:]
-    return [
-        (head.group(), _frames(text[head.end() : end]))
-        for head, end in zip(heads, ends, strict=True)
-    ]
+    parts = (part.partition("\n") for part in _threads(text))
+    return [(head, _frames(rest)) for head, _, rest in parts]
+
+
+def _threads(text: str) -> list[str]:
+    """Return the part of each thread, from its first line to the next thread's."""
+    starts = [head.start() for head in _SECTION.finditer(text)]
+    return [text[begin:end] for begin, end in pairwise([*starts, len(text)])]
 
 
 def _frames(text: str) -> list[Frame]:
@@ -91,11 +94,9 @@ def _frames(text: str) -> list[Frame]:
 
 def main_first(text: str) -> str:
     """Return the text with the main thread first: faulthandler writes it last."""
-    heads = list(_SECTION.finditer(text))
-    if not heads:
+    parts = _threads(text)
+    if not parts:
         return text
-    ends = [head.start() for head in heads[1:]] + [len(text)]
-    parts = [text[head.start() : end] for head, end in zip(heads, ends, strict=True)]
     chosen = _main_index(parts)
     rest = [part for index, part in enumerate(parts) if index != chosen]
     return "\n".join(part.strip("\n") for part in [parts[chosen], *rest]) + "\n"
@@ -180,6 +181,7 @@ _OPERATION_NAMES = {
     "_verify_param_shape_across_processes": "DDP's comparison of parameters",
     "_engine_run_backward": "backward",
 }
+_FETCHER = "/torch/utils/data/_utils/fetch.py"  # not in the stack of an idle process of a loader
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
 # Calls of C code in which a line of the script waits: for the GPU, or for a torch handle.
 _GPU_WAIT = re.compile(r"\.(item|cpu|numpy|tolist|synchronize)\(|\.to\([\"']cpu")
@@ -216,28 +218,29 @@ def judge(
         return StackReading(doing=RankActivity.IN_KERNEL, what=name, frame=frame)
     if not frames:
         return StackReading(doing=RankActivity.UNKNOWN)
-    found = _aside(frames, frame) or _waiting(frames, frame, source, children)
+    if (aside := _aside(frames)) is not None:
+        return StackReading(doing=aside, what=name, frame=frame)
+    found = _waiting(frames, frame, children)
     if found is None and frame is frames[0]:
         found = _waiting_in_c(frame, source, uses_gpu=uses_gpu)
     return found or StackReading(doing=RankActivity.WORKS, what=name, frame=frame)
 
 
-def _aside(frames: Sequence[Frame], frame: Frame | None) -> StackReading | None:
+def _aside(frames: Sequence[Frame]) -> RankActivity | None:
     """Return the activity of a rank that compiles, saves or evaluates (slow); None otherwise."""
-    what = _call_name(frames, frame)
     for one in frames:
         if one.name == "<module>":  # it is being imported
             continue
         if _COMPILERS.search(one.file) or (
             "/torch/_inductor/compile_fx" in one.file and _COMPILER_NAMES.search(one.name)
         ):
-            return StackReading(doing=RankActivity.COMPILES, what=what, frame=frame)
+            return RankActivity.COMPILES
     if _operation(frames) is not None:
         return None  # a wait for others inside a save or an evaluation counts as a wait
     if any(_SAVERS.search(f.file) or _is_named(f, _SAVING) for f in frames):
-        return StackReading(doing=RankActivity.SAVES, what=what, frame=frame)
+        return RankActivity.SAVES
     if any(_EVALUATORS.search(f.file) or _is_named(f, _EVALUATING) for f in frames):
-        return StackReading(doing=RankActivity.EVALUATES, what=what, frame=frame)
+        return RankActivity.EVALUATES
     return None
 
 
@@ -246,7 +249,7 @@ def _is_named(frame: Frame, names: re.Pattern[str]) -> bool:
 
 
 def _waiting(
-    frames: Sequence[Frame], frame: Frame | None, source: str, children: Sequence[str]
+    frames: Sequence[Frame], frame: Frame | None, children: Sequence[str]
 ) -> StackReading | None:
     operation = _operation(frames)
     if operation is not None:
@@ -339,16 +342,12 @@ def _loading(frame: Frame | None, children: Sequence[str]) -> StackReading:
             )
         frames = main_frames(text)
         inner = user_frame(frames)
-        if inner is not None and not _is_idle_loader(frames):
+        if inner is not None and any(_FETCHER in frame.file for frame in frames):
             what = _call_name(frames, inner)
             return StackReading(
                 doing=RankActivity.WORKS, what=what, frame=inner, by="in a process of its loader"
             )
     return StackReading(doing=RankActivity.WORKS, what="its loader", frame=frame)
-
-
-def _is_idle_loader(frames: Sequence[Frame]) -> bool:
-    return not any("/torch/utils/data/_utils/fetch.py" in frame.file for frame in frames)
 
 
 def _call_name(frames: Sequence[Frame], frame: Frame | None) -> str:

@@ -22,6 +22,7 @@ It needs only torch 2.1 or later, not torchmuster: its own folder is removed fro
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -101,13 +102,11 @@ class StepProbe:
                 if parameter.requires_grad:
                     number = len(self._parameters)
                     self._parameters.append(parameter)
-                    parameter.register_post_accumulate_grad_hook(self._see_gradient(number))
+                    see = functools.partial(self._see_gradient, number)
+                    parameter.register_post_accumulate_grad_hook(see)
 
-    def _see_gradient(self, number: int) -> Any:
-        def see(_: Any) -> None:
-            self._marks[number] = self._mark()
-
-        return see
+    def _see_gradient(self, number: int, _: Any) -> None:
+        self._marks[number] = self._mark()
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         if optimizer is not self._optimizer:

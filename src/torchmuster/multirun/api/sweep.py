@@ -3,28 +3,20 @@
 import ast
 import asyncio
 import contextlib
-import hashlib
 import itertools
-import json
 import math
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import Kind, RunDir, runs_dir, short_id
-from torchmuster.core.model import codec
-from torchmuster.core.model.plan import FunctionCall
+from torchmuster.core.files.layout import Kind, RunDir, short_id
 from torchmuster.core.model.states import RunState
 from torchmuster.core.spec.launch import LaunchOrder
-from torchmuster.errors import MusterError, NotFoundError
-from torchmuster.launcher.api import call, keywords
+from torchmuster.errors import NotFoundError
 from torchmuster.launcher.api.failures import NotLaunchedError, RunFailed
-from torchmuster.launcher.api.launch import start_command
+from torchmuster.launcher.api.launch import start_command, start_order
 from torchmuster.launcher.api.run import RunHandle, copied_run, interrupt_cancels, poll_until_ended
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.find import any_result, find_run, owner_lives, view_run
@@ -306,26 +298,18 @@ def sweep(
     Raises:
         NotLaunchedError: A keyword, a value or the function can't be used. Nothing was started.
     """
-    folder = tempfile.mkdtemp(prefix="muster-sweep-")
-    try:
-        members = _members(values, options.pop("zip", None) or {})
-        if callable(function):
-            words, order = _of_function(function, members, args, options, folder)
-        else:
-            words, order = _of_script(os.fspath(function), args, options)
-        order = replace(order, names=tuple(members[0]), members=_as_texts(members))
-        path = os.path.join(folder, "order")
-        atomic.replace_file(path, json.dumps(codec.to_plain(order)).encode(), mode=0o600)
-        run_id = start_command("sweep", ["--detach", "--launched", path, *words])
-        return SweepHandle(RunDir(os.path.join(runs_dir(), run_id)))
-    except NotLaunchedError:
-        raise
-    except MusterError as error:
-        raise NotLaunchedError(
-            error.what, where=error.where, why=error.why, fix=error.fix
-        ) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    members = _members(values, options.pop("zip", None) or {})
+    return SweepHandle(
+        start_order(
+            lambda words: start_command("sweep", ["--detach", *words]),
+            function,
+            args,
+            options,
+            LaunchOrder(names=tuple(members[0]), members=_as_texts(members)),
+            of="sweep",
+            members=members,
+        )
+    )
 
 
 def find_sweep(word: str) -> SweepHandle:
@@ -403,41 +387,6 @@ def _text(value: Any) -> str:
     text = name if isinstance(name, str) else " ".join(repr(value).split())
     plain = "".join(c if c.isprintable() else "?" for c in text)
     return plain if len(plain) <= _MOST_CHARS else f"{plain[: _MOST_CHARS - 3]}..."
-
-
-# The program.
-
-
-def _of_function(
-    function: Callable[..., Any],
-    members: Sequence[Mapping[str, Any]],
-    args: Sequence[Any],
-    options: Mapping[str, Any],
-    folder: str,
-) -> tuple[list[str], LaunchOrder]:
-    name = call.name_of(function)
-    ours, theirs = keywords.split(options, function, args, name, of="sweep", member=members[0])
-    words, environment = keywords.words(ours, "sweep"), keywords.environment(ours, "sweep")
-    packed = call.pack(function, args, theirs, os.getcwd(), members)
-    path = os.path.join(folder, "call")
-    atomic.replace_file(path, packed.data, mode=0o600)
-    sent = FunctionCall(
-        source=path,
-        sha256=hashlib.sha256(packed.data).hexdigest(),
-        module_file=packed.module_file,
-    )
-    if not {"name", "run_id"} & ours.keys():
-        words += ["--name", call.run_name(packed.target)]
-    return [*words, "--", packed.target], LaunchOrder(call=sent, environment=environment)
-
-
-def _of_script(
-    script: str, args: Sequence[Any], options: Mapping[str, Any]
-) -> tuple[list[str], LaunchOrder]:
-    keywords.check(options, "a script", "sweep")
-    words = [*keywords.words(options, "sweep"), "--", script]
-    environment = keywords.environment(options, "sweep")
-    return words, LaunchOrder(args=tuple(str(arg) for arg in args), environment=environment)
 
 
 def follow_sweep(run_dir: RunDir) -> None:

@@ -2,12 +2,15 @@
 
 It wraps torch's DataLoader and decides which samples are read, in which order and from which
 position. Iteration continues at the current position of the epoch: a second `for` after a `break`
-starts with the next batch; after the end of an epoch it begins the next one.
+starts with the next batch; after the end of an epoch it begins the next one, and its ledger proves
+what was seen.
 """
 
+import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,22 +18,122 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, TensorDataset, default_collate
 
 from torchmuster.core.model.progress import RankPhase
-from torchmuster.errors import UsageError
-from torchmuster.train.batches.keyed import (
-    DatasetError,
-    KeyedFetch,
-    Request,
-    digest,
-    num_samples_of,
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.train import rng
+from torchmuster.train.batches.order import (
+    Division,
+    Ledger,
+    Share,
+    Sums,
+    epoch_order,
+    mix,
+    name_faults,
+    sums_of,
 )
-from torchmuster.train.batches.ledger import Ledger, Sums
-from torchmuster.train.batches.order import Division, Share, epoch_order
-from torchmuster.train.batches.workers import fork_quietly, quiet_worker
+from torchmuster.train.exchange import gather_bytes, gather_json
 from torchmuster.train.heartbeat import StepState
-from torchmuster.train.preempt import StopNow
+from torchmuster.train.preempt import StopNow, begin_quietly, fork_quietly
+from torchmuster.train.snapshot.state import SnapshotError
+
+# A batch is fetched and collated in a loader worker, with random numbers keyed by sample.
+#
+# Random augmentation inside `__getitem__` is keyed by (seed, epoch, sample): a sample is augmented in
+# the same way on every rank and in every loader worker. Seeding costs 11 us per sample, so it begins
+# only when a dataset has drawn random numbers: a batch that advanced a generator is fetched again,
+# keyed. Not covered: generators that the dataset creates itself without a seed, `collate_fn`, and the
+# device.
+
+
+Request = tuple[int, list[int] | torch.Tensor]  # epoch, indices
+
+
+class DatasetError(MusterError):
+    """The dataset violates a requirement of exact data order."""
+
+    exit_code = 9
+
+
+class KeyedFetch:
+    """A dataset of batches: item `(epoch, indices)` is `(ids, collated samples)`."""
+
+    def __init__(
+        self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any] | None = None
+    ) -> None:
+        self.dataset = dataset
+        self._seed = seed
+        self._collate = collate or default_collate
+        # Indexing each tensor once gives the same as fetching and collating samples one by one.
+        self._tensors = (
+            dataset.tensors if collate is None and type(dataset) is TensorDataset else None
+        )
+        self._draws = False
+
+    def __getitem__(self, request: Request) -> tuple[torch.Tensor, Any]:
+        epoch, wanted = request
+        ids = wanted if isinstance(wanted, torch.Tensor) else torch.tensor(wanted)
+        if self._tensors is not None:
+            return ids, [tensor[ids] for tensor in self._tensors]
+        indices = ids.tolist()
+        before = rng.cheap_state()
+        samples = None
+        try:
+            samples = None if self._draws else self._fetch_plain(indices)
+            if samples is None or rng.moved_since(before):
+                self._draws, samples = True, None
+                samples = [self._fetch_keyed(epoch, index) for index in indices]
+        finally:
+            if self._draws or samples is None:  # it draws random numbers, or it raised
+                rng.put_back(before)
+        return ids, self._collate(samples)
+
+    def _fetch_plain(self, indices: Sequence[int]) -> list[Any]:
+        many = getattr(self.dataset, "__getitems__", None)
+        return list(many(indices)) if many is not None else [self.dataset[i] for i in indices]
+
+    def _fetch_keyed(self, epoch: int, index: int) -> Any:
+        rng.seed_for_sample(mix(self._seed, epoch, index))
+        return self.dataset[index]
+
+
+def num_samples_of(dataset: Any) -> int:
+    """Return the length of a map-style dataset.
+
+    Raises:
+        DatasetError: The dataset has no length, or is empty.
+    """
+    try:
+        length = len(dataset)
+    except TypeError as error:
+        raise DatasetError(
+            "the dataset has no length",
+            where=type(dataset).__name__,
+            why=str(error),
+            fix="give it __len__ and __getitem__, or derive it from IterableDataset",
+        ) from error
+    if length < 1:
+        raise DatasetError("the dataset is empty", where=type(dataset).__name__)
+    return int(length)
+
+
+def digest(sample: Any) -> int:
+    """Return a checksum of a sample's values, for comparing readers."""
+    crc = 0
+    for leaf in pytree.tree_leaves(sample):
+        if isinstance(leaf, torch.Tensor):
+            flat = leaf.detach().cpu().contiguous().reshape(-1)
+            data = flat.view(torch.uint8).numpy().tobytes()
+        elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            data = leaf.tobytes()
+        elif isinstance(leaf, (bytes, str, int, float, complex, np.generic, type(None))):
+            data = leaf if isinstance(leaf, bytes) else repr(leaf).encode()
+        else:
+            # The text of other objects often holds their address, which no two processes share.
+            data = type(leaf).__qualname__.encode()
+        crc = zlib.crc32(data, crc)
+    return crc + 1  # 0 is an empty stream
 
 
 class Gate(Protocol):
@@ -72,13 +175,10 @@ class Loader:
 
     def __init__(
         self,
+        world: Any,
         dataset: Any,
         settings: LoaderSettings,
         *,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        step_state: StepState,
         collate: Callable[[list[Any]], Any] | None,
         options: dict[str, Any],
         compare: Callable[[int], list[int]] | None = None,
@@ -90,12 +190,11 @@ class Loader:
         self.position = 0
         self.ledger = Ledger()
         self.gate: Gate | None = None
-        self._rank = rank
-        self._device = device
-        self._step_state = step_state
+        self._rank, self._device = world.rank, world.device
+        self._step_state: StepState = world.step_state
         self._order: torch.Tensor | None = None
         self._micro_batches_done = 0  # of the current step
-        self._division = divide(settings, self.num_samples, world_size)
+        self._division = divide(settings, self.num_samples, world.world_size)
         self._batches = self._open(dataset, collate, options)
 
     def _count(self, dataset: Any) -> int:
@@ -123,7 +222,7 @@ class Loader:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        return self._division.steps_per_epoch
+        return self._division.steps_from(0)
 
     @property
     def ends_step(self) -> bool:
@@ -178,7 +277,7 @@ class Loader:
                 share, ids, batch = taken
                 self._take(share, ids)
                 ends_step = share.ends_step
-                yield self._to_device(batch)
+                yield on_device(batch, self._device)
         except StopNow:
             if self.gate is not None:
                 self.gate.stop()
@@ -219,11 +318,8 @@ class Loader:
 
     def _take(self, share: Share, ids: torch.Tensor) -> None:
         step_state = self._step_state
-        step_state.weight, step_state.count, step_state.ends_step = (
-            share.weight,
-            share.count,
-            share.ends_step,
-        )
+        step_state.weight, step_state.count = share.weight, share.count
+        step_state.ends_step = share.ends_step
         step_state.accumulates = self.settings.accumulate > 1
         step_state.serial += 1
         if share.count:
@@ -231,13 +327,6 @@ class Loader:
         self._micro_batches_done += 1
         if share.ends_step:
             self.position, self._micro_batches_done = share.position, 0
-
-    def _to_device(self, batch: Any) -> Any:
-        if self._device.type == "cpu":
-            return batch
-        return pytree.tree_map_only(
-            torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch
-        )
 
     def begin_epoch(self, epoch: int, position: int = 0, consumed: Sums | None = None) -> None:
         """Move to `position` of `epoch`; `consumed` is the ledger of the samples before it."""
@@ -372,6 +461,13 @@ def divide(settings: LoaderSettings, num_samples: int, world_size: int) -> Divis
     )
 
 
+def on_device(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on the device, copied while the host goes on."""
+    if device.type == "cpu":
+        return batch
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device, non_blocking=True), batch)
+
+
 class _Batches(DataLoader):
     """torch's DataLoader that tracks its iterators with live worker processes.
 
@@ -396,7 +492,8 @@ def open_batches(
     options = dict(options)
     if num_workers:
         options.setdefault("persistent_workers", True)
-        options["worker_init_fn"] = quiet_worker(options.get("worker_init_fn"))
+        then = options.get("worker_init_fn")
+        options["worker_init_fn"] = functools.partial(begin_quietly, then)
     return _Batches(
         fetch,
         batch_size=None,
@@ -428,3 +525,46 @@ def close_batches(batches: Any) -> None:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def prove(data: Loader) -> dict[str, Any]:
+    """Prove by all ranks' ledgers that each sample up to the position was seen once; a collective.
+
+    Returns:
+        `samples`, `lost`, `twice`, and `whole`: whether that is the complete epoch.
+
+    Raises:
+        DatasetError: Some were lost or seen twice.
+    """
+    mine = data.ledger.sums()
+    rows = gather_json([mine.count, mine.first, mine.second])
+    total = sum((Sums(*row) for row in rows), Sums())
+    expected = data.expected(data.position)
+    if total == sums_of(expected):
+        whole = data.position == (data.epoch_samples() or data.position)
+        return {"samples": total.count, "lost": 0, "twice": 0, "whole": whole}
+    ids = gather_bytes(data.ledger.ids().tobytes())
+    seen = np.concatenate([np.frombuffer(one, dtype=np.int64) for one in ids])
+    raise DatasetError(
+        f"epoch {data.epoch} did not see every sample exactly once",
+        where=f"{total.count} of {data.position} samples recorded",
+        why=name_faults(expected, seen),
+        fix="this is a bug of torchmuster, or the dataset changed while it was read",
+    )
+
+
+def begin_ledger(data: Loader, pieces: list[list[int]], step: int, *, is_first: bool) -> None:
+    """Restore the ranks' ledgers from a snapshot; rank 0 gets the sums of all.
+
+    Raises:
+        SnapshotError: Their sums differ from those of the order up to the position.
+    """
+    total = sum((Sums(*piece) for piece in pieces), Sums())
+    if total != sums_of(data.expected(data.position)):
+        raise SnapshotError(
+            f"the ledger of the snapshot of step {step} doesn't match its position in the data",
+            where=f"epoch {data.epoch}, {data.position} samples consumed",
+            why=f"{total.count} samples were recorded, or others than this order has",
+            fix="check that dataset, seed and shuffle are the same as when the snapshot was made",
+        )
+    data.ledger.start(total if is_first else Sums())

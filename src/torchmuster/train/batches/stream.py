@@ -22,9 +22,15 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.keyed import DatasetError, digest
-from torchmuster.train.batches.loader import Loader, LoaderSettings, open_batches
+from torchmuster.train.batches.loader import (
+    DatasetError,
+    Loader,
+    LoaderSettings,
+    digest,
+    open_batches,
+)
 from torchmuster.train.batches.order import Division, Share, mix
+from torchmuster.train.exchange import gather_int
 
 _NO_END = 1 << 62
 
@@ -152,30 +158,20 @@ class StreamLoader(Loader):
     `compare` gathers a value from all ranks, in rank order.
     """
 
-    def __init__(
-        self, *args: Any, compare: Callable[[int], list[int]], rank: int, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, compare: Callable[[int], list[int]], **kwargs: Any) -> None:
         self._compare_heads = compare
-        self._reader_rank = rank
         self._state: Any = None
         self._heads: set[int] = set()
         self._heads_compared = False
         self._is_over = False
-        self._world = int(kwargs["world_size"])
-        super().__init__(*args, rank=rank, **kwargs)
+        super().__init__(*args, **kwargs)
 
     def _count(self, dataset: Any) -> int:
         return _NO_END
 
     def _open(self, dataset: Any, collate: Any, options: dict[str, Any]) -> Any:
-        division = Division(
-            num_samples=_NO_END,
-            global_batch_size=self._division.global_batch_size,
-            world_size=self._world,
-            accumulate=self.settings.accumulate,
-        )
         reader = StreamReader(
-            dataset, self.settings, division, rank=self._reader_rank, collate=collate
+            dataset, self.settings, self._division, rank=self._rank, collate=collate
         )
         # The readers get the epoch when they are forked, so they must not outlive it.
         options = {**options, "persistent_workers": False}
@@ -255,11 +251,13 @@ class StreamLoader(Loader):
 
 
 def open_loader(
-    dataset: Any, settings: LoaderSettings, *, compare: Callable[[int], list[int]], **of_rank: Any
+    world: Any,
+    dataset: Any,
+    settings: LoaderSettings,
+    collate: Callable[[list[Any]], Any] | None,
+    options: dict[str, Any],
 ) -> Loader:
-    """Return the loader for a map-style or iterable dataset.
-
-    `of_rank` holds the arguments of `Loader` for this rank.
+    """Return this rank's loader for a map-style or iterable dataset.
 
     Raises:
         UsageError: `shuffle` is given for a stream, or sizes don't fit.
@@ -271,22 +269,24 @@ def open_loader(
             where="World.loader",
             fix="give it the dataset: tm.loader(dataset, batch_size=...)",
         )
-    if taken := {"sampler", "batch_sampler"} & of_rank.get("options", {}).keys():
+    if taken := {"sampler", "batch_sampler"} & options.keys():
         raise UsageError(
             f"the loader shares the samples out itself: `{taken.pop()}` can't be given",
             where="World.loader",
             fix="leave it out",
         )
     if not isinstance(dataset, IterableDataset):
-        several = of_rank["world_size"] > 1
-        return Loader(dataset, settings, compare=compare if several else None, **of_rank)
+        compare = gather_int if world.world_size > 1 else None
+        return Loader(world, dataset, settings, collate=collate, options=options, compare=compare)
     if settings.shuffle:
         raise UsageError(
             "an iterable dataset has its own order: shuffle=True has no effect",
             where="World.loader",
             fix="shuffle in the dataset, from (seed, epoch)",
         )
-    return StreamLoader(dataset, settings, compare=compare, **of_rank)
+    return StreamLoader(
+        world, dataset, settings, collate=collate, options=options, compare=gather_int
+    )
 
 
 def _divides_itself(who: str) -> DatasetError:

@@ -15,10 +15,11 @@ import json
 import math
 import os
 import platform
+import re
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,13 +33,14 @@ from torch.utils import _pytree as pytree
 from torchmuster.core.model import contract
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.model.ranks import name_ranks
+from torchmuster.core.node.kernel import read_text
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.train import rng
 from torchmuster.train.exchange import broadcast_bytes, gather_json, shift_bytes
+from torchmuster.train.finite import bytes_of, tensors_of, versions
 from torchmuster.train.heartbeat import StepState
-from torchmuster.train.memory.saves import NodeSite, choose_shifts
+from torchmuster.train.memory import NodeSite, choose_shifts
 from torchmuster.train.objects import Objects
-from torchmuster.train.replay.forward import bytes_of, versions
 from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot.state import dtype_named, pack, unpack
 from torchmuster.train.verify.judge import BatchResult, OddRank, judge, odd_weights
@@ -95,9 +97,8 @@ class PassNotes:
 
     def __init__(self, models: Mapping[str, nn.Module], step_state: StepState) -> None:
         self._models, self._step_state = models, step_state
-        self._ended: list[
-            tuple[list[NotedCall], str]
-        ] = []  # passes before this one, and their digests
+        # The passes before this one, and their digests.
+        self._ended: list[tuple[list[NotedCall], str]] = []
         self._calls: list[NotedCall] = []
         self._own: dict[str, str] = {}  # digests of gradients, by parameter
         self._hooks: list[Any] = []
@@ -110,20 +111,17 @@ class PassNotes:
         self.end()
         self.is_on = True
         self._weights = self._changes_of_weights()
-        for name, model in self._models.items():
-            for path, parameter in unwrap(model).named_parameters():
-                if parameter.requires_grad:
-                    key = f"{name}.{path}"
-                    self._hooks.append(
-                        parameter.register_hook(lambda g, key=key: self._note_own(key, g))
-                    )
+        self._hooks = [
+            parameter.register_hook(partial(self._note_own, key))
+            for key, parameter in _trained(self._models).items()
+        ]
 
     def end(self) -> None:
         """Stop recording, and drop the records."""
         self.is_on, self._is_twice = False, False
         for hook in self._hooks:
             hook.remove()
-        self._hooks.clear()
+        self._hooks = []
         self._ended, self._calls, self._own = [], [], {}
 
     def before(self, name: str, model: nn.Module, inputs: Any, kwargs: Any) -> None:
@@ -234,7 +232,8 @@ class PassNotes:
         found = {
             str(number): call.state["buffers"]
             for number, call in enumerate(noted)
-            if _syncs_buffers(self._models[call.name])
+            if isinstance(ddp := self._models[call.name], DistributedDataParallel)
+            and ddp.broadcast_buffers
         }
         return to_bytes(found)
 
@@ -308,12 +307,7 @@ def repeat(passes: Passes, models: Mapping[str, nn.Module], device: torch.device
 def _pass_again(
     calls: Iterable[Mapping[str, Any]], models: Mapping[str, nn.Module], device: torch.device
 ) -> str:
-    parameters = {
-        f"{name}.{path}": parameter
-        for name, model in models.items()
-        for path, parameter in unwrap(model).named_parameters()
-        if parameter.requires_grad
-    }
+    parameters = _trained(models)
     digests, roots, back = [], [], []
     for call in calls:
         outputs = _call_again(call, models[call["name"]], device)
@@ -328,6 +322,15 @@ def _pass_again(
     made = torch.autograd.grad(roots, list(parameters.values()), back, allow_unused=True)
     own = {k: digest([one]) for k, one in zip(parameters, made, strict=True) if one is not None}
     return digest_of_pass(digests, own)
+
+
+def _trained(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    return {
+        f"{name}.{path}": parameter
+        for name, model in models.items()
+        for path, parameter in unwrap(model).named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def _call_again(call: Mapping[str, Any], wrapped: nn.Module, device: torch.device) -> Any:
@@ -379,11 +382,6 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     return found.hexdigest()
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in a nest of values."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _walk(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in a nest, in the order in which `pack` finds them."""
     if isinstance(value, torch.Tensor):
@@ -399,10 +397,6 @@ def _walk(value: Any) -> Iterator[torch.Tensor]:
 def _differentiable(outputs: Any) -> list[torch.Tensor]:
     leaves = (leaf for leaf in tensors_of(outputs) if leaf.requires_grad)
     return list({id(leaf): leaf for leaf in leaves}.values())
-
-
-def _syncs_buffers(model: nn.Module) -> bool:
-    return isinstance(model, DistributedDataParallel) and bool(model.broadcast_buffers)
 
 
 # Serialization without pickle: a JSON header, then the bytes of the tensors.
@@ -422,19 +416,17 @@ def to_bytes(value: Any) -> bytes:
         offset = tensor.data_ptr() % _ALIGNMENT // tensor.element_size()
         layout = [list(tensor.shape), list(tensor.stride()), offset]
         table.append([path, dtype, tensor.device.type, *layout])
-        parts.append(bytes_of(_distinct_elements(tensor)))
+        distinct = _distinct(tensor.shape, tensor.stride())
+        parts.append(
+            bytes_of(tensor.as_strided(distinct, tensor.stride()) if tensor.numel() else tensor)
+        )
     header = json.dumps([plain, table]).encode()
     return b"".join([_LENGTH.pack(len(header)), header, *parts])
 
 
-def _distinct_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view without the repetitions of expanded dimensions."""
-    shape = [1 if stride == 0 else size for size, stride in _dimensions(tensor)]
-    return tensor.as_strided(shape, tensor.stride()) if tensor.numel() else tensor
-
-
-def _dimensions(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    return zip(tensor.shape, tensor.stride(), strict=True)
+def _distinct(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Return a shape without the repetitions of expanded dimensions."""
+    return [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
 
 
 def from_bytes(data: bytes, device: torch.device) -> Any:
@@ -451,7 +443,7 @@ def from_bytes(data: bytes, device: torch.device) -> Any:
         if not math.prod(shape):
             tensors[path] = torch.empty(shape, dtype=dtype, device=target)
             continue
-        distinct = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
+        distinct = _distinct(shape, stride)
         num_bytes = math.prod(distinct) * dtype.itemsize
         numbers = torch.frombuffer(bytearray(data[at : at + num_bytes]), dtype=torch.uint8)
         at += num_bytes
@@ -537,8 +529,8 @@ class StepVerifier:
         self._done_step = -1  # the last verified step
         self._is_first = True
         for name, model in self._models.items():
-            model.register_forward_pre_hook(self._before(name), with_kwargs=True)
-            model.register_forward_hook(self._after(name))
+            model.register_forward_pre_hook(partial(self._before, name), with_kwargs=True)
+            model.register_forward_hook(partial(self._after, name))
         for optimizer in objects.optimizers():
             optimizer.register_step_pre_hook(self._look)
 
@@ -561,22 +553,19 @@ class StepVerifier:
 
     # Recording.
 
-    def _before(self, name: str) -> Callable[..., None]:
-        def before(model: nn.Module, inputs: Any, kwargs: Any) -> None:
-            step = self._run.steps_done + 1
-            if step % self.every or step == self._done_step:
-                if self._notes.is_on:
-                    self._notes.end()
-            else:
-                if self._noted_step != step or not self._notes.is_on:
-                    self._notes.begin()
-                    self._noted_step = step
-                self._notes.before(name, model, inputs, kwargs)
+    def _before(self, name: str, model: nn.Module, inputs: Any, kwargs: Any) -> None:
+        step = self._run.steps_done + 1
+        if step % self.every or step == self._done_step:
+            if self._notes.is_on:
+                self._notes.end()
+        else:
+            if self._noted_step != step or not self._notes.is_on:
+                self._notes.begin()
+                self._noted_step = step
+            self._notes.before(name, model, inputs, kwargs)
 
-        return before
-
-    def _after(self, name: str) -> Callable[..., Any]:
-        return lambda model, inputs, outputs: self._notes.after(name, outputs)
+    def _after(self, name: str, model: nn.Module, inputs: Any, outputs: Any) -> Any:
+        return self._notes.after(name, outputs)
 
     # Comparing.
 
@@ -777,16 +766,7 @@ def _computes_as(device: torch.device) -> str:
     if device.type == "cuda":
         words += [torch.cuda.get_device_name(device), f"CUDA {torch.version.cuda}"]
     else:
-        words += [platform.machine(), torch.backends.cpu.get_cpu_capability(), _cpu_vendor()]
+        vendor = re.search(r"^vendor_id.*?:(.*)", read_text("/proc/cpuinfo"), re.MULTILINE)
+        words += [platform.machine(), torch.backends.cpu.get_cpu_capability()]
+        words += [vendor[1].strip()] if vendor else []
     return ", ".join(filter(None, words))
-
-
-def _cpu_vendor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("vendor_id"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return ""

@@ -12,10 +12,10 @@ from torchmuster.launcher.facts.collect import (
     NetworkSystemFacts,
     RdmaPort,
     ScriptFacts,
+    SystemFacts,
     TorchFacts,
 )
 from torchmuster.launcher.facts.gpu import Gpu, GpuFacts
-from torchmuster.launcher.facts.system import SystemFacts
 
 GIB = 1 << 30
 

@@ -20,12 +20,17 @@ from torchmuster.launcher.facts.collect import (
     own_torch,
     rdma_ports,
     resolve,
-    run_probes,
     script_facts,
     source_for,
     torch_facts,
 )
-from torchmuster.launcher.facts.gpu import add_health, collect_gpus, read_gpus, read_xids
+from torchmuster.launcher.facts.gpu import (
+    add_health,
+    collect_gpus,
+    read_gpus,
+    read_xids,
+    run_probes,
+)
 
 ROW = "0, GPU-1, NVIDIA H200, 560.35.03, 143771, 1024, Default"
 
@@ -101,7 +106,7 @@ def test_scripts_are_told_apart_by_their_content(tmp_path):
 
 
 def test_tmpdir_of_the_job_is_looked_at_not_ours(tmp_path):
-    found = collect_files(None, None, None, {"TMPDIR": str(tmp_path)})
+    found = collect_files(FactsRequest(is_long=False, environment={"TMPDIR": str(tmp_path)}))
     assert [(f.role, f.path) for f in found.folders] == [("temp", str(tmp_path))]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.launcher.facts import system
+from torchmuster.launcher.facts import collect
 
 
 @pytest.mark.parametrize(
@@ -14,5 +14,5 @@ def test_the_smallest_limit_above_us_counts(monkeypatch, tmp_path, counted, limi
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / limit).write_text(f"{text}\n")
     files = [str(tmp_path / str(number) / counted) for number in range(3)]
-    monkeypatch.setattr(system, "counter_files", lambda: files)
-    assert system.memory_limit() == 4096
+    monkeypatch.setattr(collect, "counter_files", lambda: files)
+    assert collect.memory_limit() == 4096

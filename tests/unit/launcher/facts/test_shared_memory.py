@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from torchmuster.launcher.facts.system import leftover_shm_files
+from torchmuster.launcher.facts.collect import leftover_shm_files
 
 OLD = time.time() - 3600
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from torchmuster.train.batches.keyed import DatasetError, KeyedFetch, digest, num_samples_of
+from torchmuster.train.batches.loader import DatasetError, KeyedFetch, digest, num_samples_of
 from torchmuster.train.rng import cheap_state, moved_since
 
 

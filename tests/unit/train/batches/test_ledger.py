@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from torchmuster.train.batches.ledger import Ledger, Sums, name_faults, sums_of
+from torchmuster.train.batches.order import Ledger, Sums, name_faults, sums_of
 
 IDS = st.lists(st.integers(0, 2**62), max_size=60)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from torchmuster.errors import UsageError
-from torchmuster.train.batches.keyed import DatasetError
-from torchmuster.train.batches.ledger import Sums, sums_of
+from torchmuster.train.batches.loader import DatasetError
+from torchmuster.train.batches.order import Sums, sums_of
 from unit.train.worlds import Compared, Numbers, open_loader, stand, take, world_of
 
 # Forked workers of a process that has threads, or more of them than cores: both are meant here.

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torchmuster.errors import UsageError
-from torchmuster.train.batches.keyed import DatasetError
-from torchmuster.train.batches.ledger import Sums, sums_of
+from torchmuster.train.batches.loader import DatasetError
+from torchmuster.train.batches.order import Sums, sums_of
 from unit.train.worlds import Compared, open_loader, stand, take, world_of
 
 pytestmark = [

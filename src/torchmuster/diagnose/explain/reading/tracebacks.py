@@ -233,7 +233,7 @@ _LIBRARY = re.compile(
 )
 # Where our library handles what it was given, and calls nothing of the script's: what torch refuses
 # there, muster has asked for.
-_OURS = re.compile(r"torchmuster/train/(?:saves\.py|snapshot/|memory/)")
+_OURS = re.compile(r"torchmuster/train/(?:saves|snapshot|memory)[/.]")
 # An exception is uncaught if the outermost frame is the module itself: a caught one begins where it
 # was caught.
 _OUTERMOST = ("<module>", "_run_module_as_main", "_run_code", "_bootstrap", "_wrap")

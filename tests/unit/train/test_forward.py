@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from torchmuster.train.replay.forward import ForwardCall, checksum
+from torchmuster.train.finite import ForwardCall, checksum
 
 
 class Unsteady(nn.Module):

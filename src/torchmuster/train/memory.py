@@ -1,31 +1,384 @@
-"""A run's snapshots in memory: who holds what, when one is due, and what it needs on each node."""
+"""A run's snapshots in memory: who holds what, when one is due, and what it needs on each node.
 
+A writer does the same as on a disk (`snapshot/writer.py`): the same files, manifest and checksums.
+Here a file is written where it is staged, in the memory of this node's agent, so there is no second
+copy, and the bytes of sharded models also go to the agents of other nodes.
+"""
+
+import json
+import mmap
 import os
+import re
 import sys
+import threading
+import time
+import weakref
 import zlib
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torchmuster.core import proc
-from torchmuster.core.model import contract
+from torchmuster.core.model import codec, contract
 from torchmuster.core.model.contract import NODE_VARIABLE
 from torchmuster.core.model.text import show_size
+from torchmuster.core.net import ipc
+from torchmuster.core.net.ipc import AgentAnswer, AskMemory, CallFailed, MemoryHeld
 from torchmuster.core.node.kernel import free_bytes
 from torchmuster.errors import UsageError
-from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_json
-from torchmuster.train.memory.folder import HeldFolder, Neighbours
-from torchmuster.train.memory.held import HeldFile, NodeMemory, Part, agent_socket
+from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_json, wait_for
 from torchmuster.train.objects import Objects
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import MANIFEST, SnapshotManifest, decode_manifest
 from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.staging import Staging
-from torchmuster.train.snapshot.state import ChangedError, DamagedError, MisfitError, SnapshotError
+from torchmuster.train.snapshot.state import (
+    ChangedError,
+    DamagedError,
+    MisfitError,
+    NoRoomError,
+    SnapshotError,
+)
+
+# This node's side: files that the agent holds, each with a header page.
+#
+# A file has one part of one snapshot: the tensors of one rank, or the manifest. It is written in
+# place:
+#
+#     byte 0      `torchmuster-held 1 crc32=<8 hex digits> bytes=<n>`, then n bytes of JSON: the part
+#     byte 4096   the bytes of the part
+#
+# The header page is cleared before the part is written, and filled after it: a part is complete or
+# absent. Two files take turns, so that the last part stays until the next one is complete on all
+# nodes.
+
+
+PAGE_BYTES = 4096
+_HEADER = re.compile(rb"torchmuster-held 1 crc32=([0-9a-f]{8}) bytes=(\d{1,4})\n")
+_ANSWER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a file holds; the checksum is in the snapshot's manifest.
+
+    Attributes:
+        name: The name of the file in a snapshot: `manifest.json` or `data-00003.bin`.
+    """
+
+    generation: int
+    step: int
+    name: str
+    num_bytes: int
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The order of parts: a later start's is newer, whatever its step."""
+        return self.generation, self.step
+
+
+class HeldFile:
+    """One memory-mapped file of the agent."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self.name = name
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        self._map: mmap.mmap | None = None
+        self.part = self._read_part()
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return os.fstat(self._descriptor).st_size
+
+    def begin(self, num_bytes: int) -> torch.Tensor:
+        """Forget its part, and return the space for a new one, `(num_bytes,)` uint8.
+
+        Raises:
+            SnapshotError: The node lacks memory for it.
+        """
+        self.forget()
+        whole = PAGE_BYTES + num_bytes
+        if self._map is None or len(self._map) < whole:
+            self._grow(whole)
+        return self._bytes(num_bytes)
+
+    def _grow(self, num_bytes: int) -> None:
+        """Make room. Check free memory first: a write without memory gets a process killed."""
+        more, free = num_bytes - self.size, free_bytes()
+        why = f"{free / 1e6:.1f} MB are free" if free is not None and more > free else ""
+        if not why:
+            try:
+                os.ftruncate(self._descriptor, num_bytes)
+                self._map = mmap.mmap(self._descriptor, num_bytes)
+            except (OSError, ValueError) as error:
+                why = str(error)
+        if why:
+            raise NoRoomError(
+                f"this node has no memory for {num_bytes / 1e6:.1f} MB of a snapshot", why=why
+            )
+
+    def forget(self) -> None:
+        """Mark it as empty."""
+        os.pwrite(self._descriptor, bytes(PAGE_BYTES), 0)
+        self.part = None
+
+    def commit(self, part: Part) -> None:
+        """Record what it holds; from now on the part can be found."""
+        plain = json.dumps(asdict(part)).encode()
+        head = b"torchmuster-held 1 crc32=%08x bytes=%d\n" % (zlib.crc32(plain), len(plain))
+        os.pwrite(self._descriptor, (head + plain).ljust(PAGE_BYTES, b"\0"), 0)
+        self.part = part
+
+    def read(self) -> torch.Tensor:
+        """Return its part without a copy and unverified, `(num_bytes,)` uint8."""
+        return self._bytes(self.part.num_bytes if self.part is not None else 0)
+
+    def _bytes(self, num_bytes: int) -> torch.Tensor:
+        if not num_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        if self._map is None:
+            self._map = mmap.mmap(self._descriptor, 0)
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=num_bytes, offset=PAGE_BYTES)
+
+    def _read_part(self) -> Part | None:
+        page = os.pread(self._descriptor, PAGE_BYTES, 0)
+        found = _HEADER.match(page)
+        if found is None:
+            return None
+        plain = page[found.end() : found.end() + int(found[2])]
+        if zlib.crc32(plain) != int(found[1], 16):
+            return None
+        try:
+            part = Part(**json.loads(plain))
+        except (ValueError, TypeError):
+            return None
+        return part if self.size >= PAGE_BYTES + part.num_bytes else None
+
+
+class NodeMemory:
+    """The memory that this node's agent holds; files are opened when first used."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+        self._files: dict[str, HeldFile] = {}
+
+    def open(self, *names: str) -> list[HeldFile]:
+        """Return files by name; create missing ones.
+
+        Raises:
+            SnapshotError: The agent can't hold any.
+        """
+        missing = [name for name in names if name not in self._files]
+        if missing:
+            self._take(self._ask(AskMemory(names=tuple(missing))), missing)
+        return [self._files[name] for name in names]
+
+    def all(self) -> list[HeldFile]:
+        """Return all files that the agent holds, of this attempt and of earlier ones."""
+        held = self._ask(AskMemory())
+        self._take(held, [name for name in held.descriptors if name not in self._files])
+        return [self._files[name] for name in sorted(held.descriptors)]
+
+    def drop(self, names: list[str]) -> None:
+        """Make the agent free these files."""
+        for name in names:
+            self._files.pop(name, None)
+        if names:
+            self._ask(AskMemory(drop=tuple(names)))
+
+    def _take(self, held: MemoryHeld, names: list[str]) -> None:
+        for name in names:
+            path = f"/proc/{held.pid}/fd/{held.descriptors[name]}"
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                raise _cant_hold(error.strerror or str(error)) from error
+            self._files[name] = HeldFile(name, descriptor)
+
+    def _ask(self, ask: AskMemory) -> MemoryHeld:
+        try:
+            answer = self._call(ask)
+        except (OSError, EOFError, codec.CodecError) as error:
+            raise _cant_hold(str(error) or "its agent hung up") from error
+        if isinstance(answer, MemoryHeld):
+            return answer
+        why = answer.why or answer.what if isinstance(answer, CallFailed) else "it is another one"
+        raise _cant_hold(why)
+
+    def _call(self, ask: AskMemory) -> AgentAnswer:
+        with ipc.connect(self._socket_path) as agent:
+            agent.settimeout(_ANSWER_S)
+            agent.sendall(ipc.pack(ask))
+            return ipc.receive(agent, AgentAnswer)
+
+
+def _cant_hold(why: str) -> SnapshotError:
+    return SnapshotError(
+        "the agent of this node can't hold snapshots in memory",
+        where="World.resume(memory_every_steps=...)",
+        why=why,
+        fix="leave memory_every_steps out; or is an agent of an older torchmuster there?",
+    )
+
+
+# Memory as a destination of snapshots: this node's agent; for sharded models others' agents, too.
+
+
+_BLOCK_BYTES = 8 << 20
+_TURNS = ("a", "b")
+WHERE = "the memory of the nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """The ranks to which this one's part goes, and those whose parts come here.
+
+    Attributes:
+        group: A separate CPU group: its traffic never gets between the collectives of the loop.
+        bytes_per_s: The most that this rank sends; None for as fast as the network allows.
+    """
+
+    group: Any
+    send_to: tuple[int, ...] = ()
+    take_from: tuple[int, ...] = ()
+    bytes_per_s: float | None = None
+
+
+class HeldFolder:
+    """The parts of snapshots that this rank puts into memory.
+
+    Args:
+        memory: The memory of this node.
+        names: The data files that any rank of this node writes or receives; others belong to
+            another world.
+        neighbours: For a sharded model.
+
+    Attributes:
+        url: For messages.
+    """
+
+    url = WHERE
+
+    def __init__(
+        self,
+        memory: NodeMemory,
+        names: Collection[str] = ("data-00000.bin",),
+        neighbours: Neighbours | None = None,
+    ) -> None:
+        self._memory = memory
+        self._names = {*names, MANIFEST}
+        self._neighbours = neighbours
+        self._turns: dict[str, HeldFile] = {}  # the file that each name is being written to
+        self._is_tidy = False
+
+    def room(self, name: str, num_bytes: int) -> torch.Tensor:
+        """Return the space for a file's next version; the last complete one stays there."""
+        files = self._memory.open(*(f"{name}.{turn}" for turn in _TURNS))
+        # The empty one, or the one with the older part.
+        file = min(files, key=lambda file: file.part.age if file.part is not None else (-1, -1))
+        self._turns[name] = file
+        return file.begin(num_bytes)
+
+    def forget_all_but(self, age: tuple[int, int] | None) -> None:
+        """Forget what was not loaded: it is damaged, older, or from a past that was left."""
+        for file in self._memory.all():
+            if file.part is not None and file.part.age != age:
+                file.forget()
+
+    # Methods for a writer.
+
+    def steps(self) -> list[int]:
+        """Return nothing: a new snapshot replaces the one before the last by itself."""
+        return []
+
+    def delete(self, step: int) -> None:
+        """Do nothing: see `steps`."""
+
+    def begin(self, step: int, generation: int) -> None:
+        """Do nothing."""
+
+    def create(self, step: int, generation: int, name: str) -> "_HeldSink":
+        """Return the sink of a file that was staged here."""
+        return _HeldSink(self, Part(generation=generation, step=step, name=name, num_bytes=0))
+
+    def commit(self, step: int, generation: int, manifest: bytes) -> None:
+        """Put the manifest next to the parts, and free what no part of this attempt needs."""
+        data = torch.frombuffer(bytearray(manifest), dtype=torch.uint8)
+        self.room(MANIFEST, len(manifest)).copy_(data)
+        part = Part(generation=generation, step=step, name=MANIFEST, num_bytes=len(data))
+        self._turns[MANIFEST].commit(part)
+        if not self._is_tidy:
+            self._is_tidy = True
+            names = [file.name for file in self._memory.all()]
+            self._memory.drop([n for n in names if n.rpartition(".")[0] not in self._names])
+
+    def abandon(self, step: int, generation: int) -> None:
+        """Forget the parts of a snapshot that will not be complete."""
+        for file in self._turns.values():
+            if file.part is None or file.part.age == (generation, step):
+                file.forget()
+
+    def finish(self, part: Part) -> None:
+        """Mark a staged file as complete, and send it to the neighbours."""
+        self._turns[part.name].commit(part)
+        if self._neighbours is not None:
+            self._exchange(part, self._turns[part.name].read(), self._neighbours)
+
+    # Between nodes.
+
+    def _exchange(self, part: Part, mine: torch.Tensor, near: Neighbours) -> None:
+        number = int(part.name.removeprefix("data-").removesuffix(".bin"))
+        header = torch.tensor([part.step, number, part.num_bytes])
+        theirs = {rank: torch.empty_like(header) for rank in near.take_from}
+        works = [dist.isend(header, rank, group=near.group) for rank in near.send_to]
+        works += [dist.irecv(one, rank, group=near.group) for rank, one in theirs.items()]
+        wait_for(works)
+        taken: dict[int, torch.Tensor] = {}
+        parts: list[Part] = []
+        for rank, their_header in theirs.items():
+            step, number, num_bytes = their_header.tolist()
+            name = f"data-{number:05d}.bin"
+            taken[rank] = self.room(name, num_bytes)
+            parts.append(replace(part, step=step, name=name, num_bytes=num_bytes))
+        began, sent = time.monotonic(), 0
+        longest = max([part.num_bytes, *(buffer.numel() for buffer in taken.values())])
+        for begin in range(0, longest, _BLOCK_BYTES):
+            end = begin + _BLOCK_BYTES
+            works = []
+            if begin < part.num_bytes:
+                works += [dist.isend(mine[begin:end], to, group=near.group) for to in near.send_to]
+                sent += min(_BLOCK_BYTES, part.num_bytes - begin) * len(near.send_to)
+            for rank, buffer in taken.items():
+                if begin < buffer.numel():
+                    works.append(dist.irecv(buffer[begin:end], rank, group=near.group))
+            wait_for(works)
+            if near.bytes_per_s is not None:
+                ahead_s = sent / near.bytes_per_s - (time.monotonic() - began)
+                if ahead_s > 0:
+                    threading.Event().wait(ahead_s)
+        for one in parts:
+            self._turns[one.name].commit(one)
+
+
+class _HeldSink:
+    """The sink of a file that is staged in place: what it writes is there already."""
+
+    def __init__(self, folder: HeldFolder, part: Part) -> None:
+        self._folder, self._part = folder, part
+        self._num_bytes = 0
+
+    def write(self, data: Any) -> None:
+        self._num_bytes += len(data)
+
+    def finish(self) -> None:
+        self._folder.finish(replace(self._part, num_bytes=self._num_bytes))
+
 
 # Which nodes hold what: each node's part is also on other nodes, if possible on other machines and
 # switches.
@@ -42,16 +395,6 @@ class NodeSite:
 
     machine: str
     switch: str = ""
-
-
-def own_location(environ: Mapping[str, str] = os.environ) -> NodeSite:
-    """Return the location of this node.
-
-    Slurm names the switches above a node, from the top: `core.rack3.n17` (sbatch(1),
-    SLURM_TOPOLOGY_ADDR).
-    """
-    switches = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
-    return NodeSite(machine=f"{proc.boot_id()}/{os.uname().nodename}", switch=switches)
 
 
 def choose_shifts(nodes: Sequence[NodeSite], copies: int) -> list[int]:
@@ -77,8 +420,6 @@ def describe_risk(nodes: Sequence[NodeSite], shifts: Sequence[int]) -> str | Non
     if count == 1:
         return "there is one node: snapshots in memory survive its workers, not its own loss"
     machines = {stand.machine for stand in nodes}
-    if len(machines) == count:
-        return None
     alone = [
         i
         for i, stand in enumerate(nodes)
@@ -188,13 +529,11 @@ def look(
                     damaged.append(_in_words(part, why))
         names = [*files, *([MANIFEST] if manifest is not None else [])]
         rows = gather_json([names, damaged])
-        good = [row[0] for row in rows]
         # Rank 0 reports other nodes' damage, too, as its output is shown.
         for text in [text for row in rows for text in row[1]] if dist.get_rank() == 0 else damaged:
             report(text)
-        holders = {
-            name: rank for rank in reversed(range(len(good))) for name in good[rank]
-        }  # the lowest rank that has it
+        # The lowest rank that has it.
+        holders = {name: rank for rank in reversed(range(len(rows))) for name in rows[rank][0]}
         if {*wanted, MANIFEST} <= set(holders):
             raw = broadcast_bytes(manifest, holders.pop(MANIFEST))
             return HeldSnapshot(decode_manifest(raw), holders, files)
@@ -232,9 +571,6 @@ def _in_words(part: Part, why: str) -> str:
         f"  because: {why}\n"
         "hint: it was forgotten; another copy is loaded, or an older snapshot"
     )
-
-
-_TURNS = 2  # each part needs space twice: for the last complete one and the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +667,7 @@ class MemorySaves:
         free = free_bytes() if self.writers.copies else None
         if free is not None:  # space held from the last attempt will be overwritten
             free += sum(file.size for file in self._memory.all())
-        reports = gather_json([num_bytes * _TURNS * (1 + others), to_come_bytes, free])
+        reports = gather_json([num_bytes * len(_TURNS) * (1 + others), to_come_bytes, free])
         for node in sorted(set(self._nodes)):
             rows = [row for row, of in zip(reports, self._nodes, strict=True) if of == node]
             needed, to_come = (sum(row[one] for row in rows) for one in (0, 1))
@@ -404,16 +740,14 @@ def open_memory(
         UsageError: There are too few nodes for the copies.
         SnapshotError: An agent can't hold any.
     """
-    path = agent_socket()
+    path = os.environ.get(contract.SOCKET_VARIABLE)
     leads = world.local_rank == 0
-    stand = own_location()
-    mine = {
-        "agent": path is not None,
-        "node": world.node_rank,
-        "stand": [stand.machine, stand.switch],
-    }
-    reports = gather_json(mine)
-    if path is None or not all(one["agent"] for one in reports):
+    machine = f"{proc.boot_id()}/{os.uname().nodename}"
+    # Slurm names the switches above a node, from the top: `core.rack3.n17`. Source: sbatch(1).
+    switches = os.environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
+    site = [machine, switches]
+    reports = gather_json({"agent": bool(path), "node": world.node_rank, "site": site})
+    if not path or not all(one["agent"] for one in reports):
         world.say(
             "memory_every_steps is without effect here: memory that outlives the workers belongs to the agents of"
             " `muster run`, and these were started by another launcher"
@@ -421,7 +755,7 @@ def open_memory(
         return None
     sites: dict[int, NodeSite] = {}
     for one in reports:
-        sites.setdefault(one["node"], NodeSite(*one["stand"]))
+        sites.setdefault(one["node"], NodeSite(*one["site"]))
     nodes = [sites[node] for node in sorted(sites)]
     if settings.copies >= len(nodes) and settings.copies > 1:
         raise UsageError(
@@ -440,19 +774,17 @@ def open_memory(
     neighbours, names = None, {"data-00000.bin"}
     if is_sharded:
         targets = _targets(reports, sorted(sites), shifts)
-        limit = settings.mb_per_s * 1e6 if settings.mb_per_s is not None else None
         neighbours = Neighbours(
             group=dist.new_group(backend="gloo"),
             send_to=tuple(targets[world.rank]),
             take_from=tuple(rank for rank, goals in targets.items() if world.rank in goals),
-            bytes_per_s=limit,
+            bytes_per_s=settings.mb_per_s * 1e6 if settings.mb_per_s is not None else None,
         )
         here = {rank for rank, one in enumerate(reports) if one["node"] == world.node_rank}
         ranks = {rank for rank, goals in targets.items() if here & {rank, *goals}}
         names = {f"data-{rank:05d}.bin" for rank in ranks}
-    folder = HeldFolder(memory, names, neighbours)
     writers = writer.Writers(
-        folder=folder,
+        folder=HeldFolder(memory, names, neighbours),
         store=dist.PrefixStore("memory", world.connect()),
         rank=world.rank,
         world_size=world.world_size,

@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.train.replay.run import SnapshotsBefore
+from torchmuster.train.replay import SnapshotsBefore
 from torchmuster.train.snapshot.load import look
 from torchmuster.train.snapshot.state import SnapshotError
 

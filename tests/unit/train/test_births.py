@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchmuster.train.replay.run import GradientWatch, NanBirths
+from torchmuster.train.replay import GradientWatch, NanBirths
 
 
 class Head(nn.Module):

@@ -18,21 +18,21 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils import _pytree as pytree
 
 from torchmuster.core.model import contract
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.ledger import Sums, sums_of
 from torchmuster.train.batches.loader import Loader
-from torchmuster.train.finite import BadStep, NotFiniteError, are_finite, replay_command
+from torchmuster.train.batches.order import Sums, sums_of
+from torchmuster.train.finite import BadStep, NotFiniteError, are_finite, replay_command, tensors_of
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
 from torchmuster.train.precision import Precision
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.saves import Moment, Saves
-from torchmuster.train.snapshot.folder import Folder, Sink, open_folder
+from torchmuster.train.snapshot.folder import Folder, open_folder
 from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.wrap import shard_of
 
 # The first NaN of a step: which operation made it, in which line and module of the script.
 #
@@ -90,10 +90,10 @@ class NanBirths(TorchFunctionMode):
         # A compiler must not trace the checks; loader workers forked meanwhile must not report.
         if torch.compiler.is_compiling() or self._is_over or os.getpid() != self._pid:
             return func(*args, **kwargs)
-        given = [tensor for tensor in _tensors((args, kwargs)) if _has_nan(tensor)]
+        given = [tensor for tensor in tensors_of((args, kwargs)) if _has_nan(tensor)]
         were_known = any(map(self._is_known, given))
         result = func(*args, **kwargs)
-        made = [tensor for tensor in _tensors(result) if _has_nan(tensor)]
+        made = [tensor for tensor in tensors_of(result) if _has_nan(tensor)]
         name = _name_of(func)
         if made and name not in _UNWRITTEN:
             for tensor in made:
@@ -124,24 +124,18 @@ class NanBirths(TorchFunctionMode):
         if came_in:
             text = f"NaN came into {what}: no operation of this step has made it, so the data or the weights had it"
         else:
-            text = f"{what} has made NaN: {_count(_local(made))}"
-            inputs = [_describe(tensor) for tensor in _tensors((args, kwargs))[:4]]
+            text = f"{what} has made NaN: {_count(shard_of(made))}"
+            inputs = [_describe(tensor) for tensor in tensors_of((args, kwargs))[:4]]
             text += f"; from {', '.join(inputs)}" if inputs else ""
         self._tell(NanOrigin(text=text, frame=frame))
 
     def _place(self, frame: types.FrameType | None) -> tuple[types.FrameType | None, str]:
         """Return the script's innermost frame, and the innermost running module."""
-        module = ""
-        while frame is not None:
-            path = frame.f_code.co_filename
+        script, module = None, ""
+        while frame is not None and not (script and module):  # a module may call the function
             module = module or self._names.get(id(frame.f_locals.get("self")), "")
-            is_script = not path.startswith((_TORCH, _OURS, "<"))
-            if is_script:
-                break
-            frame = frame.f_back
-        script = frame
-        while frame is not None and not module:  # in a function that a module calls
-            module = self._names.get(id(frame.f_locals.get("self")), "")
+            if script is None and not frame.f_code.co_filename.startswith((_TORCH, _OURS, "<")):
+                script = frame
             frame = frame.f_back
         return script, module
 
@@ -169,7 +163,7 @@ class GradientWatch:
 
     def _look(self, name: str, gradient: torch.Tensor) -> None:
         tell = self._tell
-        local = _local(gradient)
+        local = shard_of(gradient)
         if tell is not None and not bool(torch.isfinite(local).all()):
             self._tell = None
             tell(
@@ -177,21 +171,10 @@ class GradientWatch:
             )
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or this rank's shard of it: the whole would need the other ranks."""
-    local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
 def _has_nan(tensor: torch.Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
         return False
-    local = _local(tensor)
+    local = shard_of(tensor)
     if type(local) not in _WITH_NUMBERS:
         return False  # a compiler traces with tensors without values
     try:
@@ -219,7 +202,7 @@ def _count(tensor: torch.Tensor) -> str:
 
 def _describe(tensor: torch.Tensor) -> str:
     """Return shape and range of an input."""
-    values = _local(tensor).detach()
+    values = shard_of(tensor).detach()
     if not values.numel() or values.is_complex() or values.dtype == torch.bool:
         return _shape(tensor)
     try:
@@ -251,18 +234,14 @@ class Boundary:
     """What is kept of a boundary.
 
     Attributes:
-        data: The position of the loader.
-        noted: How many samples its ledger had recorded.
+        moment: What is saved of it, without ledger and sums.
+        noted: How many samples the loader's ledger had recorded.
         buffers: The models' buffers, each with its value.
         schedules: How often each scheduler had stepped.
     """
 
-    step: int
-    epoch: int
-    data: dict[str, Any] | None
+    moment: Moment
     noted: int
-    epoch_totals: dict[str, tuple[float, float]]
-    generators: dict[str, Any]
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
     schedules: list[int]
 
@@ -276,42 +255,39 @@ class BoundaryRun(Run):
         """As in every run, and keep what this step will change."""
         super().between_steps()
         before = self._boundary
-        if before is None or (before.step, before.epoch) != (self.steps_done, self.epoch):
+        now = (self.steps_done, self.epoch)
+        if before is None or (before.moment.step, before.moment.epoch) != now:
             self._boundary = self._keep()
 
     def save_boundary(self) -> None:
         """Save the boundary before this step, on all ranks, if nothing else has changed since."""
         boundary, saves = self._boundary, self._saves
-        if boundary is None or not self._is_unchanged(boundary) or saves.step == boundary.step:
+        if boundary is None or not self._is_unchanged(boundary):
+            return
+        step = boundary.moment.step
+        if saves.step == step:
             return
         with torch.no_grad():
             for buffer, value in boundary.buffers:
                 buffer.copy_(value)
-        moment = Moment(
-            step=boundary.step,
-            epoch=boundary.epoch,
-            own={"data": boundary.data, "epoch_totals": boundary.epoch_totals},
-            ledger=self._ledger_at(boundary),
-            sums=self._metrics.pending(),
-            generators=boundary.generators,
-        )
+        ledger, sums = self._ledger_at(boundary), self._metrics.pending()
         try:
-            saves.save(moment)
-            saves.check(boundary.step, by_all=True)
+            saves.save(replace(boundary.moment, ledger=ledger, sums=sums))
+            saves.check(step, by_all=True)
         except SnapshotError as error:  # the replay then starts from an older snapshot
-            self._world.say(
-                f"step {boundary.step} is not saved: {error.what}; because: {error.why}"
-            )
+            self._world.say(f"step {step} is not saved: {error.what}; because: {error.why}")
 
     def _keep(self) -> Boundary:
-        data = self._data
+        own = self._own_state()
         return Boundary(
-            step=self.steps_done,
-            epoch=self.epoch,
-            data=data.state_dict() if data is not None else None,
-            noted=data.ledger.noted if data is not None else 0,
-            epoch_totals=dict(self._metrics.epoch_totals),
-            generators=rng.capture(),
+            moment=Moment(
+                step=self.steps_done,
+                epoch=self.epoch,
+                own=own | {"epoch_totals": dict(own["epoch_totals"])},
+                ledger=Sums(),
+                generators=rng.capture(),
+            ),
+            noted=self._data.ledger.noted if self._data is not None else 0,
             buffers=self._keep_buffers(),
             schedules=_schedules(self._objects),
         )
@@ -330,7 +306,7 @@ class BoundaryRun(Run):
         return (
             _are_those(_buffers(self._objects), boundary.buffers)
             and not self._clock.optimizer_steps
-            and boundary.step == self.steps_done
+            and boundary.moment.step == self.steps_done
             and all(isinstance(thing, _KNOWN) for thing in self._objects.by_name.values())
             and boundary.schedules == _schedules(self._objects)
         )
@@ -386,47 +362,17 @@ class SnapshotsBefore(Folder):
         """Fill `buffer` from a committed file."""
         return self._folder.read_into(step, name, buffer, begin)
 
-    def set_aside(self, step: int) -> str:
-        """Refuse."""
-        self._refuse()
-
     def _names(self) -> list[str]:
         return self._folder._names()
 
-    def claim_generation(self, at_least: int = 1) -> int:
-        """Refuse."""
-        self._refuse()
-
-    def begin(self, step: int, generation: int) -> None:
-        """Refuse."""
-        self._refuse()
-
-    def create(self, step: int, generation: int, name: str) -> Sink:
-        """Refuse."""
-        self._refuse()
-
-    def commit(self, step: int, generation: int, manifest: bytes) -> None:
-        """Refuse."""
-        self._refuse()
-
-    def abandon(self, step: int, generation: int) -> None:
-        """Refuse."""
-        self._refuse()
-
-    def delete(self, step: int) -> None:
-        """Refuse."""
-        self._refuse()
-
-    def tidy(self, generation: int) -> None:
-        """Refuse."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise SnapshotError(
             "a replay was about to change the snapshots of the run that it replays",
             where=self.url,
             fix="this is a bug of torchmuster; nothing was changed",
         )
+
+    set_aside = claim_generation = begin = create = commit = abandon = delete = tidy = _refuse
 
 
 def is_replay() -> bool:

@@ -1,1 +1,0 @@
-"""`muster replay`: workers that repeat one step of an earlier run, and inspect it."""
