@@ -53,6 +53,11 @@ class CountingHead(TrainingHead):
         self.num_taken += 1
         super().take_word(agent, message)
 
+    def take_loss(self, agent: Any, channel: Any, why: str) -> None:
+        """Count a loss."""
+        self.num_taken += 1
+        super().take_loss(agent, channel, why)
+
     def _do(self, action: Any) -> None:
         self.num_sent += isinstance(action, Send)
         super()._do(action)

@@ -13,16 +13,16 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_590,
-    "launcher": 28_040,
-    "diagnose": 12_770,
-    "workflow": 11_480,
-    "train": 7_830,
-    "kubernetes": 8_230,
-    "multirun": 6_480,
-    "report": 4_410,
+    "core": 15_100,
+    "launcher": 26_760,
+    "diagnose": 11_380,
+    "workflow": 10_880,
+    "train": 7_540,
+    "kubernetes": 7_830,
+    "multirun": 6_200,
+    "report": 4_070,
     "gpucheck": 1_410,
-    "(top)": 200,
+    "(top)": 120,
 }
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from kit.sessions import session_setup
 from kit.values import run_plan
+from torchmuster.core import plugs
 from torchmuster.core.cli.main import muster
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
@@ -124,6 +125,19 @@ class StartsError(Exception):
     """All was decided, and something would be made now."""
 
 
+def replace_everywhere(monkeypatch, name, value):
+    """Replace a function also in the modules that have imported its name, whichever tests ran before."""
+    for point in ("commands", "cells"):
+        for what in plugs.table(point).values():
+            plugs.load(what[-1] if isinstance(what, tuple) else what)
+    original = resolve_name(name)
+    monkeypatch.setattr(name, value)
+    attribute = name.rpartition(".")[2]
+    for module in [one for key, one in sys.modules.items() if key.startswith("torchmuster.")]:
+        if vars(module).get(attribute) is original:
+            monkeypatch.setattr(module, attribute, value)
+
+
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     """A folder with a script, a workflow and sites; a session that lives; a job that this shell may be in."""
@@ -164,10 +178,10 @@ def world(tmp_path, monkeypatch):
     hold(tmp_path, monkeypatch)
     with monkeypatch.context() as making:
         for name in MAKES:
-            making.setattr(name, made(resolve_name(name.replace(".create_", ":create_"))))
+            replace_everywhere(making, name, made(resolve_name(name)))
         make_earlier_sets(is_inside)
     for name in (*STARTS, *MAKES):
-        monkeypatch.setattr(name, started)
+        replace_everywhere(monkeypatch, name, started)
     return is_inside
 
 
@@ -179,9 +193,10 @@ def hold(folder, monkeypatch):
     setup = session_setup()
     held = type("Held", (), {"run_dir": RunDir(str(folder / "session"))})()
     sessions = "torchmuster.multirun.views.sessions"
-    monkeypatch.setattr(f"{sessions}.find_session", lambda name: held)
-    monkeypatch.setattr(f"{sessions}.plan_of", lambda run_dir: PLAN)
-    monkeypatch.setattr("torchmuster.multirun.server.call.read_setup", lambda run_dir: setup)
+    replace_everywhere(monkeypatch, f"{sessions}.find_session", lambda name: held)
+    replace_everywhere(monkeypatch, f"{sessions}.plan_of", lambda run_dir: PLAN)
+    reading = "torchmuster.multirun.server.call.read_setup"
+    replace_everywhere(monkeypatch, reading, lambda run_dir: setup)
 
 
 def outcome(words):

@@ -81,7 +81,7 @@ class TrainingOver(WorkerReport):
 
 
 class AskMemory(WorkerReport):
-    """The worker wants memory that outlives the workers; see `node.heartbeats.HeldMemory`."""
+    """The worker wants memory that outlives the workers; see `node.workers.HeldMemory`."""
 
     names: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()

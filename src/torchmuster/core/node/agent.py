@@ -258,7 +258,7 @@ class Agent:
         self._socket_path = socket_path
         self._incarnation = secrets.token_hex(8)
         self.welcome: messages.Welcome | None = None
-        self.link = HeadLink(options.head, voice.say)
+        self.link = self.make_link()
         self.spawners = SpawnerKeeper(
             options.plan.program,
             options.environment,
@@ -278,6 +278,10 @@ class Agent:
         self._failure: MusterError | None = None
         self._is_taken_away = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def make_link(self) -> HeadLink:
+        """Return the agent's link to its head, not connected yet."""
+        return HeadLink(self.options.head, self.voice.say)
 
     # Its life.
 

@@ -38,7 +38,7 @@ def list_folder(path: str) -> list[str]:
 def open_files(pid: int, most: int | None = None) -> Iterator[str]:
     """Yield what a process has open, as the links of its descriptors; of `most` of them, if given."""
     folder = f"/proc/{pid}/fd"
-    for name in list_folder(folder)[:most]:
+    for name in sorted(list_folder(folder), key=int)[:most]:
         with contextlib.suppress(OSError):
             yield os.readlink(os.path.join(folder, name))
 
@@ -138,7 +138,8 @@ def counter_files() -> list[str]:
     """Return the counter files of our control group and its ancestors, nearest first."""
     mounts = _mounts()
     files: list[str] = []
-    rows = [line.split(":", 2) for line in read_text("/proc/self/cgroup").splitlines()]
+    lines = read_text("/proc/self/cgroup").split("\n")
+    rows = [line.split(":", 2) for line in lines if line.count(":") >= 2]
     for number, controllers, path in rows:
         if number == "0" and "cgroup2" in mounts:
             files += _ancestors(*mounts["cgroup2"], path, "memory.events")

@@ -548,7 +548,8 @@ class NodeAttempt:
 
     async def finish(self) -> None:
         """Wait for the last evidence and close the pipes, after all processes are gone."""
-        await asyncio.gather(*self._evidence_tasks)
+        if waiting := [task for task in self._evidence_tasks if not task.done()]:
+            await asyncio.gather(*waiting)  # without one, nothing may come between
         for worker in self._workers.values():
             worker.output.close()
             self._close_input(worker)

@@ -1,6 +1,6 @@
 """The head's side of the hang watch: asks agents for stacks, keeps what they say, and says what follows.
 
-`watch` decides and `stragglers` compares; here is what they need: one question at a time to all agents, for the
+`hang_watch` decides and compares; here is what they need: one question at a time to all agents, for the
 watch or for a client of `muster stacks`, a file for the answers, and an event for the user.
 """
 

@@ -241,7 +241,7 @@ def _size_of(path: str) -> int:
 
 
 def is_used(path: str) -> bool:
-    """Say whether somebody holds an environment."""
+    """Say whether somebody holds an environment, or it is not ours to remove."""
     return os.path.lexists(path) and not is_let_go(path)
 
 
@@ -260,10 +260,12 @@ def forget(path: str) -> bool:
     hold = take_over(path)
     if hold is not None:
         gone = os.path.join(os.path.dirname(path), f"{_BEGUN}{os.urandom(6).hex()}")
-        with contextlib.suppress(OSError):
-            os.rename(path, gone)
-            remove_scratch(gone)
-        os.close(hold)
+        try:
+            with contextlib.suppress(OSError):
+                os.rename(path, gone)
+                remove_scratch(gone)
+        finally:
+            os.close(hold)
     return not os.path.lexists(path)
 
 

@@ -58,7 +58,9 @@ def task_from_environment() -> WorkerTask:
 
 def task_to_environment(task: WorkerTask) -> str:
     """Return the task as the text that `task_from_environment` reads."""
-    return json.dumps(asdict(replace(task, args=[])))  # a variable may have 128 KiB
+    plain = asdict(replace(task, args=[]))  # a variable may have 128 KiB
+    del plain["renew"]  # a function of this process; the reader may be of another version
+    return json.dumps(plain)
 
 
 def run(task: WorkerTask, at_start: Collection[str]) -> None:
