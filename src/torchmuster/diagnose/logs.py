@@ -1,7 +1,7 @@
 """Logs as blocks of whole lines: files, folders, streams, archives, in bounded memory.
 
 Nothing is unpacked to disk, no link is followed out of a folder, and what is not text is left out
-with a note. zstd is unpacked by Python's module (from 3.14), the package `zstandard` or the program `zstd`.
+with a note. Nodes don't use it. zstd is unpacked by Python's module (from 3.14), the package `zstandard` or the program `zstd`.
 """
 
 import ast

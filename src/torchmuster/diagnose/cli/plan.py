@@ -9,13 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from xml.sax.saxutils import escape
 
 import click
 
 from torchmuster.core.cli import options
 from torchmuster.core.cli.options import complete_files
-from torchmuster.core.model.text import nearest
 from torchmuster.core.spec.problems import parse_timeout
 from torchmuster.diagnose.plan.scaling import (
     BETWEEN,
@@ -423,6 +421,8 @@ def _read_link(option: str, text: str | None, found: list[UsageError]) -> Networ
         return known[names[text.lower()]].link
     link = parse_link(text)
     if link is None:
+        from torchmuster.core.model.text import nearest
+
         near = nearest(text.lower(), names)
         fix = f"did you mean `{names[near]}`?" if near else f"{option} 25Gbit/s,50us"
         why = "it is neither RATE,LATENCY nor a name of `muster plan --list`"
@@ -524,6 +524,8 @@ def change_lines(changes: Sequence[JobChange], num_nodes: int) -> list[str]:
 
 def render_svg(predictions: Sequence[Prediction], title: str) -> str:
     """Return the bars as an SVG image."""
+    from xml.sax.saxutils import escape  # brings urllib's client along
+
     row, left, width = 28, 90, 460
     longest = max(one.step_s for one in predictions)
     height = 56 + row * len(predictions) + 30

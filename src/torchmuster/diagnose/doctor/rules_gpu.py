@@ -74,7 +74,7 @@ def busy(situation: Situation) -> Iterator[Finding]:
             [],
             late=len(late),
             pairs=len(situation.pairs),
-            whys=list(dict.fromkeys(pair.why for pair in late))[:3],
+            whys=list(dict.fromkeys(pair.why for pair in late if pair.why))[:3],
         )
 
 

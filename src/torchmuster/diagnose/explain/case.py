@@ -216,7 +216,8 @@ class Case:
     @cached_property
     def surroundings(self) -> frozenset[str]:
         """Where the job ran, as its logs show: `container`, `slurm`, a launcher's name, ..."""
-        found = {name for name, row in _SHOWN.items() if self.of(*row.evidence)}
+        kinds = {event.kind for event in self.events}
+        found = {name for name, row in _SHOWN.items() if not kinds.isdisjoint(row.evidence)}
         lines = {line.text for line in self._frames()} | {event.line.text for event in self.events}
         lines |= {event.get("through") for event in self.events}
         lines |= {event.who.host or "" for event in self.events}

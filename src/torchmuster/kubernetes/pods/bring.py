@@ -33,7 +33,7 @@ from torchmuster.kubernetes.engine.manifest import (
 )
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
-from torchmuster.kubernetes.pods.reach import ask, refused
+from torchmuster.kubernetes.pods.reach import refused
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.model.job import JobRequest
@@ -191,6 +191,7 @@ def bring_run(
     """
     order = replace(
         order_of(job, plan.run_id),
+        keep_s=keep_s_of(job),
         warn_s=warn_s,
         start_limit_s=start_limit_s,
         time_limit_s=job.time_limit_s,
@@ -211,7 +212,6 @@ def order_of(job: JobRequest, run_id: str) -> PodOrder:
         code_root="",
         code_sha="",
         has_volume=keeps_runs(job),
-        keep_s=keep_s_of(job),
     )
 
 
@@ -410,7 +410,11 @@ def shown_files() -> tuple[tuple[str, str], ...]:
 
 def _config(*words: str, context: str | None = None) -> str:
     chosen = [f"--context={context}"] if context else []
-    return ask(["kubectl", *chosen, "config", *words]).strip()
+    argv = ["kubectl", *chosen, "config", *words]
+    said = proc.ask(argv, b"", _ASK_S)  # no server is asked, so none that is silent is skipped
+    if said.status != 0:
+        raise refused(argv, said.stderr.decode(errors="replace"))
+    return said.stdout.decode(errors="replace").strip()
 
 
 def _enforced(context: str, namespace: str) -> "Mapping[str, str]":

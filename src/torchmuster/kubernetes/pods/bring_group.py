@@ -15,6 +15,7 @@ from torchmuster.core.model.plan import Limits, Program, ScriptKind
 from torchmuster.errors import UsageError
 from torchmuster.kubernetes.engine.dialect import name_of
 from torchmuster.kubernetes.engine.manifest import (
+    keep_s_of,
     keeps_runs,
     kind_name,
     kinds_of,
@@ -123,6 +124,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         nodes.setdefault(task, []).append(TaskNode(name=host))
     order = replace(
         order_of(base, plan.run_id),
+        keep_s=keep_s_of(base),
         job=of_kinds[0].name,
         num_pods=num_pods,
         group=group.name,

@@ -379,11 +379,12 @@ class RecordMirror:
     def _follow_log(self, pod: str, until: float) -> None:
         """Show a pod's log until a moment, continuing where the last call ended."""
         words = ("logs", f"pod/{pod}", f"--container={CONTAINER}", "--follow")
-        command = LastingCommand.start(kubectl_for(self.run.job_id, *words))
+        command = LastingCommand.start(kubectl_for(self.run.job_id, *words), hears_errors=False)
         child = self._child = command.child
         ending = threading.Timer(max(0.0, until - time.monotonic()), child.send_signal, (15,))
         ending.start()
         with (
+            contextlib.closing(command),
             open(command.out, errors="replace", closefd=False) as lines,
             open(os.path.join(self.run.folder, "job.log"), "a") as log,
         ):
@@ -397,7 +398,6 @@ class RecordMirror:
                 self.show(line)
         ending.cancel()
         child.wait(_LATE_S)
-        command.close()
 
 
 def holds_record(folder: str, job_id: str) -> bool:

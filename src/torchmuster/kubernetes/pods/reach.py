@@ -195,8 +195,8 @@ class LastingCommand:
     errors: int
 
     @classmethod
-    def start(cls, argv: Sequence[str]) -> Self:
-        """Start it.
+    def start(cls, argv: Sequence[str], *, hears_errors: bool = True) -> Self:
+        """Start it; of what is read by nobody, a full pipe would hold it up.
 
         Raises:
             MusterError: It can't be started.
@@ -206,7 +206,8 @@ class LastingCommand:
         read_errors, write_errors = os.pipe2(os.O_CLOEXEC)
         try:
             words = proc.node_program("dies_with_parent", *argv)
-            child = proc.start(words, stdout=write_out, stderr=write_errors)
+            stderr = write_errors if hears_errors else proc.NOWHERE
+            child = proc.start(words, stdout=write_out, stderr=stderr)
         except MusterError:
             os.close(read_out)
             os.close(read_errors)
@@ -226,8 +227,9 @@ class LastingCommand:
 
     def close(self) -> None:
         """Forget what it prints."""
-        os.close(self.out)
-        os.close(self.errors)
+        for fd in {self.out, self.errors} - {-1}:
+            os.close(fd)
+        self.out = self.errors = -1
 
 
 @dataclass(slots=True)

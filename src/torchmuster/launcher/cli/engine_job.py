@@ -119,6 +119,7 @@ class JobWatch:
             if self._gone_at is not None and now - self._gone_at > _SETTLE_S:
                 break
             if now - self.submitted_at > self.timeout_s:
+                self._see_start(now)
                 return False
             _pause(_LOOK_S)
         self.result = result

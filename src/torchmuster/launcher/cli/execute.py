@@ -1,11 +1,9 @@
 """`muster exec` and `muster stacks`: what runs inside a task or rank, and where it is."""
 
-import asyncio
 import codecs
-import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,15 +14,9 @@ from torchmuster.core.model.lines import LineJoiner
 from torchmuster.core.spec.problems import parse_timeout
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.echo import echo
-from torchmuster.launcher.views.execute import (
-    ExecOrder,
-    ask_stacks,
-    choose_group,
-    choose_task,
-    execute,
-    execute_at_rank,
-)
-from torchmuster.launcher.views.find import find_run
+
+if TYPE_CHECKING:
+    from torchmuster.launcher.views.execute import ExecOrder
 
 _COMMAND = "muster.exec.command"
 
@@ -84,19 +76,29 @@ def exec(  # noqa: A001 - the command's name
     not executable, 127 if it does not exist, 137 if the task ended during the command; 2, 4, 5 and
     7 if there is no such task, it does not run, or its run can't be reached.
     """  # noqa: D301 - \b is click's mark
+    import asyncio
+
+    from torchmuster.launcher.views import execute as executing
+    from torchmuster.launcher.views.find import find_run
+
     view = find_run(run)
     lines = None
     if rank is not None or node is not None or (view.has_ranks and view.is_readable):
         command = _command_of(words, ctx.meta[_COMMAND], rank, node, group)
         word = f"node {node}" if node is not None else f"rank {rank or 0}"
         order = _order(command, None, tty, timeout)
-        running = execute_at_rank(view, word, order, _write_plain)
+        running = executing.execute_at_rank(view, word, order, _write_plain)
     else:
         task, argv = _split(words, ctx.meta[_COMMAND], group)
         order = _order(argv, group, tty, timeout)
-        tasks = [choose_task(view, task)] if task is not None else choose_group(view, group or "")
+        if task is not None:
+            tasks = [executing.choose_task(view, task)]
+        else:
+            tasks = executing.choose_group(view, group or "")
         lines = _Lines([one.name for one in tasks])
-        running = execute(view, tasks, order, _write_plain if group is None else lines.write)
+        running = executing.execute(
+            view, tasks, order, _write_plain if group is None else lines.write
+        )
     try:
         result = asyncio.run(running)
     except KeyboardInterrupt:
@@ -158,6 +160,8 @@ def _order(
     if tty is None:
         tty = group is None and is_terminal(0) and is_terminal(1)
     input_fd = 0 if group is None else None
+    from torchmuster.launcher.views.execute import ExecOrder
+
     return ExecOrder(argv=argv, tty=tty, input_fd=input_fd, timeout_s=limit_s)
 
 
@@ -207,6 +211,12 @@ def stacks(run: str, *, as_json: bool) -> int:
     interpreter's lock. For processes that can't answer, py-spy is used if it is installed on the
     node.
     """
+    import asyncio
+    import json
+
+    from torchmuster.launcher.views.execute import ask_stacks
+    from torchmuster.launcher.views.find import find_run
+
     found = asyncio.run(ask_stacks(find_run(run)))
     if as_json:
         echo(json.dumps({"sentence": found.sentence, "stacks": list(found.lines)}, indent=1))

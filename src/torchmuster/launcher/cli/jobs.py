@@ -24,15 +24,6 @@ from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.cli.ship import place_archive, with_shipped
 from torchmuster.launcher.cli.sites import nodes_of_site
 from torchmuster.launcher.engines.sites import with_node_setup
-from torchmuster.launcher.jobs.jobs import (
-    RecordedRequest,
-    cancelled_before_start,
-    make_job,
-    num_resubmits,
-    read_request,
-    submit_chain,
-    submit_job,
-)
 from torchmuster.launcher.views.account import how_to_go_on
 from torchmuster.launcher.views.elsewhere import is_elsewhere
 
@@ -45,6 +36,7 @@ if TYPE_CHECKING:
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.allocation import OwnJob
     from torchmuster.launcher.engines.base import Dialect
+    from torchmuster.launcher.jobs.jobs import RecordedRequest
     from torchmuster.launcher.model.job import JobRequest
     from torchmuster.launcher.spec.site import Site
 
@@ -86,11 +78,15 @@ class JobPlace(Place):
     def _job(self, plan: "RunPlan") -> "JobRequest":
 
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+        from torchmuster.launcher.jobs.jobs import make_job
+
         return make_job(plan, run_dir, self.site, self._request, self._limits)
 
     @property
     def _num_more(self) -> int:
         """How many further jobs the run's chain has from its start."""
+        from torchmuster.launcher.jobs.jobs import num_resubmits
+
         return num_resubmits(self.site, self._request) if self.site.resubmit_with == "chain" else 0
 
     def show(self, plan: "RunPlan") -> None:
@@ -153,6 +149,8 @@ def job_restart_place(old: RunDir) -> tuple[Place, str | None]:
         if again is None:
             raise MusterError("runs in pods can't be started again here", where=old.path)
         return again(old), None
+    from torchmuster.launcher.jobs.jobs import read_request
+
     return ResubmittedJob(old, read_request(old)), old.snapshots
 
 
@@ -166,6 +164,8 @@ def submit(
     detach: bool,
 ) -> "Follow | None":
     """Submit the job of a run and its chain; return the follower unless `detach`."""
+    from torchmuster.launcher.jobs.jobs import submit_chain, submit_job
+
     job_id = submit_job(job, run_dir, dialect, lambda text: warn([text]))
     # The job is queued already, so a slow `quota` does not delay it.
     warn((*room_warnings(run_dir.path), *quota_warnings(run_dir.path)))
@@ -190,6 +190,7 @@ def _follow(
     import asyncio
 
     from torchmuster.launcher.jobs.batch import JobFollower
+    from torchmuster.launcher.jobs.jobs import cancelled_before_start
 
     name = short_id(plan.run_id)
     voice.say(f"run {name} is job {job_id} of {dialect.name}; files in {run_dir.path}")
@@ -207,12 +208,11 @@ def _follow(
         output = "\n".join(last_lines(run_dir.job_log, 12))
         silent = f"it has written nothing: its node may not see {run_dir.path}"
         checks = f"muster engines check {plan.engine}  # says what the nodes see"
-        further = how_to_go_on(run_dir) or f"muster logs {name}"
         raise MusterError(
             f"job {job_id} ended without a result: {view.state.value}",
             where=run_dir.job_log,
             why=output or "\n".join(word for word in (view.reason, silent) if word),
-            fix=further if output else checks,
+            fix=(how_to_go_on(run_dir) or f"muster logs {name}") if output else checks,
         )
     if result is None:
         voice.say(f"the job continues: muster wait {name}")

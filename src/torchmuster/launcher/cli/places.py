@@ -40,10 +40,12 @@ def find_place(where: Where, problems: "Problems") -> Place | None:
     named = where.engine or ("ssh" if names_hosts else None)
     engine = choose_engine(named, here=where.here)
     if engine == "local" and not names_hosts:
+        inside = None if where.here else find_allocation()
+        if inside is None:
+            return None
         from torchmuster.launcher.cli.jobs import InsideJobPlace
 
-        inside = None if where.here else find_allocation()
-        return None if inside is None else InsideJobPlace(inside)
+        return InsideJobPlace(inside)
     if (make := plugs.load_other("places", engine)) is not None:
         other: Place = make(where, problems)
         return other

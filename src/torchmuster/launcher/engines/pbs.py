@@ -413,7 +413,7 @@ class PbsDialect:
 
     def explain_refusal(self, stderr: str) -> Report:
         """Return a report on a refusal of qsub."""
-        return base.explain(stderr, "qsub", REFUSALS)
+        return base.explain(stderr, "qsub", self.refusals)
 
 
 def _log_path(job: JobRequest) -> str:

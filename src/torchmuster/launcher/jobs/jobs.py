@@ -312,12 +312,14 @@ def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
 
     The client records the first job, the head of each link the next one.
     """
-    found = all_jobs(run_dir)
-    if found is None:
+    plain = atomic.read_json(run_dir.job)
+    if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
         return None
-    links = read_links(run_dir)
-    newest = links.newest if links is not None else None
-    return found[0], newest.job_id if newest is not None else found[1][0]
+    noted = atomic.read_json(run_dir.links)  # not decoded: another version's says this much too
+    links = noted.get("links") if isinstance(noted, dict) else None
+    newest = links[-1] if isinstance(links, list) and links else None
+    job_id = newest.get("job_id", plain["job_id"]) if isinstance(newest, dict) else plain["job_id"]
+    return dialect_of_record(str(plain.get("engine"))), str(job_id)
 
 
 def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:

@@ -314,8 +314,8 @@ def show_jobs(plan: "WorkflowPlan", engine: str, *, as_json: bool) -> None:
         shown = [entry for site in with_scripts for entry in _jobs_as_plain(plan, site)]
         click.echo(json.dumps(shown, indent=1))
         return
-    for site in with_scripts:
-        click.echo(_render_jobs(plan, site), nl=False)
+    for text in [_render_jobs(plan, site) for site in with_scripts]:  # all or none
+        click.echo(text, nl=False)
     for site in chosen:
         if site.kind == "ssh":
             click.echo(f"{site.name} (ssh) has no job scripts", err=True)

@@ -654,8 +654,8 @@ class DatasetStore:
         limit_s = time.time() - older_than_s
         # List the objects before their users, so that uploads in between are never candidates.
         old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
-        needed = self._referenced()
-        needed |= self._needed_by_uploads()
+        needed = self._needed_by_uploads()  # first: one that ends meanwhile is a version then
+        needed |= self._referenced()
         doomed = [entry for entry in old if _sha256_in(entry) not in needed]
         names = [entry.name for entry in doomed]
         run_all(self._store.delete, names, _NUM_PARALLEL, threading.Event())

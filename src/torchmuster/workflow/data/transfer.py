@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torchmuster.launcher.files.tree import LocalFile
 from torchmuster.workflow.data import copying
-from torchmuster.workflow.data.checkpoint import read_checkpoint, read_pointer
 from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.fetch import fetch_all
 from torchmuster.workflow.data.files import (
@@ -66,6 +65,8 @@ def list_files(store: Store) -> dict[str, Entry]:
     single = store.stat()
     if single is not None:
         return {os.path.basename(store.url): replace(single, name="")}
+    from torchmuster.workflow.data.checkpoint import read_checkpoint, read_pointer
+
     number = read_pointer(store)
     if number is not None:
         return read_checkpoint(store, number).files

@@ -168,7 +168,9 @@ class WorkflowRun(RunView):
         groups = [self.run_dir.group(group.name).events for group in self._groups]
         records = [self.run_dir.events, *groups]
         if self.state is RunState.LOST:  # no record has its end: use those of its training runs
-            found = (newest_training(self.run_dir, task) for task in self.task_names)
+            plans = self.workflow.plan.groups if self.workflow is not None else ()
+            trains = [task.name for group in plans for task in group.tasks if task.training]
+            found = (newest_training(self.run_dir, task) for task in trains)
             runs = [RunDir(run).training for run in found if run]
             records += [self.run_dir.training, *runs]
         return records

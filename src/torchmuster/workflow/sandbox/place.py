@@ -396,7 +396,7 @@ def write_view(
 
     Args:
         plan: The result of `plan_view`.
-        join: Namespaces to enter first, `user` and `net` (`NetworkNamespace.join`).
+        join: Namespaces to enter first, `user` and `net` (`NetworkShare.join`).
         environment: Variables to add to those that the process is started with.
         report_fd: A pipe of the started process (`pass_fds`). If it closes without a message, the
             task runs; otherwise it brings a line of JSON that says why not.

@@ -414,6 +414,7 @@ class RealPathFiles(CommandView):
         self._task = task
         self._claims = claims
         self._work = work
+        self._has_placed = False
         self.record = os.path.join(claims, hashlib.sha256(task.encode()).hexdigest()[:16] + ".json")
 
     def start(
@@ -424,7 +425,8 @@ class RealPathFiles(CommandView):
 
     def close(self) -> None:
         """Remove the files that were placed."""
-        self.remove()
+        if self._has_placed:
+            self.remove()
 
     def place(self, files: Sequence[PlacedFile]) -> None:
         """Create all files or none.
@@ -433,6 +435,7 @@ class RealPathFiles(CommandView):
             UsageError: Paths can't be used, or exist already; the message names every one.
             MusterError: The file system refused.
         """
+        self._has_placed = True
         self._remove_stale_claims()
         clean_up(self.record)  # the files of an earlier attempt: a task has one set
         refuse(self._problems(files))
