@@ -1,5 +1,6 @@
 """Train a small model whose second step is not finite on the last rank: nan_script.py OUT stop|skip [--sharded]."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -15,6 +16,10 @@ world = tm.init(seed=0)
 model = tm.wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), sharded=sharded)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 run = tm.resume(model=model, optimizer=optimizer, on_nan=on_nan, folder=str(out / on_nan))
+if not sharded:
+    copy.deepcopy(
+        model
+    )  # as torch.optim.swa_utils.AveragedModel does: our hooks hold no process group
 for _ in run.epochs(1):
     for step in range(1, 5):
         x = torch.ones(2, 4) * step

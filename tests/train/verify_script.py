@@ -4,6 +4,7 @@ A wrong rank has one bit of one number flipped, in the first attempt only unless
 """
 
 import contextlib
+import copy
 import hashlib
 import os
 import sys
@@ -103,6 +104,8 @@ data = tm.loader(
 )
 things = {"model": model} if name == "lone" else {"model": model, "optimizer": optimizer}
 run = tm.resume(data=data, every_steps=2, folder=f"{out}/snapshots", keep=100, **things)
+if name == "bare":
+    copy.deepcopy(model)  # as for an average of its weights: our hooks hold no process group
 for _ in run.epochs(2):
     for x in data:
         amp = torch.autocast("cpu", torch.bfloat16) if name == "amp" else contextlib.nullcontext()

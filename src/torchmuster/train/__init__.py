@@ -14,10 +14,10 @@ current world; the first call makes it, or `tm.init(...)` does, with options. Wo
 `pip install 'torchmuster[train]'`.
 """
 
-import importlib.util
+from importlib.util import find_spec as _find_spec
 
 # Before the imports that need them.
-if _missing := [n for n in ("torch", "numpy", "fsspec") if importlib.util.find_spec(n) is None]:
+if _missing := [n for n in ("torch", "numpy", "fsspec") if _find_spec(n) is None]:
     raise ImportError(
         f"torchmuster.train needs {', '.join(_missing)}, which this interpreter doesn't have:"
         " pip install 'torchmuster[train]'"

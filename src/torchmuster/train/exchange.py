@@ -70,12 +70,11 @@ def shift_bytes(data: bytes, shift: int) -> bytes:
     theirs = torch.empty(lengths[source], dtype=torch.uint8)
     works = [dist.irecv(part, source) for part in theirs.split(_BLOCK_BYTES) if part.numel()]
     works += [dist.isend(part, target) for part in mine.split(_BLOCK_BYTES) if part.numel()]
-    wait_for(works)
+    finish_all(works)
     return theirs.numpy().tobytes()
 
 
-def wait_for(works: Iterable[Any]) -> None:
-    """Wait for the ends of transfers."""
+def finish_all(works: Iterable[Any]) -> None:
+    """Wait for the ends of transfers; stacks of hangs name who asks, not this."""
     for work in works:
-        if work is not None:
-            work.wait()
+        work.wait()

@@ -202,6 +202,10 @@ class FiniteGradients:
                     thing.register_forward_pre_hook(self._note_call, with_kwargs=True)
                 thing.register_forward_hook(self._note_outputs)
 
+    def __deepcopy__(self, memo: object) -> "FiniteGradients":
+        """Return itself: the hooks of a copied model refer to the one that checks."""
+        return self
+
     def _note_call(self, model: nn.Module, inputs: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():
             self._calls.append((model, ForwardCall(inputs, kwargs)))
@@ -277,7 +281,8 @@ class FiniteGradients:
             "host": socket.gethostname()[:64],
             "sum": checksum(map(shard_of, gradients)),
         }
-        stated: list[dict[str, Any]] = gather_json(mine)
+        # Alone it is not asked: the hook outlives the process group.
+        stated: list[dict[str, Any]] = gather_json(mine) if self._world.world_size > 1 else [mine]
         ranks = [rank for rank, one in enumerate(stated) if one["bad"]]
         return BadStep(
             step=self._run.steps_done + 1,

@@ -29,7 +29,7 @@ from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import AgentAnswer, AskMemory, CallFailed, MemoryHeld
 from torchmuster.core.node.kernel import free_bytes
 from torchmuster.errors import UsageError
-from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_json, wait_for
+from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, finish_all, gather_json
 from torchmuster.train.objects import Objects
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import Folder
@@ -338,7 +338,7 @@ class HeldFolder:
         theirs = {rank: torch.empty_like(header) for rank in near.take_from}
         works = [dist.isend(header, rank, group=near.group) for rank in near.send_to]
         works += [dist.irecv(one, rank, group=near.group) for rank, one in theirs.items()]
-        wait_for(works)
+        finish_all(works)
         taken: dict[int, torch.Tensor] = {}
         parts: list[Part] = []
         for rank, their_header in theirs.items():
@@ -357,7 +357,7 @@ class HeldFolder:
             for rank, buffer in taken.items():
                 if begin < buffer.numel():
                     works.append(dist.irecv(buffer[begin:end], rank, group=near.group))
-            wait_for(works)
+            finish_all(works)
             if near.bytes_per_s is not None:
                 ahead_s = sent / near.bytes_per_s - (time.monotonic() - began)
                 if ahead_s > 0:

@@ -383,7 +383,11 @@ M = TypeVar("M", bound="TypedMessage")
     kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,)
 )
 class TypedMessage:
-    """A message; immutable, which mypy checks."""
+    """A message; immutable, which mypy checks. Subclasses become dataclasses by themselves.
+
+    Equality and `repr` are defined once, here: Python compiles generated methods for every class,
+    which cost 50 ms in every start.
+    """
 
     words: ClassVar[dict[str, type[Any]]] = {}
 

@@ -492,7 +492,8 @@ class Agent:
     def _take_welcome(self, welcome: messages.Welcome) -> None:
         first = self.welcome is None
         self.welcome = welcome
-        self.disk.root = self.options.run_directory(welcome.run_id).path
+        if self.disk.root is None:  # the disk checks that it stays the same folder
+            self.disk.root = self.options.run_directory(welcome.run_id).path
         stuck = self.link.welcome(welcome)
         if stuck is not None:
             self.send(messages.Notice(text=f"between {welcome.node} and the head {stuck}"))

@@ -209,8 +209,9 @@ def start_command(name: str, words: Sequence[str]) -> str:
 
 def _pass_on(notes: str) -> None:
     """Show the notes of a command that has started a run, e.g. about a disk that is nearly full."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(notes)
+    if notes and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(notes)
 
 
 class RunClient(Protocol):

@@ -277,7 +277,7 @@ class Loader:
                 share, ids, batch = taken
                 self._take(share, ids)
                 ends_step = share.ends_step
-                yield on_device(batch, self._device)
+                yield batch if self._device.type == "cpu" else on_device(batch, self._device)
         except StopNow:
             if self.gate is not None:
                 self.gate.stop()
@@ -463,8 +463,6 @@ def divide(settings: LoaderSettings, num_samples: int, world_size: int) -> Divis
 
 def on_device(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on the device, copied while the host goes on."""
-    if device.type == "cpu":
-        return batch
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device, non_blocking=True), batch)
 
 

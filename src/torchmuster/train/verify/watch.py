@@ -534,6 +534,10 @@ class StepVerifier:
         for optimizer in objects.optimizers():
             optimizer.register_step_pre_hook(self._look)
 
+    def __deepcopy__(self, memo: object) -> "StepVerifier":
+        """Return itself: the hooks of a copied model refer to the one that verifies."""
+        return self
+
     def _choose_shifts(self) -> list[int]:
         """Return the shifts to the ranks that repeat a rank's passes: other nodes' if possible."""
         mine = {"node": self._world.node_rank, "computes": _computes_as(self._world.device)}

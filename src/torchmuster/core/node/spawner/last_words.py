@@ -239,7 +239,8 @@ def report(socket_path: str, error: BaseException, note: CodeNote) -> None:
     try:
         ipc.tell(socket_path, ipc.WorkerFailed(error=python_error, code=note.read()))
     except UsageError:  # non-ASCII characters may make it too long
-        short = replace(python_error, traceback=python_error.traceback[-12_000:])
+        traceback_end = python_error.traceback[-12_000:]  # it has our own words, too
+        short = replace(python_error, traceback=traceback_end, handled=None, own=None)
         ipc.tell(socket_path, ipc.WorkerFailed(error=short))
 
 

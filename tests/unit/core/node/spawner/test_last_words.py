@@ -101,3 +101,18 @@ def test_a_giant_message_is_reported_in_part_and_never_lost(character):
     assert report.message == character * 8192
     assert character * 1000 in report.traceback
     assert len(encode(WorkerFailed(error=report))) <= MAX_FRAME_BYTES
+
+
+class Ours(Exception):  # noqa: N818 - as our library's errors: it explains itself
+    where = why = fix = "🔥" * 9000
+
+    def explain_to_user(self):
+        return self.why
+
+
+def test_a_giant_error_of_our_own_is_reported_in_part_and_never_lost():
+    report = report_of(Ours("🔥" * 9000))
+
+    assert report.type_name == "Ours"
+    assert report.message == "🔥" * 8192
+    assert "🔥" * 1000 in report.traceback
