@@ -93,6 +93,7 @@ def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
     )
     took = span(one.ending.elapsed_s), span(other.ending.elapsed_s)
     order = _names(both.data)
+    order_differs = "different" if any(row.differs for row in both.data) else "the same"
     return [
         Answer(
             question="First step that differs?",
@@ -121,7 +122,11 @@ def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
         ),
         Answer(
             question="The order of the data?",
-            answer="not known" if not both.data else "different" if order else "the same",
+            answer="not known"
+            if not both.data
+            else "different"
+            if any(row.differs for row in both.data)
+            else "the same",
             more=order,
             link="data",
         ),

@@ -393,17 +393,16 @@ class _Reading:
         state = self.view.state.value
         state_text = text(self.result.get("state"), 40)
         known = {one.value: one for one in RunState}
-        if (
-            state_text and self.view.result is None
-        ):  # the result is of another version, or half written
+        if state_text and self.view.result is None:  # it is of another version, or half written
             state = state_text
         report = mapped(self.result.get("report"))
         because = lines(report.get("because"))
         sentence, at, hint = (text(report.get(name)) for name in ("error", "at", "hint"))
         more = listed(report.get("more"))[:4]
-        result, explained = self.view.result, plugs.find("ends", "explain")
-        if result is not None and result.state is RunState.FAILED and explained is not None:
-            better: Report | None = explained(result, self.run_dir)
+        result = self.view.result
+        if result is not None and result.state is RunState.FAILED:
+            explained = plugs.find("ends", "explain")
+            better: Report | None = explained(result, self.run_dir) if explained else None
             if better is not None:
                 sentence, because = text(better.error), lines(list(better.because))
                 at, hint, more = text(better.at or ""), text(better.hint or ""), list(better.more)

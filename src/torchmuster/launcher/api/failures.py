@@ -96,9 +96,9 @@ def read_errors(text: str) -> list[NotLaunchedError]:
     found: list[dict[str, list[str]]] = []
     part: list[str] = []
     for line in text.splitlines():
-        name, colon, rest = line.strip().partition(": ")
+        name, colon, rest = line.lstrip().partition(": ")
         begins = bool(colon) and not line.startswith("    ")
-        if begins and name == "error":
+        if line.startswith("error: "):
             found.append({"error": (part := [rest])})
         elif begins and name in ("at", "because", "hint") and found:
             found[-1][name] = part = [rest]

@@ -56,6 +56,11 @@ class CodeVersion:
     difference: str = ""
     left_out: str = ""
 
+    @property
+    def is_clean(self) -> bool:
+        """Say whether the files are those of the commit; the report's page asks."""
+        return bool(self.commit) and not self.num_changed and not self.num_untracked
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:

@@ -301,7 +301,8 @@ def cancel_sweep(run_dir: RunDir) -> bool:
     return True
 
 
-# The head of one member inside its job: each element of the array starts it.
+# The head of one member inside its job: each element of the array starts it. It finds its member by the element's number,
+# makes the member's run directory, and goes on as the head of any run in a job.
 
 
 def main(arguments: list[str]) -> int:
