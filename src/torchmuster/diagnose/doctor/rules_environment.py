@@ -9,8 +9,8 @@ from typing import Any
 
 from torchmuster.core.model.network import VARIABLES
 from torchmuster.diagnose.doctor.checks import LONG, TEXTS, Check, Equal, NodePart, look
-from torchmuster.diagnose.doctor.show import Rule, Situation, differ, names_of
-from torchmuster.diagnose.finding import Finding, Level
+from torchmuster.diagnose.doctor.show import Rule, Situation, differ
+from torchmuster.diagnose.finding import Finding, Level, names_of
 from torchmuster.launcher.facts.collect import TorchFacts
 from torchmuster.launcher.files.paragraphs import read_paragraphs
 from torchmuster.launcher.model.network import matches
