@@ -16,6 +16,7 @@ FILES = [
     *sorted((PACKAGE / "diagnose" / "doctor").glob("*.py")),
     *sorted((PACKAGE / "diagnose" / "doctor").glob("*.txt")),
     *sorted((PACKAGE / "diagnose" / "lint").glob("*.py")),
+    *sorted((PACKAGE / "diagnose" / "lint").glob("*.txt")),
     PACKAGE / "diagnose" / "gather.py",
 ]
 # What hints tell people to call, beside muster itself; all but shell words belong to their scheduler, launcher or system.

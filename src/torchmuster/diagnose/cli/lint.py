@@ -12,7 +12,7 @@ from torchmuster.core.cli.options import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.diagnose.lint.starts import LintFinding
+    from torchmuster.diagnose.finding import Finding
 
 _MAX_SIZE_BYTES = 256 * 1024
 _EXIT_CODES = {"error": 2, "warning": 1, "note": 0}
@@ -37,7 +37,7 @@ def lint(files: tuple[str, ...], as_json: bool) -> int:
     from torchmuster.diagnose.lint.lint import lint as find
     from torchmuster.diagnose.lint.lint import starts_training
 
-    found: list[tuple[str, LintFinding]] = []
+    found: list[tuple[str, Finding]] = []
     for path in files:
         name = "<stdin>" if path == "-" else path
         job = parse(read_script(path), name)
@@ -72,7 +72,7 @@ def read_script(path: str) -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def _as_text(found: "list[tuple[str, LintFinding]]") -> str:
+def _as_text(found: "list[tuple[str, Finding]]") -> str:
     """Return one block for each finding, and a line with their numbers."""
     blocks = [_as_block(name, finding) for name, finding in found]
     counts = {word: sum(f.word == word for _, f in found) for word in _EXIT_CODES}
@@ -80,13 +80,13 @@ def _as_text(found: "list[tuple[str, LintFinding]]") -> str:
     return "\n".join([*blocks, ", ".join(said) or "nothing was found"])
 
 
-def _as_block(name: str, finding: "LintFinding") -> str:
+def _as_block(name: str, finding: "Finding") -> str:
     from torchmuster.diagnose.finding import render
 
     return render(replace(finding, at=f"{name}:{finding.line}"), finding.word)
 
 
-def _as_record(name: str, finding: "LintFinding") -> dict[str, str | int | None]:
+def _as_record(name: str, finding: "Finding") -> dict[str, str | int | None]:
     return {
         "file": name,
         "line": finding.line,

@@ -6,14 +6,13 @@ should be equal (`Equal`). A row is called like a rule function. What rows and f
 """
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Any
 
-from torchmuster.diagnose.doctor.show import NodeView, Situation, differ, has, names_of
-from torchmuster.diagnose.finding import Finding, Level
-from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
+from torchmuster.diagnose.doctor.show import NodeView, Situation, differ
+from torchmuster.diagnose.finding import CheckText, Finding, Level, read_texts
 
 LONG = attrgetter("is_long")
 MACHINES = attrgetter("has_machines")
@@ -42,81 +41,7 @@ def _nothing(_: NodePart) -> Mapping[str, object]:
     return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckText:
-    """What a check says: a paragraph of `checks.txt`.
-
-    `error`, `because` and `hint` may contain `{nodes}`, `{has}` (has or have), and the names of
-    other values.
-
-    Attributes:
-        of: The part of the facts; empty for what a function says.
-        what: The name of a value that should be equal, as in `n3 has torch 2.6.0`; may be empty.
-    """
-
-    of: str = ""
-    cause: str = ""
-    level: Level = Level.NOTE
-    error: str
-    because: tuple[str, ...] = ()
-    hint: str | None = None
-    weight: int = 0
-    is_certain: bool = False
-    what: str = ""
-
-    def finding(
-        self,
-        nodes: Sequence[str],
-        *,
-        level: Level | None = None,
-        at: str | None = None,
-        **words: object,
-    ) -> Finding:
-        """Return the finding.
-
-        Args:
-            nodes: Those that have the problem.
-            level: How bad it is, if that depends on something.
-            at: The place, if it is not just the nodes.
-            **words: Values by name.
-        """
-        names = {"nodes": names_of(nodes), "has": has(nodes), **words}
-        return Finding(
-            level=level or self.level,
-            cause=self.cause,
-            error=self.error.format_map(names),
-            at=at or names_of(nodes) or None,
-            because=tuple(line for text in self.because for line in _lines_of(text, names)),
-            hint=self.hint.format_map(names) if self.hint is not None else None,
-            is_certain=self.is_certain,
-            weight=self.weight,
-        )
-
-
-def _lines_of(text: str, names: Mapping[str, object]) -> list[str]:
-    """Return the lines of one text of evidence; a list in a placeholder gives a line per entry."""
-    listed = names.get(text.strip("{}"))
-    return listed if isinstance(listed, list) else [text.format_map(names)]
-
-
-def _text_of(paragraph: Paragraph) -> CheckText:
-    return CheckText(
-        of=paragraph.one("of"),
-        cause=paragraph.one("cause"),
-        level=Level(paragraph.one("level", "note")),
-        error=paragraph.one("error"),
-        because=tuple(paragraph.fields.get("because", ())),
-        hint=paragraph.one("hint") or None,
-        weight=int(paragraph.one("weight", "0")),
-        is_certain=paragraph.one("certain") == "yes",
-        what=paragraph.one("what"),
-    )
-
-
-TEXTS: Mapping[str, CheckText] = {
-    paragraph.name: _text_of(paragraph)
-    for paragraph in read_paragraphs(os.path.join(os.path.dirname(__file__), "checks.txt"))
-}
+TEXTS = read_texts(os.path.join(os.path.dirname(__file__), "checks.txt"))
 
 
 @dataclass(frozen=True, slots=True)

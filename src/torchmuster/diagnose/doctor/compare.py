@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from torchmuster.diagnose.doctor import rules_environment, rules_gpu, rules_network, rules_system
 from torchmuster.diagnose.doctor.checks import TEXTS
-from torchmuster.diagnose.doctor.show import Rule, Situation, names_of
-from torchmuster.diagnose.finding import Finding, Level, worst_first
+from torchmuster.diagnose.doctor.show import Rule, Situation
+from torchmuster.diagnose.finding import Finding, Level, names_of, worst_first
 
 _PARTS = {
     "system": "kernel and limits",

@@ -9,8 +9,8 @@ from typing import Any
 
 from torchmuster.core.model.network import VARIABLES
 from torchmuster.diagnose.doctor.checks import LONG, TEXTS, Check, Equal, NodePart, look
-from torchmuster.diagnose.doctor.show import Rule, Situation, differ, names_of
-from torchmuster.diagnose.finding import Finding, Level
+from torchmuster.diagnose.doctor.show import Rule, Situation, differ
+from torchmuster.diagnose.finding import Finding, Level, names_of
 from torchmuster.launcher.facts.collect import TorchFacts
 from torchmuster.launcher.files.paragraphs import read_paragraphs
 from torchmuster.launcher.model.network import matches
@@ -21,20 +21,10 @@ from torchmuster.launcher.model.network import matches
 
 WordCheck = Callable[[str], str | None]
 _TABLES = {
-    table.name: table.fields
+    table.name: table
     for table in read_paragraphs(os.path.join(os.path.dirname(__file__), "variables.txt"))
 }
-
-
-def _values(table: str) -> dict[str, str]:
-    return {name: values[0] for name, values in _TABLES[table].items()}
-
-
-def _names(table: str) -> list[str]:
-    return " ".join(_TABLES[table]["names"]).split()
-
-
-_PROVIDERS = _names("providers")
+_PROVIDERS = _TABLES["providers"].words
 
 
 def _words(*allowed: str) -> WordCheck:
@@ -115,8 +105,8 @@ def _pairs(text: str) -> str | None:
 
 
 GRAMMAR: Mapping[str, WordCheck] = {
-    **{name: _whole(*map(int, limits.split())) for name, limits in _values("whole").items()},
-    **{name: _words(*allowed.split(", ")) for name, allowed in _values("words").items()},
+    **{name: _whole(*map(int, limits.split())) for name, limits in _TABLES["whole"].table.items()},
+    **{name: _words(*allowed.split(", ")) for name, allowed in _TABLES["words"].table.items()},
     "NCCL_SOCKET_IFNAME": _interfaces_of_nccl,
     "GLOO_SOCKET_IFNAME": _plain_interfaces,
     "TP_SOCKET_IFNAME": _plain_interfaces,
@@ -125,8 +115,8 @@ GRAMMAR: Mapping[str, WordCheck] = {
     "CUDA_VISIBLE_DEVICES": _devices,
     "PYTORCH_CUDA_ALLOC_CONF": _pairs,
 }
-_FREE = _names("free")
-_OLD = _values("old")
+_FREE = _TABLES["free"].words
+_OLD = _TABLES["old"].table
 
 
 def problem_of(name: str, value: str) -> str | None:

@@ -12,10 +12,9 @@ from torchmuster.diagnose.doctor.show import (
     Rule,
     Situation,
     differ,
-    names_of,
     show_bytes,
 )
-from torchmuster.diagnose.finding import Finding, Level
+from torchmuster.diagnose.finding import Finding, Level, names_of
 from torchmuster.launcher.facts.gpu import GpuFacts
 
 # Connections between nodes: a bad row of the matrix is a node's outgoing connections, a bad column

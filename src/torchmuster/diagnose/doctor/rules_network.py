@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchmuster.diagnose.doctor.checks import LONG, MACHINES, TEXTS, Check, Equal, NodePart, look
-from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, names_of, show_bytes
-from torchmuster.diagnose.finding import Finding, Level
+from torchmuster.diagnose.doctor.show import NodeView, Rule, Situation, differ, show_bytes
+from torchmuster.diagnose.finding import Finding, Level, names_of
 from torchmuster.launcher.facts.collect import CollectedFacts
 
 # InfiniBand, RoCE, Slingshot and EFA: which exist, and which NCCL would use.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torchmuster.core.model.network import significant
-from torchmuster.diagnose.finding import Finding
+from torchmuster.diagnose.finding import MAX_NAMED, Finding, has, names_of
 from torchmuster.launcher.facts.collect import CollectedFacts
 
 # The input: facts of all nodes and the connections between them; helpers for rules that compare
@@ -14,7 +14,6 @@ from torchmuster.launcher.facts.collect import CollectedFacts
 
 
 V = TypeVar("V", bound=Hashable)
-_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,28 +121,14 @@ def differ(values: Mapping[str, V], what: str, show: Callable[[V], str] = str) -
     shown = tuple(show(value) for value in groups)
     if number == second:  # no majority: list all values
         parts = [f"{names_of(names)} {has(names)} {word}{show(v)}" for v, names in groups.items()]
-        return Difference(text=", ".join(parts[:_MAX_NAMED]), odd=tuple(values), values=shown)
+        return Difference(text=", ".join(parts[:MAX_NAMED]), odd=tuple(values), values=shown)
     odd = {v: names for v, names in groups.items() if v != common}
     parts = [f"{names_of(names)} {has(names)} {word}{show(v)}" for v, names in odd.items()]
     others = f"the {number} others" if number > 1 else "the other"
-    text = f"{', '.join(parts[:_MAX_NAMED])}, {others} {show(common)}"
+    text = f"{', '.join(parts[:MAX_NAMED])}, {others} {show(common)}"
     return Difference(
         text=text, odd=tuple(n for names in odd.values() for n in names), values=shown
     )
-
-
-def has(names: Sequence[str]) -> str:
-    """Return `has` or `have`."""
-    return "has" if len(names) == 1 else "have"
-
-
-def names_of(names: Sequence[str]) -> str:
-    """Return `n1`, `n1 and n2`, or `n1, n2, n3 and 5 others`."""
-    if len(names) > _MAX_NAMED:
-        return f"{', '.join(names[: _MAX_NAMED - 1])} and {len(names) - _MAX_NAMED + 1} others"
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def show_bytes(number: float) -> str:

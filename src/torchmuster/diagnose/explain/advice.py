@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.index import names_in, words_of_table
+from torchmuster.diagnose.explain.catalogue.index import TABLES
 from torchmuster.diagnose.explain.events import LogEvent, LogLine
 
 # Computes a value for advice; empty where the log does not show it.
@@ -194,9 +194,9 @@ def _bytes(regex: re.Pattern[str], text: str) -> float | None:
 
 
 # Packages that are installed under their own name, under another, or against the installed torch.
-_SAME_NAME = words_of_table("same-name")
-_DISTRIBUTIONS = names_in("distributions")
-_BUILT_AGAINST_TORCH = names_in("built-against-torch")
+_SAME_NAME = TABLES["same-name"].words
+_DISTRIBUTIONS = TABLES["distributions"].table
+_BUILT_AGAINST_TORCH = TABLES["built-against-torch"].table
 KNOWN_MODULES = frozenset({"torch", *_DISTRIBUTIONS, *_BUILT_AGAINST_TORCH, *_SAME_NAME})
 
 
@@ -376,7 +376,7 @@ def _on_tmp(_case: Case, event: LogEvent) -> str:
     return first_of(_TMP, event.line.text, 1)
 
 
-_CACHES = names_in("caches")
+_CACHES = TABLES["caches"].table
 
 
 def _cache_variable(_case: Case, event: LogEvent) -> str:

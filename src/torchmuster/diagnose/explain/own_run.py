@@ -23,7 +23,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.index import CAUSES, ENDINGS, OBSERVED, Weight, names_in
+from torchmuster.diagnose.explain.catalogue.index import CAUSES, ENDINGS, OBSERVED, TABLES, Weight
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.reading.ends import LogSource, first_and_last
@@ -488,7 +488,7 @@ def _distinct_lines(lines: Sequence[LogLine]) -> list[LogLine]:
 
 # The causes that a script's mistake leads to, by the name of lint's rule.
 _LEADS_TO = {
-    rule: tuple(causes.split(", ")) for rule, causes in names_in("script-leads-to").items()
+    rule: tuple(causes.split(", ")) for rule, causes in TABLES["script-leads-to"].table.items()
 }
 
 

@@ -1,15 +1,15 @@
 """Finds mistakes in a job script, each with its line and a fix; runs nothing.
 
-The rules are in `rules_*.py`.
+The rules are in `rules_*.py`, what they say in `rules.txt`.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from torchmuster.diagnose.finding import Level
+from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.diagnose.lint import rules_launchers, rules_meeting, rules_shell, rules_starts
 from torchmuster.diagnose.lint.job import JobScript
-from torchmuster.diagnose.lint.starts import LintFinding, ScriptView, find_starts
+from torchmuster.diagnose.lint.starts import ScriptView, find_starts
 
 RULES = (
     *rules_starts.RULES,
@@ -21,7 +21,7 @@ RULES = (
 _ORDER = list(Level)
 
 
-def lint(job: JobScript) -> tuple[LintFinding, ...]:
+def lint(job: JobScript) -> tuple[Finding, ...]:
     """Return all findings for a script, by line.
 
     A rule uses only what the script itself contains: values from outside are not guessed.
@@ -32,9 +32,9 @@ def lint(job: JobScript) -> tuple[LintFinding, ...]:
     return tuple(_once(in_order))
 
 
-def _once(found: Iterable[LintFinding]) -> Iterator[LintFinding]:
+def _once(found: Iterable[Finding]) -> Iterator[Finding]:
     """Merge findings that differ only in their lines; the first one names the others."""
-    groups: dict[LintFinding, list[int]] = {}
+    groups: dict[Finding, list[int]] = {}
     for finding in found:
         groups.setdefault(replace(finding, line=0), []).append(finding.line)
     for finding, lines in groups.items():

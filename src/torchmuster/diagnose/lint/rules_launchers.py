@@ -4,21 +4,18 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from torchmuster.diagnose.finding import Finding
 from torchmuster.diagnose.lint.job import JobScript, Scheduler, number, option_pairs
 from torchmuster.diagnose.lint.rules_meeting import LOOPBACK, SPREAD, is_too_early
 from torchmuster.diagnose.lint.shell import FIXED, shown
 from torchmuster.diagnose.lint.starts import (
     WRAPPERS,
-    LintFinding,
     Rule,
     ScriptStart,
     ScriptView,
-    error,
-    note,
     option,
     tasks_per_node,
     uses_part_of_nodes,
-    warning,
 )
 
 # How other launchers than torchrun get the numbers of nodes and workers.
@@ -112,13 +109,10 @@ def workers_per_node(start: ScriptStart, job: JobScript) -> int | None:
     return count // nodes
 
 
-_INSTEAD = (
-    "`muster torchrun ... train.py` in its place: it starts all nodes and tells them everything"
-)
 _NODE_RANK = {Scheduler.SLURM: "$SLURM_NODEID", Scheduler.PBS: "$PMI_RANK"}
 
 
-def launcher_nodes(view: ScriptView) -> Iterator[LintFinding]:
+def launcher_nodes(view: ScriptView) -> Iterator[Finding]:
     """Report a launcher without the number of nodes, this node's rank, or the head's address.
 
     Source: the table `LAUNCHERS`.
@@ -131,7 +125,7 @@ def launcher_nodes(view: ScriptView) -> Iterator[LintFinding]:
             continue
         nodes = given.number(launcher.nodes, view.job, start.line)
         if view.nodes is None and (nodes or 1) > 1:
-            yield from _without_address(start, launcher, given)
+            yield from _without_address(view, start, launcher, given)
         elif (view.nodes or 1) > 1 and start.wrapper is not None:
             yield from _wrong_options(view, start, launcher, given, nodes)
 
@@ -142,20 +136,16 @@ def _wrong_options(
     launcher: LaunchOptions,
     given: GivenOptions,
     nodes: int | None,
-) -> Iterator[LintFinding]:
+) -> Iterator[Finding]:
     in_file = launcher.file is not None and launcher.file in given.values
     if launcher.nodes not in given.values and not in_file:
-        what = f"{start.name} is not told of the job's {view.nodes} nodes: --{launcher.nodes} is missing"
-        why = "its default is 1: each node trains alone"
-        yield error("launcher-nodes", start.line, what, why, _all_options(view, launcher))
+        rank = _NODE_RANK.get(view.job.scheduler, "N")
+        yield view.finding("launcher-nodes", start, launcher=launcher, rank=rank)
         return
     if nodes is not None and nodes != view.nodes:
-        what = f"--{launcher.nodes} is {nodes}, and the job has {view.nodes} nodes"
-        why = f"{start.name} waits for nodes that never come, or leaves some out"
-        fix = f"--{launcher.nodes}={view.nodes}"
-        yield error("launcher-nodes", start.line, what, why, fix)
+        yield view.finding("launcher-nodes-differ", start, launcher=launcher, given=nodes)
         return
-    yield from _without_address(start, launcher, given)
+    yield from _without_address(view, start, launcher, given)
     is_free = launcher.free is not None and given.values.get(launcher.free[0]) == launcher.free[1]
     if start.wrapper in SPREAD and not is_free:
         yield from _same_rank(view, start, launcher, given)
@@ -164,56 +154,40 @@ def _wrong_options(
 
 def _same_rank(
     view: ScriptView, start: ScriptStart, launcher: LaunchOptions, given: GivenOptions
-) -> Iterator[LintFinding]:
+) -> Iterator[Finding]:
     text = given.values.get(launcher.rank)
     early = text is not None and is_too_early(view, start, text)
     if text is not None and not early and number(text, view.job, start.line) is None:
         return
-    what = f"no node is told its --{launcher.rank}"
-    why = "without it every node is the first one, and waits for the others"
-    if text is not None:
-        what = f"every node gets --{launcher.rank}={shown(text)}"
-        why = "every node is the same one then, and waits for the others"
-    if early:
-        why = f"the job script expands the variable before {start.wrapper} starts, where it is 0 or empty"
-    yield error("node-rank", start.line, what, why, _all_options(view, launcher))
+    rank = _NODE_RANK.get(view.job.scheduler, "N")
+    if text is None:
+        yield view.finding("launcher-rank-missing", start, launcher=launcher, rank=rank)
+    else:
+        name = "launcher-rank-early" if early else "launcher-rank-equal"
+        yield view.finding(name, start, launcher=launcher, rank=rank, text=shown(text))
 
 
 def _without_address(
-    start: ScriptStart, launcher: LaunchOptions, given: GivenOptions
-) -> Iterator[LintFinding]:
+    view: ScriptView, start: ScriptStart, launcher: LaunchOptions, given: GivenOptions
+) -> Iterator[Finding]:
     if launcher.file is not None and launcher.file in given.values:
         return
     text = given.values.get(launcher.address)
     if text is None:
-        what = f"the line does not say where the nodes meet: --{launcher.address} is missing"
-        why = f"{start.name} needs the address of the first node when there are several"
+        yield view.finding("launcher-address-missing", start, launcher=launcher)
     elif LOOPBACK.fullmatch(shown(text)):
-        what = "the nodes are to meet at localhost"
-        why = "localhost is another machine on every node"
-    else:
-        return
-    fix = f"--{launcher.address}=NAME_OF_THE_FIRST_NODE"
-    yield error("loopback", start.line, what, why, fix)
+        yield view.finding("launcher-loopback", start, launcher=launcher)
 
 
 def _without_workers(
     view: ScriptView, start: ScriptStart, launcher: LaunchOptions, given: GivenOptions
-) -> Iterator[LintFinding]:
+) -> Iterator[Finding]:
     """Report accelerate without a number of processes: it uses one node's GPUs for all nodes."""
     gpus = view.job.allocation.gpus_per_node
     in_file = launcher.file is not None and launcher.file in given.values
     if launcher.is_total and not in_file and launcher.workers not in given.values and gpus:
-        what = f"{start.name} starts {gpus} workers on all {view.nodes} nodes together"
-        why = f"without --{launcher.workers} it takes the number of GPUs of one node, for all nodes"
-        fix = f"--{launcher.workers}={gpus * (view.nodes or 1)}: it counts the workers of all nodes"
-        yield error("idle-gpus", start.line, what, why, fix)
-
-
-def _all_options(view: ScriptView, launcher: LaunchOptions) -> str:
-    rank = _NODE_RANK.get(view.job.scheduler, "N")
-    line = f"--{launcher.nodes}={view.nodes} --{launcher.rank}={rank} --{launcher.address}=..."
-    return f"{line} in a shell on each node (srun bash -c '...'); or {_INSTEAD}"
+        total = gpus * (view.nodes or 1)
+        yield view.finding("workers-of-one-node", start, launcher=launcher, gpus=gpus, total=total)
 
 
 def _is_by_deepspeed(given: GivenOptions) -> bool:
@@ -222,7 +196,7 @@ def _is_by_deepspeed(given: GivenOptions) -> bool:
     return "use_deepspeed" in given.values and launcher not in ("standard", "nossh")
 
 
-def deepspeed_hosts(view: ScriptView) -> Iterator[LintFinding]:
+def deepspeed_hosts(view: ScriptView) -> Iterator[Finding]:
     """Report DeepSpeed's launcher in a job of several nodes with a wrong host file or options.
 
     It starts the nodes of a host file by ssh; without one it starts this node only. Under srun,
@@ -244,38 +218,26 @@ def deepspeed_hosts(view: ScriptView) -> Iterator[LintFinding]:
 
 def _of_deepspeed(
     view: ScriptView, start: ScriptStart, given: GivenOptions, nodes: int | None
-) -> LintFinding | None:
+) -> Finding | None:
     hosts = given.values.get("hostfile")
-    fix = f"write a file with `HOST slots={view.job.allocation.gpus_per_node or 'N'}` for each node, --hostfile FILE"
+    slots = view.job.allocation.gpus_per_node or "N"
     if hosts is None and "/job/hostfile" not in view.job.text:
         alone = "each node trains alone" if start.wrapper else "only the first node trains"
-        what = (
-            f"deepspeed is not told of the job's {view.nodes or nodes} nodes: --hostfile is missing"
-        )
-        why = f"without one (/job/hostfile by default) it starts the workers of one node: {alone}"
-        return error("deepspeed-hosts", start.line, what, why, f"{fix}; or {_INSTEAD}")
+        words = {"number": view.nodes or nodes, "slots": slots, "alone": alone}
+        return view.finding("deepspeed-hosts", start, **words)
     if hosts is not None and "PBS_NODEFILE" in view.job.shell.expand(hosts, start.line):
-        what = "deepspeed can't read $PBS_NODEFILE"
-        why = "it wants lines `HOST slots=N`; the scheduler's file has names only"
-        return error("deepspeed-hosts", start.line, what, why, fix)
+        return view.finding("deepspeed-node-file", start, slots=slots)
     if nodes is not None and view.nodes is not None and nodes > view.nodes:
-        what = f"--num_nodes is {nodes}, and the job has {view.nodes} nodes"
-        why = "deepspeed takes as many hosts of its file: some are not of this job"
-        return error("deepspeed-hosts", start.line, what, why, f"--num_nodes={view.nodes}")
+        return view.finding("deepspeed-too-many", start, given=nodes)
     if (
         start.wrapper in SPREAD
         and "no_ssh" not in given.values
         and not uses_part_of_nodes(start, view.job)
     ):
-        what = f"{start.wrapper} starts deepspeed on every node, and each one starts all nodes"
-        why = "deepspeed reaches the nodes of its host file by itself"
-        fix = f"leave {start.wrapper} out, or add --no_ssh --node_rank=... --master_addr=..."
-        return error("deepspeed-hosts", start.line, what, why, fix)
+        return view.finding("deepspeed-on-every-node", start)
     if start.wrapper is None and "launcher" not in given.values and "no_ssh" not in given.values:
-        what = "deepspeed starts the other nodes by pdsh and ssh"
-        why = "pdsh is its default launcher; where nodes allow no ssh to each other it ends at once"
         by_slurm = "--launcher slurm, or " if view.job.scheduler is Scheduler.SLURM else ""
-        return note("deepspeed-ssh", start.line, what, why, f"{by_slurm}{_INSTEAD}")
+        return view.finding("deepspeed-ssh", start, by_scheduler=by_slurm)
     return None
 
 
@@ -283,7 +245,7 @@ _LIGHTNING = re.compile(r"lightning|\bpl_|litgpt|\btrainer\.", re.IGNORECASE)
 _DEVICES = re.compile(r"(?:--)?(?:[\w.]*trainer\.)?(devices|num_nodes)")
 
 
-def lightning(view: ScriptView) -> Iterator[LintFinding]:
+def lightning(view: ScriptView) -> Iterator[Finding]:
     """Report Lightning under srun unless `devices` is --ntasks-per-node and `num_nodes` is --nodes.
 
     It refuses to begin otherwise.
@@ -300,23 +262,16 @@ def lightning(view: ScriptView) -> Iterator[LintFinding]:
         of_trainer = _lightning_numbers(view, start)
         tasks, nodes = view.job.allocation.tasks_per_node, view.nodes
         if "ntasks-per-node" not in given and (view.job.allocation.ntasks or 1) > 1:
-            what = "Lightning refuses --ntasks without --ntasks-per-node"
-            why = "it looks for SLURM_NTASKS_PER_NODE, which Slurm sets for that option only"
-            fix = f"#SBATCH --ntasks-per-node={tasks or 'N'}"
-            yield error("lightning", start.line, what, why, fix)
+            yield view.finding("lightning-ntasks", start, tasks=tasks or "N")
         elif (
             "devices" in of_trainer
             and "ntasks-per-node" in given
             and of_trainer["devices"] != tasks
         ):
-            what = f"devices is {of_trainer['devices']}, and --ntasks-per-node is {tasks}"
-            why = "Lightning under srun has one task for each device, and ends when the two differ"
-            fix = f"#SBATCH --ntasks-per-node={of_trainer['devices']}"
-            yield error("lightning", start.line, what, why, fix)
+            devices = of_trainer["devices"]
+            yield view.finding("lightning-devices", start, devices=devices, tasks=tasks)
         elif "num_nodes" in of_trainer and nodes is not None and of_trainer["num_nodes"] != nodes:
-            what = f"num_nodes is {of_trainer['num_nodes']}, and the job has {nodes} nodes"
-            why = "Lightning compares it with SLURM_NNODES, and ends when the two differ"
-            yield error("lightning", start.line, what, why, f"num_nodes={nodes}")
+            yield view.finding("lightning-nodes", start, given=of_trainer["num_nodes"])
 
 
 def _lightning_numbers(view: ScriptView, start: ScriptStart) -> dict[str, int]:
@@ -334,7 +289,7 @@ def _lightning_numbers(view: ScriptView, start: ScriptStart) -> dict[str, int]:
     return found
 
 
-def mpi_ranks(view: ScriptView) -> Iterator[LintFinding]:
+def mpi_ranks(view: ScriptView) -> Iterator[Finding]:
     """Report `mpirun -np` with fewer ranks than the job has GPUs: the other GPUs idle.
 
     One rank, or one for each node, is fine: it may start workers itself.
@@ -350,12 +305,11 @@ def mpi_ranks(view: ScriptView) -> Iterator[LintFinding]:
         if ranks is None or not nodes or not gpus or uses_part_of_nodes(start, view.job):
             continue
         if ranks not in (1, nodes) and ranks < nodes * gpus:
-            what = f"{start.wrapper} starts {ranks} ranks, and the job has {nodes * gpus} GPUs"
-            why = f"-n counts the ranks of all nodes: {nodes} with {gpus} GPUs each"
-            yield warning("idle-gpus", start.line, what, why, f"-n {nodes * gpus}")
+            words = {"ranks": ranks, "gpus": gpus, "total": nodes * gpus}
+            yield view.finding("mpi-ranks", start, **words)
 
 
-def ray_nodes(view: ScriptView) -> Iterator[LintFinding]:
+def ray_nodes(view: ScriptView) -> Iterator[Finding]:
     """Report Ray in a job of several nodes without one head that all others join.
 
     Under srun, `ray start` has to stay (--block): a step ends with its command, and Slurm ends the
@@ -369,25 +323,13 @@ def ray_nodes(view: ScriptView) -> Iterator[LintFinding]:
     joins = [s for s, given in starts if "address" in given]
     for start, given in starts:
         if "head" in given and wide and _reaches_all(view, start):
-            what = f"{start.wrapper} starts a head of Ray on every node"
-            why = "each one is a cluster of its own"
-            fix = "srun --nodes=1 --ntasks=1 -w HEAD ray start --head --block"
-            yield error("ray-nodes", start.line, what, why, fix)
+            yield view.finding("ray-heads", start)
         elif start.wrapper == "srun" and "block" not in given:
-            what = "srun starts Ray without --block"
-            why = "ray start returns at once; the step ends, and Slurm ends the processes that it left"
-            yield error(
-                "ray-nodes", start.line, what, why, "add --block to ray start, and & behind srun"
-            )
+            yield view.finding("ray-without-block", start)
         elif "address" in given and wide and LOOPBACK.fullmatch(shown(given["address"])):
-            what = "the nodes are to meet at localhost"
-            why = "localhost is another machine on every node"
-            yield error("loopback", start.line, what, why, "ray start --address=HEAD:6379")
+            yield view.finding("ray-loopback", start)
     if wide and heads and not joins and not any(_reaches_all(view, s) for s in heads):
-        what = f"Ray has a head, and nothing joins it from the other {(view.nodes or 1) - 1} nodes"
-        why = "ray start --head makes a cluster of one node"
-        fix = "on each other node: ray start --address=HEAD:6379 --block"
-        yield error("ray-nodes", heads[0].line, what, why, fix)
+        yield view.finding("ray-nodes", heads[0], number=(view.nodes or 1) - 1)
 
 
 def _reaches_all(view: ScriptView, start: ScriptStart) -> bool:
@@ -398,7 +340,7 @@ def _reaches_all(view: ScriptView, start: ScriptStart) -> bool:
     )
 
 
-def idle_nodes(view: ScriptView) -> Iterator[LintFinding]:
+def idle_nodes(view: ScriptView) -> Iterator[Finding]:
     """Report `python train.py` in a job of several nodes if nothing starts it on the others.
 
     Source: sbatch(1): the script runs on the first node of the allocation only.
@@ -410,10 +352,7 @@ def idle_nodes(view: ScriptView) -> Iterator[LintFinding]:
     for command in view.job.shell.commands:
         by_python = re.fullmatch(r"python[\d.]*", command.name) and not command.conditional
         if by_python and any(re.search(r"\.py$", word) for word in command.texts):
-            what = f"python starts on the first of {view.nodes} nodes only"
-            why = "nothing in this script starts anything on the other nodes"
-            fix = "write `muster torchrun train.py` for `python train.py`: it starts the other nodes too"
-            yield warning("idle-nodes", command.line, what, why, fix)
+            yield view.finding("idle-nodes", command)
             return
 
 

@@ -6,18 +6,15 @@
 import re
 from collections.abc import Iterator
 
+from torchmuster.diagnose.finding import Finding
 from torchmuster.diagnose.lint.job import Scheduler, is_node_count, number
 from torchmuster.diagnose.lint.shell import shown, variables_of
 from torchmuster.diagnose.lint.starts import (
-    LintFinding,
     Rule,
     ScriptStart,
     ScriptView,
-    error,
-    note,
     tasks_per_node,
     uses_part_of_nodes,
-    warning,
 )
 from torchmuster.launcher.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 
@@ -26,9 +23,11 @@ _OWN_VALUE = re.compile(
     r"\$\{?RANDOM|\$\(\s*(?:date|uuidgen|mktemp|shuf|hostname)\b|\$\$|\$\{?(?:SLURM_PROCID|SLURM_NODEID|HOSTNAME)\b"
 )
 _OWN_NAME = re.compile(r"\$\(\s*hostname\b[^)]*\)|\$\{?HOSTNAME\b\}?|\$\{?SLURMD_NODENAME\b\}?")
-_ALL_ADDRESSES = re.compile(r"hostname\s+(?:-I|--all-ip-addresses)\b")
-_ONE_ADDRESS = re.compile(r"hostname\s+(?:-i|--ip-address)\b")
-_FALLS_BACK = re.compile(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)")
+_GUESSES = {
+    "first-address": re.compile(r"hostname\s+(?:-I|--all-ip-addresses)\b"),
+    "own-address": re.compile(r"hostname\s+(?:-i|--ip-address)\b"),
+    "falls-back": re.compile(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)"),
+}
 _RANKS = frozenset({"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "PBS_NODENUM", "PMI_RANK"})
 _RANKS |= {"OMPI_COMM_WORLD_RANK"}
 SPREAD = frozenset({"srun", "mpiexec", "mpirun", "pdsh", "clush", "aprun", "jsrun", "ibrun"})
@@ -36,6 +35,11 @@ _HEAD = {
     Scheduler.SLURM: "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)",
     Scheduler.PBS: "$(head -n 1 $PBS_NODEFILE)",
     Scheduler.NONE: "NAME_OF_THE_HEAD",
+}
+_ONE_ID = {
+    Scheduler.SLURM: "$SLURM_JOB_ID, filled in by the job script",
+    Scheduler.PBS: "$PBS_JOBID, filled in by the job script",
+    Scheduler.NONE: "1, the same on all nodes",
 }
 _FREE_PORT = {
     Scheduler.SLURM: "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
@@ -75,7 +79,7 @@ def _endpoint(view: ScriptView, start: ScriptStart) -> str | None:
     return str(start.given.master_addr) if start.given.rdzv_backend == "static" else None
 
 
-def rdzv_id(view: ScriptView) -> Iterator[LintFinding]:
+def rdzv_id(view: ScriptView) -> Iterator[Finding]:
     """Report an `--rdzv_id` that differs between nodes: `$RANDOM` in a shell that each node runs.
 
     If the job script itself expands it, all nodes get one value, which is fine.
@@ -89,16 +93,11 @@ def rdzv_id(view: ScriptView) -> Iterator[LintFinding]:
         text = start.given.rdzv_id if by_turns else _text_on_nodes(view, start, start.given.rdzv_id)
         match = _OWN_VALUE.search(text)
         if match is not None:
-            what = f"--rdzv_id={shown(start.given.rdzv_id)} is different on every node"
-            why = "all nodes reach the store, and each waits in a rendezvous of its own"
-            job_id = "$PBS_JOBID" if view.job.scheduler is Scheduler.PBS else "$SLURM_JOB_ID"
-            fix = "--rdzv_id=1, the same on all nodes"
-            if view.job.scheduler is not Scheduler.NONE:
-                fix = f"--rdzv_id={job_id}, filled in by the job script"
-            yield error("rdzv-id", start.line, what, why, fix)
+            words = {"given": shown(start.given.rdzv_id), "fix": _ONE_ID[view.job.scheduler]}
+            yield view.finding("rdzv-id", start, **words)
 
 
-def own_endpoint(view: ScriptView) -> Iterator[LintFinding]:
+def own_endpoint(view: ScriptView) -> Iterator[Finding]:
     """Report an endpoint that is the evaluating node's own name, if every node evaluates it.
 
     Source: failures R05.
@@ -108,18 +107,11 @@ def own_endpoint(view: ScriptView) -> Iterator[LintFinding]:
         if text is None or not view.is_wide(start):
             continue
         if _OWN_NAME.search(_text_on_nodes(view, start, text)):
-            what = f"every node considers itself the head: {shown(text)}"
-            why = "each one opens its own store and waits there alone"
-            yield error(
-                "own-endpoint",
-                start.line,
-                what,
-                why,
-                f"use the same name on all nodes: {_HEAD[view.job.scheduler]}",
-            )
+            head = _HEAD[view.job.scheduler]
+            yield view.finding("own-endpoint", start, text=shown(text), head=head)
 
 
-def loopback(view: ScriptView) -> Iterator[LintFinding]:
+def loopback(view: ScriptView) -> Iterator[Finding]:
     """Report localhost as the rendezvous address: each node waits alone.
 
     Source: failures R06, R20; a lost default of --rdzv-endpoint and --master-addr is localhost.
@@ -135,7 +127,8 @@ def loopback(view: ScriptView) -> Iterator[LintFinding]:
             and not start.given.rdzv_endpoint
         ):
             if not start.given.standalone:
-                yield _without_endpoint(start)
+                named = any("master" in word for word in start.words)
+                yield view.finding("master-without-effect" if named else "no-endpoint", start)
             continue
         text = _endpoint(view, start)
         if text is None or not LOOPBACK.fullmatch(
@@ -143,18 +136,8 @@ def loopback(view: ScriptView) -> Iterator[LintFinding]:
         ):
             continue
         said = start.given is None or start.given.rdzv_endpoint or "master" in " ".join(start.words)
-        what = (
-            "the nodes use localhost as the rendezvous address"
-            if said
-            else "the line gives no rendezvous address"
-        )
-        why = (
-            "localhost is a different machine on every node"
-            if said
-            else "without an address torchrun takes 127.0.0.1"
-        )
-        fix = f"--rdzv_backend=c10d --rdzv_endpoint={_HEAD[view.job.scheduler]}"
-        yield error("loopback", start.line, what, why, fix)
+        head = _HEAD[view.job.scheduler]
+        yield view.finding("loopback" if said else "no-address", start, head=head)
 
 
 def _is_set_by_pet(view: ScriptView) -> bool:
@@ -162,16 +145,7 @@ def _is_set_by_pet(view: ScriptView) -> bool:
     return any(a.name.startswith("PET_") for a in view.job.shell.assignments)
 
 
-def _without_endpoint(start: ScriptStart) -> LintFinding:
-    what = "c10d is used without --rdzv_endpoint"
-    why = "without it each node waits alone at localhost"
-    if any("master" in word for word in start.words):
-        what = "--master_addr has no effect with the c10d backend"
-        why = "it is for the static backend; without --rdzv_endpoint each node waits alone at localhost"
-    return error("loopback", start.line, what, why, "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT")
-
-
-def guessed_address(view: ScriptView) -> Iterator[LintFinding]:
+def guessed_address(view: ScriptView) -> Iterator[Finding]:
     """Report an endpoint from `hostname -I | awk`, `hostname -i` or a fallback to localhost.
 
     The first address may be that of a management network or of docker, and torchrun may not
@@ -187,32 +161,13 @@ def guessed_address(view: ScriptView) -> Iterator[LintFinding]:
         places = [(start.line, text)]
         places += [(a.line, a.value) for a in view.job.shell.sources(text, start.line)]
         for line, value in places:
-            found = _guess(line, value)
-            if found is not None and line not in seen:
+            name = next((name for name, guess in _GUESSES.items() if guess.search(value)), None)
+            if name is not None and line not in seen:
                 seen.add(line)
-                yield found
+                yield view.finding(name, line)
 
 
-def _guess(line: int, value: str) -> LintFinding | None:
-    name = "give the head's name, and let `muster torchrun` find the address that other nodes reach"
-    if _ALL_ADDRESSES.search(value):
-        what = "the endpoint is the first address that `hostname -I` prints"
-        why = "it may be of a network that the other nodes don't reach, or one that torchrun does not know as its own"
-        return warning("first-address", line, what, why, name)
-    if _ONE_ADDRESS.search(value):
-        what = "the endpoint comes from `hostname -i`"
-        why = "it is what the node's own name resolves to, on some systems 127.0.1.1: then each node waits alone"
-        return warning("own-address", line, what, why, name)
-    if _FALLS_BACK.search(value):
-        what = "the endpoint falls back to localhost"
-        why = "when the command before it fails, every node waits alone, without a message"
-        return warning(
-            "falls-back", line, what, why, "end the script in this case: ${HEAD:?no head}"
-        )
-    return None
-
-
-def node_rank(view: ScriptView) -> Iterator[LintFinding]:
+def node_rank(view: ScriptView) -> Iterator[Finding]:
     """Report the same `--node_rank` on every node: a number, or a variable expanded too early.
 
     With the c10d backend torchrun ignores it.
@@ -228,12 +183,15 @@ def node_rank(view: ScriptView) -> Iterator[LintFinding]:
         said = any(re.match(r"--node[-_]rank", word) for word in start.words)
         early = is_too_early(view, start, text)
         if not static and said:
-            why = "c10d numbers the nodes by itself, by their names"
-            yield note(
-                "node-rank", start.line, "--node_rank has no effect with c10d", why, "leave it out"
-            )
+            yield view.finding("rank-without-effect", start)
         elif static and (early or number(text, view.job, start.line) is not None):
-            yield _same_rank(view, start, said=said, early=early)
+            what = f"every node gets --node_rank={shown(text)}"
+            yield view.finding(
+                "node-rank-early" if early else "node-rank",
+                start,
+                what=what if said else "no node gets its --node_rank",
+                head=_HEAD[view.job.scheduler],
+            )
 
 
 def is_too_early(view: ScriptView, start: ScriptStart, text: str) -> bool:
@@ -244,18 +202,7 @@ def is_too_early(view: ScriptView, start: ScriptStart, text: str) -> bool:
     return bool(_RANKS & set(variables_of(text)))
 
 
-def _same_rank(view: ScriptView, start: ScriptStart, *, said: bool, early: bool) -> LintFinding:
-    text = start.given.node_rank if start.given is not None else ""
-    what = f"every node gets --node_rank={shown(text)}" if said else "no node gets its --node_rank"
-    why = "the static backend uses the number unchanged: all nodes are the head, and wait for the others"
-    if early:
-        why = "the job script expands the variable before srun starts, where it is 0 or empty"
-    head = _HEAD[view.job.scheduler]
-    fix = f"--rdzv_backend=c10d --rdzv_endpoint={head}: it needs no rank"
-    return error("node-rank", start.line, what, why, fix)
-
-
-def world_size(view: ScriptView) -> Iterator[LintFinding]:
+def world_size(view: ScriptView) -> Iterator[Finding]:
     """Report a WORLD_SIZE that is the number of nodes instead of the number of workers.
 
     A script that srun starts once for each GPU then has ranks that exceed the world size; torchrun
@@ -268,18 +215,13 @@ def world_size(view: ScriptView) -> Iterator[LintFinding]:
     for given in view.job.shell.assignments:
         if given.name != "WORLD_SIZE" or not is_node_count(given.value, view.job, given.line):
             continue
-        what = "WORLD_SIZE holds the number of nodes, not of workers"
         if many and (given.exported or given.name in view.job.shell.exports):
-            why = f"line {many[0].line} starts several workers on each node: their ranks exceed the world size"
-            yield error(
-                "world-size-of-nodes", given.line, what, why, "export WORLD_SIZE=$SLURM_NTASKS"
-            )
+            yield view.finding("world-size-of-nodes", given, other=many[0].line)
         elif any(start.by_torchrun for start in view.starts):
-            why = "torchrun sets it for its workers, so only this script reads it: the name is misleading"
-            yield note("world-size-of-nodes", given.line, what, why, "call it NNODES")
+            yield view.finding("world-size-for-nobody", given)
 
 
-def fixed_port(view: ScriptView) -> Iterator[LintFinding]:
+def fixed_port(view: ScriptView) -> Iterator[Finding]:
     """Report a fixed port if jobs may share a node, or if two lines of a script use the same port.
 
     Source: failures R15, R16.
@@ -290,17 +232,13 @@ def fixed_port(view: ScriptView) -> Iterator[LintFinding]:
         if not port:
             continue
         if view.job.allocation.is_shared is not None:
-            what = f"port {port} is fixed, and several of these jobs may share a node (line {view.job.allocation.is_shared})"
-            why = "the second one ends with `address already in use`, or connects to the first"
             fix = _FREE_PORT[view.job.scheduler]
             if not view.is_wide(start) and start.given is not None:
                 fix = "--standalone takes a free port"
-            yield warning("fixed-port", start.line, what, why, fix)
+            yield view.finding("fixed-port", start, port=port, fix=fix)
         elif start.wrapper is None and start.command.background:
             if port in taken:
-                what = f"port {port} is used already by the torchrun of line {taken[port]}"
-                why = "both run at the same time on one node"
-                yield error("fixed-port", start.line, what, why, "--standalone takes a free port")
+                yield view.finding("port-taken", start, port=port, other=taken[port])
             taken.setdefault(port, start.line)
 
 

@@ -4,21 +4,20 @@ Variables may be misspelled, never set, dropped on the way, or set by hand. `RUL
 """
 
 import difflib
+import os
 import re
 from collections.abc import Iterator, Sequence
 
+from torchmuster.diagnose.finding import Finding
 from torchmuster.diagnose.lint.job import Option, Scheduler
 from torchmuster.diagnose.lint.shell import DEFERRED, ShellScript, shown, variables_of
 from torchmuster.diagnose.lint.starts import (
-    LintFinding,
     Rule,
     ScriptStart,
     ScriptView,
-    error,
-    note,
     option,
-    warning,
 )
+from torchmuster.launcher.files.paragraphs import read_paragraphs
 
 _FOR_WORKERS = re.compile(
     r"(?:NCCL|TORCH_NCCL|FI|UCX|GLOO|RCCL|TORCH|TORCHELASTIC|TORCHINDUCTOR|HSA)_[A-Z0-9_]+"
@@ -38,7 +37,7 @@ _HERE = re.compile(r"hostname|\[0\]|head -n ?1|head -1|SLURMD_NODENAME|localhost
 _SHELLS = frozenset({"bash", "sh", "zsh", "env", "python", "python3"})
 
 
-def glued_continuation(view: ScriptView) -> Iterator[LintFinding]:
+def glued_continuation(view: ScriptView) -> Iterator[Finding]:
     """Report a missing blank before the backslash at the end of a line and in the next line.
 
     bash joins both lines to one word: `--nproc_per_node=4--nnodes=2`.
@@ -48,13 +47,9 @@ def glued_continuation(view: ScriptView) -> Iterator[LintFinding]:
     lines = view.job.shell.slips.glued
     if lines:
         ends = [n for n in lines if n - lines[0] < 100][:20]
-        what = "there is no blank before the backslash"
-        if len(ends) > 1:
-            what += f" (lines {ends[0]} to {ends[-1]})"
-        why = f"bash joins this line and the next to one word: `{_joined(view, lines[0])}`"
-        yield error(
-            "glued-continuation", lines[0], what, why, "write a blank before each backslash"
-        )
+        where = f" (lines {ends[0]} to {ends[-1]})" if len(ends) > 1 else ""
+        joined = _joined(view, lines[0])
+        yield view.finding("glued-continuation", lines[0], lines=where, joined=joined)
 
 
 def _joined(view: ScriptView, line: int) -> str:
@@ -65,24 +60,16 @@ def _joined(view: ScriptView, line: int) -> str:
     return text if len(text) <= 70 else f"{text[:67]}..."
 
 
-def blanks_after_backslash(view: ScriptView) -> Iterator[LintFinding]:
+def blanks_after_backslash(view: ScriptView) -> Iterator[Finding]:
     """Report a backslash with blanks after it: the command ends there.
 
     Source: the bash manual, "Escape Character".
     """
     for line in view.job.shell.slips.blanks_after:
-        what = "there are blanks after the backslash"
-        why = "the command ends here, and the next line runs as a separate command"
-        yield error(
-            "blanks-behind-backslash",
-            line,
-            what,
-            why,
-            "remove the blanks at the end of the line",
-        )
+        yield view.finding("blanks-behind-backslash", line)
 
 
-def lost_continuation(view: ScriptView) -> Iterator[LintFinding]:
+def lost_continuation(view: ScriptView) -> Iterator[Finding]:
     """Report a line of options after a line without a backslash: bash runs it as a command.
 
     Source: the bash manual, "Lists of Commands"; seen in published job scripts.
@@ -90,36 +77,31 @@ def lost_continuation(view: ScriptView) -> Iterator[LintFinding]:
     for command in view.job.shell.commands:
         is_case = _CASE.match(view.job.lines[command.line - 1])
         if re.match(r"--[A-Za-z]", command.words[0].raw) and not is_case:
-            what = f"bash runs `{shown(command.words[0].text)[:60]}` as a command"
-            why = "the line above has no backslash at its end: the command ended there"
-            yield error("lost-continuation", command.line, what, why, "end the line above in ` \\`")
+            word = shown(command.words[0].text)[:60]
+            yield view.finding("lost-continuation", command, word=word)
 
 
-def comment_inside(view: ScriptView) -> Iterator[LintFinding]:
+def comment_inside(view: ScriptView) -> Iterator[Finding]:
     """Report a comment between two lines of a command: the options below it run as a command.
 
     Source: the bash manual, "Comments".
     """
     for line in view.job.shell.slips.comments_inside:
-        what = "this comment ends the command above"
-        why = "the options below it run as a separate command"
-        yield error("comment-inside", line, what, why, "move it above the command")
+        yield view.finding("comment-inside", line)
 
 
-def windows_lines(view: ScriptView) -> Iterator[LintFinding]:
+def windows_lines(view: ScriptView) -> Iterator[Finding]:
     """Report Windows line ends: every last word has a carriage return at its end.
 
     Source: sbatch refuses such a script: "Batch script contains DOS line breaks".
     """
     for number, line in enumerate(view.job.lines, 1):
         if line.endswith("\r"):
-            what = "the lines end as on Windows"
-            why = "sbatch refuses such a script, and bash reads the carriage return as part of the last word"
-            yield error("windows-lines", number, what, why, f"sed -i 's/\\r$//' {view.job.name}")
+            yield view.finding("windows-lines", number)
             return
 
 
-def windows_path(view: ScriptView) -> Iterator[LintFinding]:
+def windows_path(view: ScriptView) -> Iterator[Finding]:
     r"""Report backslashes in a path: bash reads `source myenv\bin\activate` as `myenvbinactivate`.
 
     Source: the bash manual, "Escape Character"; a published tutorial.
@@ -128,13 +110,16 @@ def windows_path(view: ScriptView) -> Iterator[LintFinding]:
         if command.name in ("source", ".") and len(command.words) > 1:
             word = command.words[1]
             if word.bare is False and re.search(r"\w\\\w", word.raw):
-                what = f"`{shown(word.raw)}` has backslashes"
-                why = f"bash drops them and looks for `{shown(word.text)}`"
-                fix = f"source {word.raw.replace(chr(92), '/')}"
-                yield error("windows-path", command.line, what, why, fix)
+                yield view.finding(
+                    "windows-path",
+                    command,
+                    written=shown(word.raw),
+                    read=shown(word.text),
+                    fix=word.raw.replace("\\", "/"),
+                )
 
 
-def not_exported(view: ScriptView) -> Iterator[LintFinding]:
+def not_exported(view: ScriptView) -> Iterator[Finding]:
     """Report `NCCL_DEBUG=INFO` without export: it never reaches a worker.
 
     Source: the bash manual, "Environment".
@@ -155,14 +140,10 @@ def not_exported(view: ScriptView) -> Iterator[LintFinding]:
             continue
         if name not in used:
             reported.add(name)
-            what = f"{name} is set but not exported"
-            why = "it exists in this shell only: no worker gets it"
-            yield warning(
-                "not-exported", given.line, what, why, f"export {name}={shown(given.raw)}"
-            )
+            yield view.finding("not-exported", given, value=shown(given.raw))
 
 
-def own_nccl(view: ScriptView) -> Iterator[LintFinding]:
+def own_nccl(view: ScriptView) -> Iterator[Finding]:
     """Report an LD_LIBRARY_PATH or LD_PRELOAD with another NCCL than that of torch's wheel.
 
     Which of the two is loaded depends on the node; a job with two versions fails.
@@ -176,13 +157,10 @@ def own_nccl(view: ScriptView) -> Iterator[LintFinding]:
         paths = [shown(view.job.shell.expand(part, given.line)) for part in parts]
         own = [path for path in paths if _OWN_NCCL.search(path) and "ofi" not in path.lower()]
         if own:
-            what = f"{given.name} adds another NCCL: {own[0]}"
-            why = "torch's wheel has its own; versions that differ between nodes or libraries end the job"
-            fix = "leave it out, and look at torch.cuda.nccl.version()"
-            yield warning("own-nccl", given.line, what, why, fix)
+            yield view.finding("own-nccl", given, path=own[0])
 
 
-def efa_provider(view: ScriptView) -> Iterator[LintFinding]:
+def efa_provider(view: ScriptView) -> Iterator[Finding]:
     """Report `FI_PROVIDER=efa` on other machines than EC2's with EFA: libfabric fails or uses TCP.
 
     Source: failures N13, N15.
@@ -190,24 +168,13 @@ def efa_provider(view: ScriptView) -> Iterator[LintFinding]:
     for given in view.job.shell.assignments:
         if given.name != "FI_PROVIDER" or "efa" not in given.value.lower():
             continue
-        why = "libfabric finds no such device there: NCCL falls back to TCP, or fails"
         if _SLINGSHOT.search(view.job.text):
-            what = "FI_PROVIDER=efa is for EC2, and this machine has Slingshot"
-            yield error(
-                "efa-provider", given.line, what, why, "export FI_PROVIDER=cxi, or leave it out"
-            )
+            yield view.finding("efa-on-slingshot", given)
         elif not _EFA_MACHINE.search(view.job.text):
-            what = "FI_PROVIDER=efa is for EC2 instances with EFA"
-            yield note(
-                "efa-provider",
-                given.line,
-                what,
-                why,
-                "on other machines leave it out; `fi_info -p efa` shows what there is",
-            )
+            yield view.finding("efa-provider", given)
 
 
-def ping_to_itself(view: ScriptView) -> Iterator[LintFinding]:
+def ping_to_itself(view: ScriptView) -> Iterator[Finding]:
     """Note a head that pings its own address: that works without any network.
 
     Source: a published tutorial, where the ping succeeded and the job did not.
@@ -220,15 +187,10 @@ def ping_to_itself(view: ScriptView) -> Iterator[LintFinding]:
         target = command.words[-1].text
         values = [target, *(a.value for a in view.job.shell.sources(target, command.line))]
         if any(_HERE.search(value) for value in values):
-            what = "the head pings itself"
-            why = "that works without any network: it proves nothing about the other nodes, nor about ports"
-            fix = (
-                "ping from another node, or leave it out: muster names a node that can't be reached"
-            )
-            yield note("ping-to-itself", command.line, what, why, fix)
+            yield view.finding("ping-to-itself", command)
 
 
-def not_carried(view: ScriptView) -> Iterator[LintFinding]:
+def not_carried(view: ScriptView) -> Iterator[Finding]:
     """Report exported variables that do not reach what ssh and pbsdsh start.
 
     Source: failures X20; OpenPBS 23.06: only `qsub -v` reaches processes of pbsdsh.
@@ -243,13 +205,10 @@ def not_carried(view: ScriptView) -> Iterator[LintFinding]:
         text = " ".join(word.raw for word in start.command.words)
         lost = [name for name in names if name not in text]
         if lost:
-            what = f"{start.wrapper} does not pass {', '.join(lost[:3])} to the other nodes"
-            why = "a variable that the job script exports reaches this node only"
-            fix = f"{start.wrapper} ... env {lost[0]}=... torchrun ..."
-            yield warning("not-carried", start.line, what, why, fix)
+            yield view.finding("not-carried", start, names=", ".join(lost[:3]), first=lost[0])
 
 
-def conda_activate(view: ScriptView) -> Iterator[LintFinding]:
+def conda_activate(view: ScriptView) -> Iterator[Finding]:
     """Report `conda activate` in a batch shell, which has not read the lines of `conda init`.
 
     A shell of PBS is a login shell and may have read them; a module, or a sourced file, may bring
@@ -265,20 +224,14 @@ def conda_activate(view: ScriptView) -> Iterator[LintFinding]:
     if not found or is_ready or view.job.scheduler is not Scheduler.SLURM:
         return
     first = found[0]
-    name = f"{first.name} {first.texts[1]}"
-    what = f"`{name}` does not work in a batch shell"
-    why = (
-        "it is a function that an interactive shell defines; the script goes on with another Python"
-    )
-    if first.texts[1] == "init":
-        why = "it writes lines into ~/.bashrc, for shells to come; this one has read them already, or never does"
-    fix = 'eval "$(conda shell.bash hook)" before conda activate'
+    tool, hook = "conda", "conda shell.bash hook"
     if first.name == "micromamba":
-        fix = 'eval "$(micromamba shell hook --shell bash)" before micromamba activate'
-    yield warning("conda-activate", first.line, what, why, fix)
+        tool, hook = "micromamba", "micromamba shell hook --shell bash"
+    name = "conda-init" if first.texts[1] == "init" else "conda-activate"
+    yield view.finding(name, first, tool=tool, hook=hook)
 
 
-def pbs_home(view: ScriptView) -> Iterator[LintFinding]:
+def pbs_home(view: ScriptView) -> Iterator[Finding]:
     """Report a PBS job that begins in the home folder and never leaves it for that of its qsub.
 
     `-koed` concerns the output files only.
@@ -293,15 +246,11 @@ def pbs_home(view: ScriptView) -> Iterator[LintFinding]:
     for start in view.starts:
         script = next((word for word in start.words if re.search(r"\.py$", word)), "")
         if re.match(r"[\w.]", script) and not start.muster:
-            what = f"the job begins in the home folder, and looks for {script} there"
-            why = "PBS does not begin where qsub was called"
-            yield warning(
-                "pbs-home", start.line, what, why, "cd $PBS_O_WORKDIR, before the first command"
-            )
+            yield view.finding("pbs-home", start, script=script)
             return
 
 
-def bare_pbsdsh(view: ScriptView) -> Iterator[LintFinding]:
+def bare_pbsdsh(view: ScriptView) -> Iterator[Finding]:
     """Report a bare command of pbsdsh, which sets PATH=/bin:/usr/bin: torchrun is not found there.
 
     Source: OpenPBS 23.06.
@@ -309,13 +258,10 @@ def bare_pbsdsh(view: ScriptView) -> Iterator[LintFinding]:
     for start in view.starts:
         first = _first_of_pbsdsh(start)
         if first is not None and re.fullmatch(r"[\w.-]+", first) and first not in _SHELLS:
-            what = f"pbsdsh will not find `{first}`"
-            why = "it starts commands with PATH=/bin:/usr/bin, in the home folder"
-            fix = f'give the full path: pbsdsh -- "$(command -v {first})" ...'
-            yield error("bare-pbsdsh", start.line, what, why, fix)
+            yield view.finding("bare-pbsdsh", start, program=first)
 
 
-def pbsdsh_dashes(view: ScriptView) -> Iterator[LintFinding]:
+def pbsdsh_dashes(view: ScriptView) -> Iterator[Finding]:
     """Report a missing `--` before pbsdsh's program: pbsdsh reads the program's options as its own.
 
     Source: OpenPBS 23.06: `invalid option`, its usage, exit code 1.
@@ -323,9 +269,7 @@ def pbsdsh_dashes(view: ScriptView) -> Iterator[LintFinding]:
     for command in view.job.shell.commands:
         rest = _after_options(command.texts[1:]) if command.name == "pbsdsh" else ()
         if rest and rest[0] != "--" and any(word.startswith("-") for word in rest[1:]):
-            what = f"pbsdsh reads the options of `{shown(rest[0])}` as its own and stops"
-            fix = "pbsdsh -- PROGRAM --option ..."
-            yield error("pbsdsh-dashes", command.line, what, "there is no `--` before it", fix)
+            yield view.finding("pbsdsh-dashes", command, program=shown(rest[0]))
 
 
 def _after_options(words: Sequence[str]) -> Sequence[str]:
@@ -345,7 +289,7 @@ def _first_of_pbsdsh(start: ScriptStart) -> str | None:
     return program[0] if program else None
 
 
-def gpus_variable(view: ScriptView) -> Iterator[LintFinding]:
+def gpus_variable(view: ScriptView) -> Iterator[Finding]:
     """Report `$SLURM_GPUS_PER_NODE`: only --gpus-per-node sets it, to the same text.
 
     Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
@@ -361,19 +305,12 @@ def gpus_variable(view: ScriptView) -> Iterator[LintFinding]:
         ):
             continue
         asked = given.get("gpus-per-node")
-        fix = "--nproc-per-node=$SLURM_GPUS_ON_NODE, in a shell on the node, or the number itself"
         if asked is None and any(
             o.name in ("gres", "gpus", "gpus-per-task", "nodes") for o in given.values()
         ):
-            what = "$SLURM_GPUS_PER_NODE is empty"
-            why = "Slurm sets it only for --gpus-per-node, which is not among the directives"
-            yield error(
-                "gpus-variable", start.line, what, why, f"#SBATCH --gpus-per-node=N, or {fix}"
-            )
+            yield view.finding("gpus-variable", start)
         elif asked is not None and ":" in asked.value:
-            what = f"$SLURM_GPUS_PER_NODE is `{asked.value}`, which is not a number"
-            why = f"Slurm passes on the value from line {asked.line}, with the type"
-            yield error("gpus-variable", start.line, what, why, fix)
+            yield view.finding("gpus-with-type", start, asked=asked)
 
 
 RULES: tuple[Rule, ...] = (
@@ -397,65 +334,16 @@ RULES: tuple[Rule, ...] = (
 
 
 # Names of variables that job scripts get from elsewhere: the schedulers' own, and those of every
-# shell. Sources: Slurm's srun(1), sbatch(1) and salloc(1), "ENVIRONMENT VARIABLES", and
-# src/common/env.c (SchedMD/slurm 284c3b95f0); OpenPBS's qsub(1B), "Environment Variables", and
-# src/resmom/start_exec.c. Three are common additions of sites: SLURM_TMPDIR, SLURM_JOB_TMP and
-# SLURM_SCRATCH.
-
-
-_SLURM = """
-    ACCOUNT ACCTG_FREQ ARRAY_JOB_ID ARRAY_TASK_COUNT ARRAY_TASK_ID ARRAY_TASK_MAX ARRAY_TASK_MIN
-    ARRAY_TASK_STEP BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTERS CLUSTER_NAME COMPRESS CONF
-    CONFIG_FETCH CONF_SERVER CONSTRAINT CONTAINER CONTAINER_ID CORE_SPEC CPUS_ON_NODE
-    CPUS_PER_GPU CPUS_PER_TASK CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE CPU_BIND_VERBOSE
-    CPU_FREQ_REQ DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY DISABLE_STATUS DISTRIBUTION
-    DIST_PLANESIZE EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV EXTERNAL_LAUNCHER
-    GET_USER_ENV GPUS GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK GPU_BIND GPU_FREQ
-    GRES GRES_FLAGS GTIDS HET_JOB_ID HET_JOB_NODELIST HET_JOB_OFFSET HET_SIZE HINT HOSTFILE
-    IMMEDIATE JOBID JOB_ACCOUNT JOB_COMMENT JOB_CONSTRAINTS JOB_CORE_SPEC_COUNT
-    JOB_CORE_SPEC_TYPE JOB_CPUS_PER_NODE JOB_DEPENDENCY JOB_DERIVED_EC JOB_END_TIME
-    JOB_EXCLUSIVE JOB_EXIT_CODE JOB_EXIT_CODE2 JOB_EXIT_CODE_MAX JOB_EXIT_CODE_MIN JOB_EXTRA
-    JOB_GID JOB_GPUS JOB_GRES JOB_ID JOB_LICENSES JOB_MAIL_TYPE JOB_MOUNTPOINT_SRC JOB_NAME
-    JOB_NICS JOB_NODELIST JOB_NODES JOB_NUM_NODES JOB_OVERSUBSCRIBE JOB_PARTITION JOB_QOS
-    JOB_QUEUED_TIME JOB_RESERVATION JOB_RESTART_COUNT JOB_RUN_TIME JOB_SEGMENT_SIZE
-    JOB_SELINUX_CONTEXT JOB_SLUID JOB_STAGE_OUT_TIME JOB_START_TIME JOB_STATE JOB_STDERR
-    JOB_STDIN JOB_STDOUT JOB_TERM_SIGNAL_MAX JOB_TMP JOB_TMPDIR JOB_UID JOB_USER JOB_WORK_DIR
-    JWT KILL_BAD_EXIT LABELIO LAUNCH_NODE_IPADDR LOCALID MEM_BIND MEM_BIND_LIST MEM_BIND_PREFER
-    MEM_BIND_TYPE MEM_BIND_VERBOSE MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE MPI_TYPE
-    NCORES_PER_SOCKET NETWORK NNODES NODEID NODELIST NODE_ALIASES NO_KILL NPROCS NTASKS
-    NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE NTASKS_PER_SOCKET NTASKS_PER_TRES OOMKILLSTEP
-    OPEN_MODE OVERCOMMIT OVERLAP PACK_JOB_ID PACK_JOB_NODELIST PACK_JOB_OFFSET PACK_SIZE
-    PARTITION PMI_KVS_NO_DUP_KEYS POWER PRIO_PROCESS PROCID PROFILE PROLOG PTY_PORT PTY_WIN_COL
-    PTY_WIN_ROW QOS REMOTE_CWD REQ_SWITCH RESERVATION RESTART_COUNT RESUME_FILE RESV_PORTS
-    RUNTIME SCRATCH SCRIPT_CONTEXT SEND_LIBS SHARDS_ON_NODE SIGNAL SLINGSHOT_CXI_VERSION
-    SPREAD_JOB SRUN_COMM_HOST SRUN_COMM_PORT SRUN_REDUCE_TASK_EXIT_MSG STEPID STEPMGR STEP_GPUS
-    STEP_GRES STEP_ID STEP_KILLED_MSG_NODE_ID STEP_LAUNCHER_PORT STEP_NICS STEP_NODELIST
-    STEP_NUM_NODES STEP_NUM_TASKS STEP_RESV_PORTS STEP_TASKS_PER_NODE SUBMIT_DIR SUBMIT_HOST
-    TASKS_PER_NODE TASK_EPILOG TASK_PID TASK_PROLOG TEST_EXEC THREADS THREADS_PER_CORE
-    THREAD_SPEC TIMELIMIT TMPDIR TOPOLOGY_ADDR TOPOLOGY_ADDR_PATTERN TRES_BIND TRES_PER_TASK UID
-    UMASK UNBUFFEREDIO USE_MIN_NODES VERSION WAIT WAIT4SWITCH WCKEY WORKING_CLUSTER WORKING_DIR
-"""
-_PBS = """
-    ARRAY_ID ARRAY_INDEX BATCH CONF_FILE DEFAULT DPREFIX ENVIRONMENT EXEC HOME INTERACTIVE
-    JOBCOOKIE JOBDIR JOBID JOBNAME NNODES NODEFILE NODENUM O_HOME O_HOST O_LANG O_LOGNAME O_MAIL
-    O_PATH O_QUEUE O_SERVER O_SHELL O_SYSTEM O_TZ O_WORKDIR PPN QUEUE SERVER TASKNUM TMPDIR
-"""
-OF_SCHEDULERS = frozenset(
-    {
-        *(f"SLURM_{word}" for word in _SLURM.split()),
-        *(f"PBS_{word}" for word in _PBS.split()),
-        *("SLURMD_DEBUG", "SLURMD_NODENAME", "SLURMD_TRES_BIND", "SLURMD_TRES_FREQ"),
-    }
-)
-# Names that people write from memory, and that no correction of the spelling finds.
-_FROM_MEMORY = {
-    "SLURM_NUM_NODES": "SLURM_NNODES",
-    "SLURM_JOB_NNODES": "SLURM_JOB_NUM_NODES",
-    "SLURM_ARRAY_ID": "SLURM_ARRAY_TASK_ID",
-    "SLURM_NUM_TASKS": "SLURM_NTASKS",
-    "SLURM_RANK": "SLURM_PROCID",
-    "SLURM_LOCAL_RANK": "SLURM_LOCALID",
+# shell.
+_TABLES = {
+    table.name: table
+    for table in read_paragraphs(os.path.join(os.path.dirname(__file__), "variables.txt"))
 }
+OF_SCHEDULERS = _TABLES["slurmd"].words.union(
+    (f"SLURM_{word}" for word in _TABLES["slurm"].words),
+    (f"PBS_{word}" for word in _TABLES["pbs"].words),
+)
+_FROM_MEMORY = _TABLES["from-memory"].table
 # bash(1), "Shell Variables"; environ(7); and other names that sites, modules, launchers and
 # libraries set.
 _OF_SHELLS = re.compile(
@@ -502,7 +390,7 @@ _MAX_NAMES = 200  # no script has so many; each is compared with all known names
 _NUMBERS = re.compile(r"\d+(?:,\d+)*")
 
 
-def misspelt_variable(view: ScriptView) -> Iterator[LintFinding]:
+def misspelt_variable(view: ScriptView) -> Iterator[Finding]:
     """Report a variable that looks like one of Slurm's or PBS's but is none: it is empty.
 
     Source: the tables in this module.
@@ -514,12 +402,11 @@ def misspelt_variable(view: ScriptView) -> Iterator[LintFinding]:
             seen.add(name)
             if likely is not None and name not in given:
                 whose = "Slurm" if name.startswith("SLURM") else "PBS"
-                what = f"${name} is empty: {whose} sets no such variable"
-                why = f"its own is called {likely}"
-                yield error("misspelt-variable", line, what, why, f"${likely}")
+                words = {"variable": name, "whose": whose, "likely": likely}
+                yield view.finding("misspelt-variable", line, **words)
 
 
-def unset_variable(view: ScriptView) -> Iterator[LintFinding]:
+def unset_variable(view: ScriptView) -> Iterator[Finding]:
     """Report a variable that no line sets, and probably no scheduler, shell, module or site.
 
     It may come from the shell that submits the job, so it is a note; if a similar name is set, it
@@ -542,14 +429,9 @@ def unset_variable(view: ScriptView) -> Iterator[LintFinding]:
             return
         near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.88)
         if near and not _are_of_one_kind(name, near[0]):
-            what = f"${name} is set nowhere in this script; {near[0]} is"
-            yield warning("unset-variable", line, what, "bash expands it to nothing", f"${near[0]}")
+            yield view.finding("another-is-set", line, variable=name, near=near[0])
         elif view.job.scheduler is not Scheduler.NONE and view.starts and not elsewhere:
-            what = f"${name} is set nowhere in this script"
-            why = "unless the shell that submits the job has it, bash expands it to nothing"
-            yield note(
-                "unset-variable", line, what, why, f"${{{name}:?}} ends the job when it is empty"
-            )
+            yield view.finding("unset-variable", line, variable=name)
 
 
 def _are_of_one_kind(name: str, other: str) -> bool:
@@ -591,7 +473,7 @@ def _set_names(view: ScriptView) -> set[str]:
     return found
 
 
-def launch_address(view: ScriptView) -> Iterator[LintFinding]:
+def launch_address(view: ScriptView) -> Iterator[Finding]:
     """Report nodes that meet at `$SLURM_LAUNCH_NODE_IPADDR`, the host on which srun was called.
 
     srun sets it for what it starts, so it is empty in the job script itself; under sbatch srun runs
@@ -611,19 +493,11 @@ def launch_address(view: ScriptView) -> Iterator[LintFinding]:
     if first is None:
         return
     line, _, on_nodes = first
-    fix = "HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1), in the job script"
-    if view.job.scheduler is Scheduler.SLURM and not on_nodes:
-        what = f"${_LAUNCH_ADDRESS} is empty in the job script"
-        yield error(
-            "launch-address", line, what, "srun sets it, for the processes that it starts", fix
-        )
-    else:
-        what = f"the nodes are to meet at ${_LAUNCH_ADDRESS}"
-        why = "it is the host on which srun was called: under salloc that is the login node"
-        yield warning("launch-address", line, what, why, fix)
+    is_empty = view.job.scheduler is Scheduler.SLURM and not on_nodes
+    yield view.finding("launch-address-empty" if is_empty else "launch-address", line)
 
 
-def srun_export(view: ScriptView) -> Iterator[LintFinding]:
+def srun_export(view: ScriptView) -> Iterator[Finding]:
     """Report `srun --export=X` without ALL: its tasks get Slurm's variables and X, but not PATH.
 
     `#SBATCH --export=NONE` does the same to every srun of the job.
@@ -634,14 +508,10 @@ def srun_export(view: ScriptView) -> Iterator[LintFinding]:
     for start in view.starts:
         text = option(start, "export") if start.wrapper == "srun" else None
         if text is not None and "ALL" not in text.split(","):
-            what = f"srun --export={shown(text)} drops all other variables, PATH among them"
-            why = "only Slurm's own and those that are named reach what it starts"
-            fix = "--export=ALL" if text in ("NONE", "NIL") else f"--export=ALL,{shown(text)}"
-            yield warning("srun-export", start.line, what, why, fix)
+            more = "" if text in ("NONE", "NIL") else f",{shown(text)}"
+            yield view.finding("srun-export", start, names=shown(text), more=more)
         elif text is None and start.wrapper == "srun" and _is_none(view, directive):
-            what = "srun hands nothing of this script's environment on"
-            why = f"--export=NONE (line {directive.line if directive else 0}) holds for srun, too"
-            yield warning("srun-export", start.line, what, why, "srun --export=ALL ...")
+            yield view.finding("srun-exports-nothing", start, directive=directive)
             return
 
 
@@ -650,7 +520,7 @@ def _is_none(view: ScriptView, directive: Option | None) -> bool:
     return is_none and "SLURM_EXPORT_ENV" not in view.job.text
 
 
-def visible_devices(view: ScriptView) -> Iterator[LintFinding]:
+def visible_devices(view: ScriptView) -> Iterator[Finding]:
     """Report CUDA_VISIBLE_DEVICES with numbers in a job whose scheduler assigns the GPUs.
 
     On a shared node these may belong to another job, or hide this one's. Lines with different
@@ -666,14 +536,11 @@ def visible_devices(view: ScriptView) -> Iterator[LintFinding]:
     if len({a.value for a in given}) != 1:
         return
     gpus, count = view.job.allocation.gpus_per_node, len(given[0].value.split(","))
-    what = f"CUDA_VISIBLE_DEVICES={given[0].value} is set by hand"
-    why = "the scheduler says which GPUs are the job's: these may be others, or of another job"
-    if gpus and gpus != count:
-        what += f", and the job has {gpus} GPU{'s' * (gpus > 1)} on each node"
     if gpus == count:
-        yield note("visible-devices", given[0].line, what, why, "leave it out")
+        yield view.finding("visible-devices-fit", given[0])
     else:
-        yield warning("visible-devices", given[0].line, what, why, "leave it out")
+        but = f", and the job has {gpus} GPU{'s' * (gpus > 1)} on each node" if gpus else ""
+        yield view.finding("visible-devices", given[0], but=but)
 
 
 VARIABLE_RULES: tuple[Rule, ...] = (

@@ -2,30 +2,22 @@
 
 from collections.abc import Iterator
 
+from torchmuster.diagnose.finding import Finding
 from torchmuster.diagnose.lint.job import Scheduler, counts_slots, number
 from torchmuster.diagnose.lint.rules_launchers import workers_per_node
 from torchmuster.diagnose.lint.shell import shown
 from torchmuster.diagnose.lint.starts import (
-    LintFinding,
     Rule,
     ScriptStart,
     ScriptView,
-    error,
-    note,
     option,
     tasks,
     tasks_per_node,
     uses_part_of_nodes,
-    warning,
 )
 
-# On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full
-# path after `--`.
-_ONE_WORD = "write `muster torchrun ...`: it starts the other nodes too"
-_NO_SPREAD = "--no-spread"
 
-
-def head_only(view: ScriptView) -> Iterator[LintFinding]:
+def head_only(view: ScriptView) -> Iterator[Finding]:
     """Report torchrun without srun, mpiexec, pbsdsh or ssh in a job of several nodes.
 
     A job script runs on its first node only, so torchrun waits 10 to 15 minutes for the others.
@@ -37,13 +29,11 @@ def head_only(view: ScriptView) -> Iterator[LintFinding]:
         return
     for start in view.starts:
         alone = start.given is not None and start.given.standalone
-        spreads = start.muster and _NO_SPREAD not in start.words
+        spreads = start.muster and "--no-spread" not in start.words
         if _is_of_one_node(start) and not start.command.conditional and not alone and not spreads:
-            what = f"{start.name} starts on the first of {view.nodes} nodes only"
             caller = "qsub" if view.job.scheduler is Scheduler.PBS else "sbatch"
-            why = f"{caller} runs the script once, on the first node; nothing starts on the others"
-            fix = f"leave {_NO_SPREAD} out" if start.muster else _ONE_WORD
-            yield error("head-only", start.line, what, why, fix)
+            name = "no-spread" if start.muster else "head-only"
+            yield view.finding(name, start, caller=caller)
 
 
 def _is_of_one_node(start: ScriptStart) -> bool:
@@ -56,7 +46,7 @@ def _is_of_one_node(start: ScriptStart) -> bool:
     )
 
 
-def standalone(view: ScriptView) -> Iterator[LintFinding]:
+def standalone(view: ScriptView) -> Iterator[Finding]:
     """Report `--standalone` in a job of several nodes: every node is a separate world.
 
     Source: torch/distributed/run.py: standalone replaces --nnodes and the endpoint by localhost.
@@ -65,13 +55,11 @@ def standalone(view: ScriptView) -> Iterator[LintFinding]:
         if start.given is None or not start.given.standalone or start.command.conditional:
             continue
         if view.is_wide(start):
-            what = f"--standalone is for one node, and the job has {view.nodes or 'several'}"
-            why = "it overrides --nnodes and the endpoint: each node trains alone, or only the first one does"
-            fix = "leave it out" if start.muster else f"leave it out, and {_ONE_WORD}"
-            yield error("standalone", start.line, what, why, fix)
+            name = "standalone-of-muster" if start.muster else "standalone"
+            yield view.finding(name, start, number=view.nodes or "several")
 
 
-def nnodes(view: ScriptView) -> Iterator[LintFinding]:
+def nnodes(view: ScriptView) -> Iterator[Finding]:
     """Report an `--nnodes` that is not the job's number of nodes.
 
     Too many: torchrun waits for nodes that don't exist. Too few: the other nodes are idle or train
@@ -87,29 +75,23 @@ def nnodes(view: ScriptView) -> Iterator[LintFinding]:
         text = start.given.nnodes
         if counts_slots(text, view.job, start.line):
             if view.job.allocation.tasks_per_node not in (None, 1):
-                yield _counts_slots(start)
+                yield view.finding("nnodes-of-slots", start)
             continue
         low, colon, high = text.partition(":")
         least = number(low, view.job, start.line)
         most = number(high, view.job, start.line) if colon else least
         if least is None or most is None or least <= view.nodes <= most or _is_part(start, view):
             continue
-        what = (
-            f"--nnodes is {shown(text)}, and the job has {view.nodes} node{'s' * (view.nodes > 1)}"
+        line = view.job.allocation.nodes_line
+        is_literal = least != most or shown(text) == str(least)
+        yield view.finding(
+            "nnodes",
+            start,
+            given=shown(text),
+            s="s" * (view.nodes > 1),
+            where=f" (line {line})" if line and is_literal else "",
+            number="$SLURM_NNODES" if view.job.scheduler is Scheduler.SLURM else view.nodes,
         )
-        why = "torchrun waits for nodes that never come, or leaves some out"
-        if least != most or shown(text) == str(least):
-            what += (
-                f" (line {view.job.allocation.nodes_line})"
-                if view.job.allocation.nodes_line
-                else ""
-            )
-        fix = (
-            "--nnodes=$SLURM_NNODES"
-            if view.job.scheduler is Scheduler.SLURM
-            else f"--nnodes={view.nodes}"
-        )
-        yield error("nnodes", start.line, what, why, fix)
 
 
 def _is_part(start: ScriptStart, view: ScriptView) -> bool:
@@ -118,14 +100,7 @@ def _is_part(start: ScriptStart, view: ScriptView) -> bool:
     return text is not None and number(text, view.job, start.line) != view.nodes
 
 
-def _counts_slots(start: ScriptStart) -> LintFinding:
-    what = "--nnodes counts the lines of $PBS_NODEFILE"
-    why = "it has a line for each slot (mpiprocs), not for each node"
-    fix = "--nnodes=$(sort -u $PBS_NODEFILE | wc -l)"
-    return error("nnodes", start.line, what, why, fix)
-
-
-def several_per_node(view: ScriptView) -> Iterator[LintFinding]:
+def several_per_node(view: ScriptView) -> Iterator[Finding]:
     """Report a wrapper that starts a launcher several times on a node: each starts all workers.
 
     Two agents of one node fill `--nnodes=2` and the other node idles.
@@ -136,18 +111,12 @@ def several_per_node(view: ScriptView) -> Iterator[LintFinding]:
         count = tasks_per_node(start, view.job) if start.starts_workers else 1
         if count is None or count < 2:
             continue
-        what = f"{start.wrapper} starts {start.name} {count} times on each node"
-        why = f"each {start.name} starts all workers of its node: the GPUs are shared, and ranks are wrong"
-        fix = {
-            "srun": "srun --ntasks-per-node=1 muster torchrun ...",
-            "pbsdsh": "ask for mpiprocs=1: pbsdsh runs its command once for each of them",
-        }.get(
-            start.wrapper or "", f"{start.wrapper} -n {view.nodes or 2} --ppn 1 muster torchrun ..."
-        )
-        yield error("several-per-node", start.line, what, why, fix)
+        by_wrapper = {"srun": "several-tasks-of-srun", "pbsdsh": "several-slots"}
+        name = by_wrapper.get(start.wrapper or "", "several-per-node")
+        yield view.finding(name, start, count=count, number=view.nodes or 2)
 
 
-def run_by_wrapper(view: ScriptView) -> Iterator[LintFinding]:
+def run_by_wrapper(view: ScriptView) -> Iterator[Finding]:
     """Report a wrapper that starts `muster run` several times: each starts a run on all nodes.
 
     Seen on Slurm 22.05: four whole trainings of one script on the same GPUs, each of them a
@@ -157,13 +126,10 @@ def run_by_wrapper(view: ScriptView) -> Iterator[LintFinding]:
         count = tasks(start, view.job) if start.kind == "run" and start.wrapper != "ssh" else 1
         if start.wrapper is None or count is None or count < 2:
             continue
-        what = f"{start.wrapper} starts muster run {count} times"
-        why = "each of them starts the workers of all nodes: the whole training runs that often"
-        fix = f"leave {start.wrapper} out"
-        yield error("run-by-wrapper", start.line, what, why, fix)
+        yield view.finding("run-by-wrapper", start, count=count)
 
 
-def workers_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
+def workers_and_gpus(view: ScriptView) -> Iterator[Finding]:
     """Report more workers than GPUs: `invalid device ordinal`, `Duplicate GPU detected`.
 
     Source: failures N22, S03.
@@ -175,11 +141,9 @@ def workers_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
         workers = workers_per_node(start, view.job)
         if workers is None or workers <= gpus or (start.kind == "python" and not _uses_gpus(view)):
             continue
-        what = f"{workers} workers on each node, and {gpus} GPU{'s' * (gpus > 1)} (line {view.job.allocation.gpus_line})"
-        why = "a worker without a GPU of its own ends with `invalid device ordinal` or shares another's"
-        name = "ngpus" if view.job.scheduler is Scheduler.PBS else "--gpus-per-node"
-        fix = f"{name}={workers}, or {gpus} worker{'s' * (gpus > 1)}"
-        yield error("workers-without-gpu", start.line, what, why, fix)
+        asked = "ngpus" if view.job.scheduler is Scheduler.PBS else "--gpus-per-node"
+        words = {"workers": workers, "gpus": gpus, "s": "s" * (gpus > 1)}
+        yield view.finding("workers-without-gpu", start, option=asked, **words)
 
 
 def _uses_gpus(view: ScriptView) -> bool:
@@ -187,7 +151,7 @@ def _uses_gpus(view: ScriptView) -> bool:
     return any(word in text for word in ("cuda", "nccl", "gpu", "nvidia"))
 
 
-def idle_gpus(view: ScriptView) -> Iterator[LintFinding]:
+def idle_gpus(view: ScriptView) -> Iterator[Finding]:
     """Report a launcher that starts fewer workers on a node than the node has GPUs.
 
     Source: torch/distributed/run.py: --nproc-per-node defaults to 1; for the others see
@@ -201,18 +165,14 @@ def idle_gpus(view: ScriptView) -> Iterator[LintFinding]:
         if start.kind == "python" and (workers == 1 or start.wrapper != "srun"):
             continue  # a script may use several GPUs itself; `mpi_ranks` handles MPI
         by_default = start.kind == "torchrun" and not any("nproc" in word for word in start.words)
-        what = f"{start.name} starts {workers} worker{'s' * (workers != 1)} on each node, and the job has {gpus} GPUs there"
-        why = "the other GPUs idle"
-        fix = f"--nproc-per-node={gpus}"
         if by_default:
-            why = "1 is the default of --nproc-per-node: the other GPUs idle"
+            name = "idle-gpus-by-default"
         elif start.kind == "accelerate":
-            total = gpus * (view.nodes or 1)
-            why = "--num_processes counts the workers of all nodes: the other GPUs idle"
-            fix = f"--num_processes={total}"
-        elif not start.by_torchrun:
-            fix = f"{gpus} workers on each node, or ask for {workers} GPU{'s' * (workers != 1)}"
-        yield warning("idle-gpus", start.line, what, why, fix)
+            name = "idle-gpus-of-accelerate"
+        else:
+            name = "idle-gpus-of-torchrun" if start.by_torchrun else "idle-gpus"
+        words = {"workers": workers, "gpus": gpus, "s": "s" * (workers != 1)}
+        yield view.finding(name, start, total=gpus * (view.nodes or 1), **words)
 
 
 def _shares_a_node(view: ScriptView, start: ScriptStart) -> bool:
@@ -222,7 +182,7 @@ def _shares_a_node(view: ScriptView, start: ScriptStart) -> bool:
     return together or "CUDA_VISIBLE_DEVICES" in given or uses_part_of_nodes(start, view.job)
 
 
-def no_gpus_requested(view: ScriptView) -> Iterator[LintFinding]:
+def no_gpus_requested(view: ScriptView) -> Iterator[Finding]:
     """Report a job that requests no GPUs and uses CUDA: on PBS if it counts CPUs, on Slurm always.
 
     Some sites allocate whole nodes, so this is a warning. PBS nodes without a number of CPUs are
@@ -235,14 +195,12 @@ def no_gpus_requested(view: ScriptView) -> Iterator[LintFinding]:
     if allocation.gpus_per_node is not None or not view.starts:
         return
     if view.job.scheduler is Scheduler.PBS and allocation.counts_cpus and _uses_gpus(view):
-        fix, line = f"add `:ngpus={_likely_gpus(view)}` to the nodes", allocation.nodes_line
+        name, line = "no-gpus-in-chunks", allocation.nodes_line
     elif view.job.scheduler is Scheduler.SLURM and _shows_gpus(view) and not _asks_otherwise(view):
-        fix, line = f"#SBATCH --gpus-per-node={_likely_gpus(view)}", view.starts[0].line
+        name, line = "no-gpus-requested", view.starts[0].line
     else:
         return
-    what = "no GPUs are asked for, and the script uses them"
-    why = "unless the site gives whole nodes, torch sees no GPU, or those of another job"
-    yield warning("no-gpus-requested", line, what, why, fix)
+    yield view.finding(name, line, gpus=_likely_gpus(view))
 
 
 def _likely_gpus(view: ScriptView) -> str:
@@ -264,7 +222,7 @@ def _asks_otherwise(view: ScriptView) -> bool:
     )
 
 
-def cpus_not_inherited(view: ScriptView) -> Iterator[LintFinding]:
+def cpus_not_inherited(view: ScriptView) -> Iterator[Finding]:
     """Report srun without `--cpus-per-task`: since Slurm 22.05 it does not inherit sbatch's.
 
     Every task then runs on one CPU, with its data loader's workers.
@@ -278,18 +236,10 @@ def cpus_not_inherited(view: ScriptView) -> Iterator[LintFinding]:
         inherits = any(a.name == "SRUN_CPUS_PER_TASK" for a in start.command.environment)
         if start.wrapper != "srun" or inherits or option(start, "cpus-per-task", "c") is not None:
             continue
-        what = f"srun does not inherit --cpus-per-task={cpus}"
-        why = "since Slurm 22.05 it has to be repeated: without it each task may get one CPU"
-        yield warning(
-            "cpus-not-inherited",
-            start.line,
-            what,
-            why,
-            "srun --cpus-per-task=$SLURM_CPUS_PER_TASK ...",
-        )
+        yield view.finding("cpus-not-inherited", start, cpus=cpus)
 
 
-def gres_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
+def gres_and_gpus(view: ScriptView) -> Iterator[Finding]:
     """Report `--gres=gpu:N` together with `--gpus-per-node=N`: both request the same.
 
     Source: sbatch(1): --gpus-per-node and --gres name the same resource.
@@ -299,13 +249,10 @@ def gres_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
     if view.job.scheduler is not Scheduler.SLURM or gres is None or "gpus-per-node" not in given:
         return
     if "gpu" in gres.value:
-        what = "--gres=gpu is used together with --gpus-per-node"
-        why = "both ask for the GPUs of a node: Slurm may refuse the job, or take either of them"
-        fix = "keep --gpus-per-node, and leave --gres out"
-        yield warning("gres-beside-gpus", gres.line, what, why, fix)
+        yield view.finding("gres-beside-gpus", gres)
 
 
-def no_time_limit(view: ScriptView) -> Iterator[LintFinding]:
+def no_time_limit(view: ScriptView) -> Iterator[Finding]:
     """Note a job without a time limit: the site's default applies.
 
     Source: sbatch(1), --time; failures P04.
@@ -313,26 +260,20 @@ def no_time_limit(view: ScriptView) -> Iterator[LintFinding]:
     allocation = view.job.allocation
     if view.job.scheduler is Scheduler.NONE or allocation.has_time_limit or not view.starts:
         return
-    flag = "#SBATCH --time=02:00:00"
-    if view.job.scheduler is Scheduler.PBS:
-        flag = "#PBS -l walltime=02:00:00"
-    what = "the job has no time limit of its own"
-    why = "the queue's default ends it, and a long default makes it wait longer"
-    yield note("no-time-limit", view.starts[0].line, what, why, flag)
+    directive = "#PBS -l walltime" if view.job.scheduler is Scheduler.PBS else "#SBATCH --time"
+    yield view.finding("no-time-limit", view.starts[0], directive=directive)
 
 
-def late_directive(view: ScriptView) -> Iterator[LintFinding]:
+def late_directive(view: ScriptView) -> Iterator[Finding]:
     """Report a directive after the first command: no scheduler reads it.
 
     Source: sbatch(1): "... once it reaches the first non-comment non-whitespace line".
     """
     for line in sorted({o.line for o in view.job.options if o.late}):
-        what = "this directive is ignored"
-        why = "the scheduler stops reading them at the first command"
-        yield error("late-directive", line, what, why, "move it to the top of the script")
+        yield view.finding("late-directive", line)
 
 
-def deprecated_launch(view: ScriptView) -> Iterator[LintFinding]:
+def deprecated_launch(view: ScriptView) -> Iterator[Finding]:
     """Report `python -m torch.distributed.launch`, which is deprecated.
 
     It gives the script `--local-rank` as an argument where torchrun sets LOCAL_RANK.
@@ -341,15 +282,10 @@ def deprecated_launch(view: ScriptView) -> Iterator[LintFinding]:
     """
     for start in view.starts:
         if start.kind == "launch":
-            what = "torch.distributed.launch is deprecated"
-            why = "it will be removed; the script gets --local-rank without --use-env"
-            fix = (
-                "torchrun ... (or `muster torchrun ...`), and read LOCAL_RANK from the environment"
-            )
-            yield warning("deprecated-launch", start.line, what, why, fix)
+            yield view.finding("deprecated-launch", start)
 
 
-def refused_line(view: ScriptView) -> Iterator[LintFinding]:
+def refused_line(view: ScriptView) -> Iterator[Finding]:
     """Report a line that torchrun's own parser refuses.
 
     Source: torch/distributed/run.py (2.13). `lost_continuation` handles a line that is cut in two.
@@ -357,11 +293,8 @@ def refused_line(view: ScriptView) -> Iterator[LintFinding]:
     cut = any(command.words[0].raw.startswith("--") for command in view.job.shell.commands)
     for start in view.starts:
         if start.refused is not None and not cut and not view.job.shell.slips.glued:
-            what = f"torchrun will refuse this line: {shown(start.refused.what)}"
             fix = shown(start.refused.fix or "torchrun --help")
-            yield error(
-                "refused-line", start.line, what, "checked against the options of torch 2.13", fix
-            )
+            yield view.finding("refused-line", start, what=shown(start.refused.what), fix=fix)
 
 
 RULES: tuple[Rule, ...] = (

@@ -1,17 +1,18 @@
-"""The starts of training in a job script: which program, by which launcher, how often on a node; and the form of a finding."""
+"""The starts of training in a job script: which program, by which launcher, how often on a node; and what rules say of it."""
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import takewhile
 
-from torchmuster.diagnose.finding import Finding, Level
-from torchmuster.diagnose.lint.job import JobScript, number, option_pairs, whole
+from torchmuster.diagnose.finding import Finding, read_texts
+from torchmuster.diagnose.lint.job import JobScript, Option, number, option_pairs, whole
 from torchmuster.diagnose.lint.shell import (
     DEFERRED,
     FIXED,
+    Assignment,
     ShellCommand,
     ShellScript,
     is_substitution,
@@ -383,20 +384,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace | None, UsageError | No
         return None, None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintFinding(Finding):
-    """A finding of one line; its cause is the name of the rule.
-
-    Attributes:
-        line: From 1; 0 for the script as a whole.
-    """
-
-    line: int
-
-    @property
-    def word(self) -> str:
-        """The name of its level in lint: a line that breaks the job is an error."""
-        return "error" if self.level is Level.FAILURE else self.level.value
+TEXTS = read_texts(os.path.join(os.path.dirname(__file__), "rules.txt"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,14 +408,22 @@ class ScriptView:
         low = start.given.nnodes.partition(":")[2] or start.given.nnodes
         return (number(low, self.job, start.line) or 1) > 1
 
+    def finding(
+        self,
+        name: str,
+        at: ScriptStart | ShellCommand | Assignment | Option | int,
+        **words: object,
+    ) -> Finding:
+        """Return what `rules.txt` says about a line.
 
-Rule = Callable[[ScriptView], Iterable[LintFinding]]
+        Args:
+            name: That of the text.
+            at: The line, or the start, command, assignment or option of the line.
+            **words: Values by name.
+        """
+        line = at if isinstance(at, int) else at.line
+        text = TEXTS[name]
+        return text.finding((), level=None, at=None, line=line, it=at, view=self, **words)
 
 
-def _finding(level: Level, rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
-    return LintFinding(level=level, cause=rule, line=line, error=what, because=(why,), hint=fix)
-
-
-error = partial(_finding, Level.FAILURE)  # it will break the job
-warning = partial(_finding, Level.WARNING)  # it may break or slow the job
-note = partial(_finding, Level.NOTE)  # harmless today
+Rule = Callable[[ScriptView], Iterable[Finding]]

@@ -40,6 +40,16 @@ class Paragraph:
         values = self.fields.get(field)
         return values[0] if values else default
 
+    @property
+    def table(self) -> dict[str, str]:
+        """The first value of each field: a paragraph that lists names, with what each stands for."""
+        return {field: values[0] for field, values in self.fields.items()}
+
+    @property
+    def words(self) -> frozenset[str]:
+        """The words of the field `words`, in all its lines."""
+        return frozenset(" ".join(self.fields["words"]).split())
+
 
 def read_paragraphs(path: str, names: Mapping[str, str] | None = None) -> list[Paragraph]:
     """Return the paragraphs of a file in order.

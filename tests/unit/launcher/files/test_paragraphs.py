@@ -22,6 +22,12 @@ def test_a_value_is_the_rest_of_its_line_and_a_field_may_have_several(read):
     assert one.one("hint", "none") == "none"
 
 
+def test_a_paragraph_may_be_a_table_or_a_list_of_words(read):
+    table, words = read("[a]\nx: one\ny: two\ny: three\n\n[b]\nwords: u v\nwords: w\n")
+    assert table.table == {"x": "one", "y": "two"}
+    assert words.words == {"u", "v", "w"}
+
+
 def test_a_paragraph_without_a_name_holds_for_all_that_follow_until_the_next(read):
     found = read("source: one\ntells: much\n\n[a]\n\n[b]\nsource: own\n\nsource: two\n\n[c]\n")
     assert [p.fields for p in found] == [

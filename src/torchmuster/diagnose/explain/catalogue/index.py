@@ -405,19 +405,5 @@ def signs(prefix: str) -> dict[str, Row]:
 
 
 _SIGNS = read_rows("signs")
-_TABLES = {
-    table.name: table.fields for table in read_paragraphs(os.path.join(_FOLDER, "tables.txt"))
-}
-
-
-def names_in(table: str) -> dict[str, str]:
-    """Return the names of a table of `tables.txt`, with what each stands for."""
-    return {name: values[0] for name, values in _TABLES[table].items()}
-
-
-def words_of_table(table: str) -> frozenset[str]:
-    """Return the words of a table of `tables.txt`."""
-    return frozenset(" ".join(_TABLES[table]["words"]).split())
-
-
-CAUSES = names_in("causes")
+TABLES = {table.name: table for table in read_paragraphs(os.path.join(_FOLDER, "tables.txt"))}
+CAUSES = TABLES["causes"].table

@@ -13,9 +13,9 @@ from functools import cache
 
 from torchmuster.diagnose.explain.catalogue.index import (
     CATALOGUE,
+    TABLES,
     Row,
     Telling,
-    names_in,
     read_rows,
     shorten_stems,
 )
@@ -25,7 +25,7 @@ from torchmuster.diagnose.explain.events import LineRole
 
 
 SENTENCES: dict[str, int] = {os.strerror(number).lower(): number for number in errno.errorcode}
-SENTENCES |= {text: getattr(errno, name) for text, name in names_in("sentences").items()}
+SENTENCES |= {text: getattr(errno, name) for text, name in TABLES["sentences"].table.items()}
 
 # File errors: where such a text ends a message it is the cause, whatever raised it.
 _OF_FILES = (

@@ -5,7 +5,7 @@ from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
-from torchmuster.diagnose.explain.catalogue.index import words_of_table
+from torchmuster.diagnose.explain.catalogue.index import TABLES
 from torchmuster.diagnose.explain.events import Who
 
 # The level that a logger gives a line, and what else it puts before a message.
@@ -126,7 +126,7 @@ _PLAIN = _LABELS[6:8]
 _NOBODY = Who()
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 # Words before a colon that are not a host but begin a message.
-_NO_HOST = words_of_table("not-a-host")
+_NO_HOST = TABLES["not-a-host"].words
 _MAX_LABELS = 4
 # What Python draws before the tracebacks of an exception group.
 _MARGIN = re.compile(r" {2,24}[|+] (?=\S|  )")

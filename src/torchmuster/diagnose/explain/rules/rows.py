@@ -14,7 +14,7 @@ from typing import Any
 
 from torchmuster.diagnose.explain.advice import VALUES, place_in_code
 from torchmuster.diagnose.explain.case import ANYWHERE, Case
-from torchmuster.diagnose.explain.catalogue.index import Row, Weight, rule_rows, words_of_table
+from torchmuster.diagnose.explain.catalogue.index import TABLES, Row, Weight, rule_rows
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.prefix import INFO
 from torchmuster.diagnose.explain.reading.tracebacks import opens_a_list
@@ -100,7 +100,7 @@ def found_by(
 
 
 # Causes that are cured in the line that raised, if that is the user's own.
-_CURED_IN_CODE = words_of_table("cured-in-code")
+_CURED_IN_CODE = TABLES["cured-in-code"].words
 
 
 _MUSTER_FAILED = (
@@ -201,10 +201,10 @@ _MENTIONED_IN_PASSING = frozenset(
     }
 )
 # Libraries try these and continue without them.
-_OPTIONAL = words_of_table("optional-modules")
+_OPTIONAL = TABLES["optional-modules"].words
 _MAY_LACK = frozenset({"library", "no_module_main", "no_command"})
 # Commands that job scripts only probe for.
-_PROBES = words_of_table("probes")
+_PROBES = TABLES["probes"].words
 _FEW_LINES = 3
 _NOTICE = re.compile(r"NCCL INFO|\bWARNING\b|[Ww]arning: |^W | dynamic library ")
 # Without one of these nothing starts; a script may continue without any other command.

@@ -1,0 +1,146 @@
+"""What doctor and lint say: every text is used, and its placeholders are the words that its callers give."""
+
+import ast
+import string
+import types
+import typing
+from pathlib import Path
+
+import pytest
+
+import torchmuster
+from torchmuster.diagnose.doctor import checks
+from torchmuster.diagnose.doctor.show import NodeView
+from torchmuster.diagnose.lint import starts
+from torchmuster.diagnose.lint.job import Option
+from torchmuster.diagnose.lint.shell import Assignment, ShellCommand
+from torchmuster.launcher.facts.collect import CollectedFacts
+
+DIAGNOSE = Path(torchmuster.__file__).parent / "diagnose"
+DOCTOR = [*sorted((DIAGNOSE / "doctor").glob("*.py")), DIAGNOSE / "gather.py"]
+LINT = sorted((DIAGNOSE / "lint").glob("*.py"))
+SETTINGS = {"level", "at", "line"}
+FROM_FORM = {
+    "finding": {"nodes", "has"},
+    "Check": {"nodes", "has", "node", "facts"},
+    "Equal": {"nodes", "has", "text"},
+    "view": {"it", "view"},
+}
+IT = (starts.ScriptStart, ShellCommand, Assignment, Option)
+
+
+def keys_of(node, functions):
+    """Return the keys of the dictionary that an expression makes, or that a function which it names returns."""
+    made = [n for n in ast.walk(node) if isinstance(n, ast.Dict)]
+    named = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & set(functions)
+    returns = [n for name in named for n in ast.walk(functions[name]) if isinstance(n, ast.Return)]
+    keys = {key.value for one in made for key in one.keys}
+    return keys.union(*(keys_of(n, functions) for n in returns))
+
+
+def given_to(call, function, functions):
+    """Return the words of a call by name."""
+    words = {keyword.arg for keyword in call.keywords if keyword.arg} - SETTINGS
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            (value,) = [
+                node.value
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign)
+                and ast.unparse(node.targets[0]) == ast.unparse(keyword.value)
+            ]
+            words |= keys_of(value, functions)
+    return words
+
+
+def names_in(node, texts):
+    """Return the names of texts in an expression."""
+    constants = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
+    return {value for value in constants if isinstance(value, str) and value in texts}
+
+
+def names_in_variables(function, texts):
+    """Return the names of texts that a function chooses before it uses them."""
+    values = [n.value for n in ast.walk(function) if isinstance(n, ast.Assign)]
+    return set().union(*(names_in(value, texts) for value in values))
+
+
+def calls_in(path, texts):
+    """Yield the form of every use of texts in a file, its line, the names of the texts, and the words."""
+    tree = ast.parse(path.read_text())
+    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    tables = ast.Module([n for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign)], [])
+    within = {id(n): f for f in functions.values() for n in ast.walk(f)}
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        function = within.get(id(call), tree)
+        called = ast.unparse(call.func)
+        if called == "view.finding":
+            form, chosen, words = "view", call.args[0], given_to(call, function, functions)
+        elif called.startswith("TEXTS[") and called.endswith(".finding"):
+            form, chosen, words = "finding", call.func, given_to(call, function, functions)
+        elif called in ("Check", "Equal") and "TEXTS" in ast.unparse(call.args[0]):
+            made = [k.value for k in call.keywords if k.arg == "words"]
+            words = set().union(*(keys_of(value, functions) for value in made))
+            form, chosen = called, call.args[0]
+        else:
+            continue
+        # A name in a variable is one of those in the function, or in a table of the module.
+        names = (
+            names_in(chosen, texts)
+            or names_in_variables(function, texts)
+            or names_in(tables, texts)
+        )
+        yield form, f"{path.name}:{call.lineno}", names, words
+
+
+CALLS = {
+    "doctor": (checks.TEXTS, [c for path in DOCTOR for c in calls_in(path, checks.TEXTS)]),
+    "lint": (starts.TEXTS, [c for path in LINT for c in calls_in(path, starts.TEXTS)]),
+}
+USES = [(t[name], *call) for t, calls in CALLS.values() for call in calls for name in call[2]]
+
+
+def placeholders(text):
+    """Return what a text's placeholders name: a word and attributes, up to the first index."""
+    lines = [text.error, *text.because, text.hint or ""]
+    found = [name for line in lines for _, name, _, _ in string.Formatter().parse(line) if name]
+    return {name.partition("[")[0] for name in found}
+
+
+def has_path(kind, path):
+    """Return whether a value of a type has the attributes."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if not path:
+        return True
+    for option in options:
+        found = getattr(option, path[0], None)
+        hinted = found.fget if isinstance(found, property) else option
+        name = "return" if isinstance(found, property) else path[0]
+        hints = typing.get_type_hints(hinted) if option is not type(None) else {}
+        if name in hints and has_path(hints[name], path[1:]):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("text", "form", "where", "names", "words"), USES)
+def test_a_text_is_filled_by_each_of_its_callers(text, form, where, names, words):
+    facts = typing.get_type_hints(CollectedFacts).get(text.of)
+    kinds = {"view": (starts.ScriptView,), "it": IT, "node": (NodeView,), "facts": (facts,)}
+    if form != "Check":
+        del kinds["facts"], kinds["node"]
+    for placeholder in placeholders(text):
+        root, *path = placeholder.split(".")
+        assert root in words | FROM_FORM[form], f"{where} gives no {root}"
+        if root in kinds and root not in words:
+            assert any(has_path(kind, path) for kind in kinds[root]), f"{where}: {placeholder}"
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_every_text_is_said_and_every_word_is_used(what):
+    texts, calls = CALLS[what]
+    assert {name for _, _, names, _ in calls for name in names} == set(texts)
+    for form, where, names, words in calls:
+        used = {p.split(".")[0] for name in names for p in placeholders(texts[name])}
+        assert words <= used or form == "Check", where  # checks share functions for their words
