@@ -20,16 +20,7 @@ from itertools import chain
 from typing import IO, Any, Protocol
 
 from torchmuster.core import proc
-from torchmuster.diagnose.explain.reading.ends import (
-    BINARY_SAMPLE,
-    BLOCK_BYTES,
-    UTF16_MARKS,
-    LogSource,
-    Notes,
-    noise_of_binary,
-    plain_lines,
-    without_holes,
-)
+from torchmuster.diagnose.explain.reading import ends
 from torchmuster.diagnose.explain.reading.scan import LogRecord, read_sources
 from torchmuster.errors import MusterError
 
@@ -340,13 +331,13 @@ def read_logs(
         year: For times without a year.
         streams: Open streams, such as standard input, with their names.
     """
-    notes = Notes()
+    notes = ends.Notes()
     return read_sources(open_sources(paths, notes, streams), year=year, notes=notes)
 
 
 def open_sources(
-    paths: Iterable[str], notes: Notes, streams: Iterable[tuple[str, Readable]] = ()
-) -> Iterator[LogSource]:
+    paths: Iterable[str], notes: ends.Notes, streams: Iterable[tuple[str, Readable]] = ()
+) -> Iterator[ends.LogSource]:
     """Yield every log below these paths, in a natural order; at most 20,000.
 
     Args:
@@ -370,7 +361,7 @@ def open_sources(
                 return
 
 
-def _files_below(path: str, notes: Notes) -> Iterator[str]:
+def _files_below(path: str, notes: ends.Notes) -> Iterator[str]:
     if not os.path.isdir(path):
         yield path
         return
@@ -386,7 +377,7 @@ def _files_below(path: str, notes: Notes) -> Iterator[str]:
                 yield full
 
 
-def _open(path: str, notes: Notes) -> Iterator[LogSource]:
+def _open(path: str, notes: ends.Notes) -> Iterator[ends.LogSource]:
     """Yield the logs of one file; wait neither for a pipe's writer nor for a growing file."""
     try:
         if not os.path.isfile(path):
@@ -416,11 +407,13 @@ class _UntilNow:
 
 
 def _open_stream(
-    path: str, file: Readable, notes: Notes, budget: _Budget, depth: int = 0
-) -> Iterator[LogSource]:
+    path: str, file: Readable, notes: ends.Notes, budget: _Budget, depth: int = 0
+) -> Iterator[ends.LogSource]:
     """Yield the logs in a stream, however it is packed."""
     try:
-        head = _first_bytes(file, _MAX_SOURCE_BYTES if path.endswith(_SOURCE) else BINARY_SAMPLE)
+        head = _first_bytes(
+            file, _MAX_SOURCE_BYTES if path.endswith(_SOURCE) else ends.BINARY_SAMPLE
+        )
     except DAMAGES as error:
         damage = "the file is damaged" if depth else "it can't be read"
         notes.add(path, f"{damage} ({getattr(error, 'strerror', None) or error})")
@@ -443,13 +436,13 @@ def _open_stream(
                 plain.close()
     elif _is_tar(head):
         yield from _open_tar(path, stream, notes, budget, depth)
-    elif (noise := noise_of_binary(head)) is not None:
+    elif (noise := ends.noise_of_binary(head)) is not None:
         share = f"{noise:.0%} of the beginning is control characters and runs of zeros"
         notes.add(path, f"it is not text: {share}")
     elif path.endswith(_SOURCE) and _is_python(head):
         notes.add(path, "it is source code in Python, no log")
     else:
-        yield LogSource(path=path, blocks=_blocks(stream, path, notes, budget))
+        yield ends.LogSource(path=path, blocks=_blocks(stream, path, notes, budget))
 
 
 def _typed(path: str) -> str:
@@ -475,8 +468,8 @@ def _is_python(head: bytes) -> bool:
 
 
 def _open_tar(
-    path: str, file: Any, notes: Notes, budget: _Budget, depth: int
-) -> Iterator[LogSource]:
+    path: str, file: Any, notes: ends.Notes, budget: _Budget, depth: int
+) -> Iterator[ends.LogSource]:
     if budget.left is None:
         budget = _Budget(MAX_UNPACKED_BYTES)
     try:
@@ -504,11 +497,11 @@ def _is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
-def _blocks(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
+def _blocks(file: Readable, path: str, notes: ends.Notes, budget: _Budget) -> Iterator[bytes]:
     """Yield whole lines in blocks of about 1 MiB; of a longer line only the first 64 KiB."""
     rest, is_within_line = b"", False
     for data in _decoded(_budgeted(file, path, notes, budget), path, notes):
-        block = plain_lines(rest + data)
+        block = ends.plain_lines(rest + data)
         if is_within_line:
             _, found, block = block.partition(b"\n")
             is_within_line = not found
@@ -516,14 +509,14 @@ def _blocks(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterato
         rest = block[end:]
         if end:
             yield block[:end]
-        if len(rest) > BLOCK_BYTES:
+        if len(rest) > ends.BLOCK_BYTES:
             yield rest[:MAX_LINE_BYTES]
             rest, is_within_line = b"", True
     if rest:
         yield rest
 
 
-def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]:
+def _decoded(parts: Iterator[bytes], path: str, notes: ends.Notes) -> Iterator[bytes]:
     """Yield text without zeros.
 
     UTF-16 is read as ASCII, which logs mostly are: without its zeros it is readable. In other text
@@ -531,7 +524,7 @@ def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]
     """
     first = next(parts, b"")
     parts = chain([first], parts)
-    if first.startswith(UTF16_MARKS):
+    if first.startswith(ends.UTF16_MARKS):
         yield from (data.replace(b"\0", b"") for data in parts)
         return
     num_bytes = num_zeros = 0
@@ -546,7 +539,7 @@ def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]
         open_end = text[len(whole) :][:9]  # a line's end and a hole, which may continue
         has_begun = has_begun or text != b""
         after_line_end = ends_line and whole.startswith(b"\0")
-        yield without_holes(b"\n" + whole)[1:] if after_line_end else without_holes(whole)
+        yield ends.without_holes(b"\n" + whole)[1:] if after_line_end else ends.without_holes(whole)
         ends_line = whole.endswith(b"\n") if whole else ends_line
     yield open_end[:1].strip(b"\0")
     if num_zeros:
@@ -554,11 +547,11 @@ def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]
         notes.add(path, f"{num_zeros:,} zero bytes in it ({share}) were dropped", part=True)
 
 
-def _budgeted(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
+def _budgeted(file: Readable, path: str, notes: ends.Notes, budget: _Budget) -> Iterator[bytes]:
     """Yield the bytes of a stream until its end, damage, or the end of the budget."""
     while True:
         try:
-            data = file.read(BLOCK_BYTES)
+            data = file.read(ends.BLOCK_BYTES)
         except DAMAGES as error:
             notes.add(path, f"it can be read in part only ({error})", part=True)
             return

@@ -24,22 +24,7 @@ from torchmuster.launcher.model.run import lines, listed, mapped, number, text, 
 from torchmuster.launcher.views.find import find_run, view_run
 from torchmuster.launcher.views.run_view import RunView
 from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView
-from torchmuster.report.read import (
-    known_account,
-    object_in,
-    owner_of,
-    read_run_story,
-    read_what,
-)
-from torchmuster.report.story import (
-    Cost,
-    Ending,
-    GroupStory,
-    MemberStory,
-    Story,
-    SweepStory,
-    TaskStory,
-)
+from torchmuster.report import read, story
 from torchmuster.workflow.owner.view import WorkflowRun
 
 # The story of a sweep: its members with values, metric and state, the best first.
@@ -48,7 +33,7 @@ from torchmuster.workflow.owner.view import WorkflowRun
 _MAX_MEMBERS = 10_000
 
 
-def read_sweep_story(view: SweepRun) -> Story:
+def read_sweep_story(view: SweepRun) -> story.Story:
     """Return the story of a sweep."""
     sweep, gaps = view.sweep, []
     if sweep is None:
@@ -58,18 +43,18 @@ def read_sweep_story(view: SweepRun) -> Story:
     events = view.record
     began, ended = events.began, events.last_at
     is_final = view.state.is_final
-    return Story(
+    return story.Story(
         made=time.time(),
         made_by=torchmuster.__version__,
         kind="sweep",
         run_id=text(view.run_id, 200),
         name=text(short_id(view.run_id), 200),
         folder=text(view.run_dir.path),
-        what=read_what(view, plan, events, gaps),
+        what=read.read_what(view, plan, events, gaps),
         ending=_ending(view, sweep, began, ended),
         began=began,
         ended=ended if is_final else None,
-        cost=Cost(),
+        cost=story.Cost(),
         sweep=_sweep_story(sweep) if sweep is not None else None,
         gaps=tuple(gaps),
     )
@@ -77,12 +62,12 @@ def read_sweep_story(view: SweepRun) -> Story:
 
 def _ending(
     view: RunView, sweep: SweepView | None, began: float | None, ended: float | None
-) -> Ending:
+) -> story.Ending:
     until = ended if view.state.is_final else time.time()
     report = view.result.report if view.result is not None else None
     states = sweep.counted() if sweep is not None else {}
     counted = ", ".join(f"{num} {state.value}" for state, num in states.items())
-    return Ending(
+    return story.Ending(
         state=view.state.value,
         is_final=view.state.is_final,
         exit_code=view.result.exit_code if view.result is not None else None,
@@ -101,10 +86,10 @@ def _go_on(view: RunView) -> str:
     return f"continue with: muster restart {text(short_id(view.run_id), 200)}"
 
 
-def _sweep_story(sweep: SweepView) -> SweepStory:
+def _sweep_story(sweep: SweepView) -> story.SweepStory:
     metric, best = sweep.plan.metric, sweep.best
     ordered = sorted(sweep.members, key=lambda member: _order(sweep, member))
-    return SweepStory(
+    return story.SweepStory(
         names=tuple(text(name, 200) for name in sweep.plan.names),
         metric=text(metric.name, 200) if metric is not None else "",
         goal=metric.goal.value if metric is not None else "",
@@ -122,9 +107,9 @@ def _order(sweep: SweepView, member: MemberView) -> tuple[bool, float, int]:
     return False, -value if metric.is_better(1.0, 0.0) else value, member.number
 
 
-def _member(sweep: SweepView, member: MemberView) -> MemberStory:
+def _member(sweep: SweepView, member: MemberView) -> story.MemberStory:
     value = member.value
-    return MemberStory(
+    return story.MemberStory(
         number=member.number,
         values=tuple(text(one, 200) for one in sweep.plan.members[member.number]),
         state=member.state.value,
@@ -162,18 +147,18 @@ class _Group:
     tasks: dict[str, _Task] = field(default_factory=dict)
 
 
-def read_workflow_story(view: RunView) -> Story:
+def read_workflow_story(view: RunView) -> story.Story:
     """Return the story of a workflow."""
     run_dir, gaps = view.run_dir, []
-    plan, why = object_in(run_dir.workflow)
+    plan, why = read.object_in(run_dir.workflow)
     if why or not plan:
         gaps.append(
             f"workflow.json can't be read ({why or 'it is empty'}): what was planned is not known"
         )
-    result, why = object_in(run_dir.result)
+    result, why = read.object_in(run_dir.result)
     if why:
         gaps.append(f"result.json can't be read ({why}): how the workflow ended is not known")
-    events, account = view.record, known_account(view)
+    events, account = view.record, read.known_account(view)
     if events.num_torn or events.why_not:
         gaps.append(
             f"events.jsonl is not complete: {events.why_not or f'{events.num_torn} lines are torn'}"
@@ -187,20 +172,20 @@ def read_workflow_story(view: RunView) -> Story:
     times += [at for at in (events.began, events.last_at) if at is not None]
     began, ended = min(times, default=None), max(times, default=None)
     is_final = view.state.is_final
-    return Story(
+    return story.Story(
         made=time.time(),
         made_by=torchmuster.__version__,
         kind="workflow",
         run_id=text(view.run_id, 200),
         name=text(short_id(view.run_id), 200),
         folder=text(run_dir.path),
-        what=read_what(view, {"engine": account.engine if account else ""}, events, gaps),
+        what=read.read_what(view, {"engine": account.engine if account else ""}, events, gaps),
         ending=_workflow_ending(view, result, began, ended),
         began=began,
         ended=ended if is_final else None,
         moments=tuple(events.moments),
         num_moments=events.num_moments,
-        cost=Cost(),
+        cost=story.Cost(),
         groups=groups,
         trainings=_trainings(groups, gaps),
         gaps=tuple(gaps),
@@ -209,14 +194,14 @@ def read_workflow_story(view: RunView) -> Story:
 
 def _workflow_ending(
     view: RunView, result: Mapping[str, Any], began: float | None, ended: float | None
-) -> Ending:
+) -> story.Ending:
     reports = [mapped(one) for one in listed(result.get("reports"))]
     first = reports[0] if reports else {}
     if not reports and view.result is not None and view.result.report is not None:
         one = view.result.report
         first = {"error": one.error, "at": one.at, "because": list(one.because), "hint": one.hint}
     until = ended if view.state.is_final else time.time()
-    return Ending(
+    return story.Ending(
         state=view.state.value,
         is_final=view.state.is_final,
         exit_code=whole(result.get("exit_code")),
@@ -234,7 +219,7 @@ def _workflow_ending(
 
 def _group(
     run_dir: RunDir, row: Mapping[str, Any], stated: Mapping[str, GroupStateEvent]
-) -> tuple[GroupStory, float | None, float | None]:
+) -> tuple[story.GroupStory, float | None, float | None]:
     name = text(row.get("name"), 200)
     said = stated.get(name)
     group = _Group(state="SUBMITTING")
@@ -243,12 +228,12 @@ def _group(
     if _is_plain(name):
         folder = run_dir.group(name)
         _apply_events(group, RecordTail(folder.events).read()[0])
-        outcome, _ = object_in(folder.result)
+        outcome, _ = read.object_in(folder.result)
         group.state = text(outcome.get("state"), 60) or group.state
         report = mapped(outcome.get("report"))
         group.why = text(report.get("error")) or group.why
     tasks = [one for one in listed(row.get("tasks"))[:_MAX_TASKS] if isinstance(one, dict)]
-    group_story = GroupStory(
+    group_story = story.GroupStory(
         name=name,
         state=group.state,
         why=group.why,
@@ -280,11 +265,11 @@ def _apply_events(group: _Group, lines: Iterable[Mapping[str, Any]]) -> None:
                 group.why = text(why)
 
 
-def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> TaskStory:
+def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> story.TaskStory:
     said = group.tasks.get(name, _Task(state=group.state))
     is_plain = _is_plain(name)
     output = run_dir.task_output(name) if is_plain else ""
-    return TaskStory(
+    return story.TaskStory(
         name=name,
         state=said.state or group.state,
         attempts=said.attempt + 1 if said.began is not None else 0,
@@ -298,14 +283,16 @@ def _task(run_dir: RunDir, name: str, row: Mapping[str, Any], group: _Group) -> 
     )
 
 
-def _trainings(groups: Iterable[GroupStory], gaps: list[str]) -> tuple[tuple[str, Story], ...]:
+def _trainings(
+    groups: Iterable[story.GroupStory], gaps: list[str]
+) -> tuple[tuple[str, story.Story], ...]:
     named = [
         (task.name, task.training) for group in groups for task in group.tasks if task.training
     ]
     found = []
     for name, folder in named[:_MAX_TRAININGS]:
         try:
-            found.append((name, read_run_story(view_run(RunDir(folder)))))
+            found.append((name, read.read_run_story(view_run(RunDir(folder)))))
         except DAMAGED as error:
             gaps.append(f"the run of task {name} can't be understood: {type(error).__name__}")
     if len(named) > _MAX_TRAININGS:
@@ -315,7 +302,7 @@ def _trainings(groups: Iterable[GroupStory], gaps: list[str]) -> tuple[tuple[str
     return tuple(found)
 
 
-def find_story(word: str) -> Story:
+def find_story(word: str) -> story.Story:
     """Return the story of the run that `word` names.
 
     Raises:
@@ -362,13 +349,13 @@ def _check_readable(path: str) -> None:
     raise NotFoundError(
         "the directory of this run can't be read",
         where=path,
-        why=f"it belongs to {owner_of(path)}, and runs are private",
+        why=f"it belongs to {read.owner_of(path)}, and runs are private",
         fix="ask its owner for the page: `muster report` writes one file that can be passed on",
     )
 
 
-def read_story(view: RunView) -> Story:
+def read_story(view: RunView) -> story.Story:
     """Return the story of a run, a workflow or a sweep."""
     if isinstance(view, WorkflowRun):
         return read_workflow_story(view)
-    return read_sweep_story(view) if isinstance(view, SweepRun) else read_run_story(view)
+    return read_sweep_story(view) if isinstance(view, SweepRun) else read.read_run_story(view)

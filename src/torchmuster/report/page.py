@@ -122,11 +122,7 @@ def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
         ),
         Answer(
             question="The order of the data?",
-            answer="not known"
-            if not both.data
-            else "different"
-            if any(row.differs for row in both.data)
-            else "the same",
+            answer=order_differs if both.data else "not known",
             more=order,
             link="data",
         ),

@@ -5,21 +5,7 @@ from dataclasses import dataclass
 
 from torchmuster.core.model.text import loss_of, span
 from torchmuster.launcher.model.run import RankEnd, several, since_suffix
-from torchmuster.report import plots
-from torchmuster.report.charts import (
-    PHASES,
-    PlotSheet,
-    band_plot,
-    cost_plot,
-    matrix_of,
-    metric_plot,
-    network_heat_plot,
-    parameter_plots,
-    phases_plot,
-    rank_heat_plot,
-    slowest_of,
-    step_time_plot,
-)
+from torchmuster.report import charts, plots
 from torchmuster.report.plots import PlotBar, PlotLabels, PlotPiece
 from torchmuster.report.story import (
     AttemptStory,
@@ -51,7 +37,7 @@ class _LanePart:
     ends: tuple[RankEnd, ...]
 
 
-def attempts_plot(story: Story, prefix: str) -> PlotSheet | None:
+def attempts_plot(story: Story, prefix: str) -> charts.PlotSheet | None:
     """Return a plot with a bar per attempt (the first and last of many); None without attempts."""
     if not story.attempts or story.began is None:
         return None
@@ -67,7 +53,7 @@ def attempts_plot(story: Story, prefix: str) -> PlotSheet | None:
         words=words,
         x="since the start of the run",
     )
-    return PlotSheet(
+    return charts.PlotSheet(
         labels=labels,
         svg=plots.bar_plot(labels, rows, is_time=True),
         is_wide=True,
@@ -133,7 +119,7 @@ def _attempt_bar(one: AttemptStory, began: float, end: float) -> PlotBar:
     )
 
 
-def rank_lanes_plot(story: Story, prefix: str) -> PlotSheet | None:
+def rank_lanes_plot(story: Story, prefix: str) -> charts.PlotSheet | None:
     """Return a plot with a lane per rank, or per node if many; None if it would add nothing."""
     shown = _few(story.attempts)
     if story.began is None or not any(one.nodes for one in shown):
@@ -156,7 +142,7 @@ def rank_lanes_plot(story: Story, prefix: str) -> PlotSheet | None:
         x="since the start of the run",
     )
     svg = plots.bar_plot(labels, kept, is_time=True)
-    return PlotSheet(labels=labels, svg=svg, is_wide=True)
+    return charts.PlotSheet(labels=labels, svg=svg, is_wide=True)
 
 
 def _rank_lanes(story: Story, shown: Sequence[AttemptStory]) -> list[PlotBar]:
@@ -215,7 +201,7 @@ def _ranks_in(text: str) -> list[int]:
     return found
 
 
-def tasks_plot(story: Story) -> PlotSheet | None:
+def tasks_plot(story: Story) -> charts.PlotSheet | None:
     """Return a plot with a bar for each task of a workflow; None if no task has begun."""
     tasks = [task for group in story.groups for task in group.tasks if task.began is not None]
     if not tasks or story.began is None:
@@ -249,7 +235,7 @@ def tasks_plot(story: Story) -> PlotSheet | None:
         words=words,
         x="since the start of the workflow",
     )
-    return PlotSheet(
+    return charts.PlotSheet(
         labels=labels,
         svg=plots.bar_plot(labels, rows, is_time=True, left=170),
         is_wide=True,
@@ -282,20 +268,20 @@ class Sheet:
 
     prefix: str
     answers: tuple[Answer, ...]
-    timeline: PlotSheet | None
-    lanes: PlotSheet | None
+    timeline: charts.PlotSheet | None
+    lanes: charts.PlotSheet | None
     telling: tuple[AttemptStory, ...]
-    metrics: tuple[PlotSheet, ...]
+    metrics: tuple[charts.PlotSheet, ...]
     num_metrics_left_out: int
-    phases: PlotSheet | None
-    over_time: PlotSheet | None
-    step_time: PlotSheet | None
-    bands: tuple[PlotSheet, ...]
+    phases: charts.PlotSheet | None
+    over_time: charts.PlotSheet | None
+    step_time: charts.PlotSheet | None
+    bands: tuple[charts.PlotSheet, ...]
     slowest: tuple[RankTotals, ...]
-    cost: PlotSheet | None
+    cost: charts.PlotSheet | None
     matrix: tuple[tuple[tuple[str, str], ...], ...]
-    pairs: PlotSheet | None
-    parameters: tuple[PlotSheet, ...] = ()
+    pairs: charts.PlotSheet | None
+    parameters: tuple[charts.PlotSheet, ...] = ()
     inner: "tuple[tuple[str, Story, Sheet], ...]" = ()
 
 
@@ -313,24 +299,24 @@ def sheet_of(story: Story, prefix: str = "") -> Sheet:
         lanes=rank_lanes_plot(story, prefix),
         telling=attempts_with_new_evidence(story.attempts),
         metrics=tuple(
-            metric_plot(story, one, prefix, n) for n, one in enumerate(series[:MAX_METRICS])
+            charts.metric_plot(story, one, prefix, n) for n, one in enumerate(series[:MAX_METRICS])
         ),
         num_metrics_left_out=max(0, len(series) - MAX_METRICS),
-        phases=phases_plot(story.ranks, prefix),
-        over_time=rank_heat_plot(story.ranks, prefix),
+        phases=charts.phases_plot(story.ranks, prefix),
+        over_time=charts.rank_heat_plot(story.ranks, prefix),
         step_time=None
         if any(s.name == _OWN_STEP_TIME for s in series)
-        else step_time_plot(story, prefix),
+        else charts.step_time_plot(story, prefix),
         bands=tuple(
-            band_plot(story.ranks, one, prefix, n) for n, one in enumerate(story.ranks.bands)
+            charts.band_plot(story.ranks, one, prefix, n) for n, one in enumerate(story.ranks.bands)
         )
         if story.ranks
         else (),
-        slowest=slowest_of(story.ranks),
-        cost=cost_plot(story, prefix),
-        matrix=matrix_of(story),
-        pairs=network_heat_plot(story, prefix),
-        parameters=parameter_plots(story, prefix),
+        slowest=charts.slowest_of(story.ranks),
+        cost=charts.cost_plot(story, prefix),
+        matrix=charts.matrix_of(story),
+        pairs=charts.network_heat_plot(story, prefix),
+        parameters=charts.parameter_plots(story, prefix),
         inner=inner,
     )
 
@@ -475,7 +461,7 @@ def _slow_part(story: Story, slowest: RankTotals) -> str:
     """Return a phrase about the phase in which the slowest rank exceeds the others' median most."""
     totals = story.ranks.totals if story.ranks else ()
     found = []
-    for name, _, key in PHASES[:3]:
+    for name, _, key in charts.PHASES[:3]:
         others = sorted(
             getattr(t, key) / t.phased_steps
             for t in totals

@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 from torchmuster.core.files.layout import short_id
 from torchmuster.core.model.text import in_one_line, printable, span
 from torchmuster.launcher.model.live import LiveAttempt, LiveRow, LiveRun, LiveTask
+from torchmuster.launcher.ui import run_lines
 from torchmuster.launcher.ui.ranks import SORTS, choose, rank_rows
-from torchmuster.launcher.ui.run_lines import (
-    attempt_line,
-    head_lines,
-    stale_note,
-    table_lines,
-    task_lines,
-)
 from torchmuster.launcher.ui.table import DASH, Line, Span, line
 
 
@@ -472,7 +466,7 @@ def _attempts(state: ViewState, run: LiveRun, room: int) -> tuple[list[Line], On
     attempts = tuple(reversed(run.attempts))
     chosen = min(state.chosen_row, len(attempts) - 1)
     lines = [
-        line("> " if at == chosen else "  ", *attempt_line(one, run.now).spans)
+        line("> " if at == chosen else "  ", *run_lines.attempt_line(one, run.now).spans)
         for at, one in enumerate(attempts)
     ]
     more = run.num_attempts - len(lines)
@@ -500,11 +494,11 @@ def _run(
 ) -> tuple[list[Line], OnScreen]:
     rows = rank_rows(run.sample) if run.sample is not None else []
     kept = choose(rows, state.typed if state.typed is not None else state.word, state.sort)
-    head = head_lines(run, rows, columns, unicode=unicode)
+    head = run_lines.head_lines(run, rows, columns, unicode=unicode)
     if run.training is not None and not run.tasks and run.training.curves:
         spare = room - len(head) - (len(kept) + 2 if rows else 0)
         if spare > 0:
-            head = head_lines(run, rows, columns, unicode=unicode, num_curves=1 + spare)
+            head = run_lines.head_lines(run, rows, columns, unicode=unicode, num_curves=1 + spare)
     if run.tasks:
         return _tasks(state, run, head, room)
     head = head[: max(room - _LEAST_TABLE_ROWS, 1) if rows else room]
@@ -514,7 +508,7 @@ def _run(
     if chosen is None and kept:
         chosen = kept[0].rank
     visible = kept[first : first + table_rows]
-    table = table_lines(visible, columns, chosen, unicode=unicode) if rows else []
+    table = run_lines.table_lines(visible, columns, chosen, unicode=unicode) if rows else []
     shown = OnScreen(
         ranks=tuple(row.rank for row in kept), num_rows=table_rows, is_over=run.is_final
     )
@@ -535,7 +529,7 @@ def _tasks(
     state: ViewState, run: LiveRun, head: list[Line], room: int
 ) -> tuple[list[Line], OnScreen]:
     head = head[: max(room - _LEAST_TABLE_ROWS, 1)]
-    title, *rows = task_lines(run, min(state.chosen_row, len(run.tasks) - 1))
+    title, *rows = run_lines.task_lines(run, min(state.chosen_row, len(run.tasks) - 1))
     table_rows = max(room - len(head) - 2, 1)
     first = min(max(state.first, 0), max(len(rows) - table_rows, 0))
     shown = OnScreen(tasks=run.tasks, num_rows=table_rows, is_over=run.is_final)
@@ -552,7 +546,7 @@ def _table_note(
         parts.append(f"rows {first + 1}-{min(first + room, num_kept)} of {num_kept}")
     if state.sort != "rank":
         parts.append(f"by {state.sort}")
-    parts += [note] if (note := stale_note(run)) else []
+    parts += [note] if (note := run_lines.stale_note(run)) else []
     return "; ".join(parts)
 
 
@@ -599,9 +593,9 @@ _CURVES = 6
 def run_picture(run: LiveRun, columns: int) -> list[Line]:
     """Return all lines about a run, for output that is not a terminal."""
     rows = rank_rows(run.sample) if run.sample is not None else []
-    lines = head_lines(run, rows, columns, unicode=True, num_curves=_CURVES)
+    lines = run_lines.head_lines(run, rows, columns, unicode=True, num_curves=_CURVES)
     if run.tasks:
-        return [*lines, line(), *task_lines(run)]
+        return [*lines, line(), *run_lines.task_lines(run)]
     if not rows or run.is_final:
         return lines
-    return [*lines, line(stale_note(run)), *table_lines(rows, columns)]
+    return [*lines, line(run_lines.stale_note(run)), *run_lines.table_lines(rows, columns)]

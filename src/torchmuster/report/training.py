@@ -20,15 +20,7 @@ from torchmuster.launcher.model.run import (
     thinned,
     whole,
 )
-from torchmuster.report.story import (
-    Band,
-    EpochStory,
-    RanksStory,
-    RankTotals,
-    SaveStory,
-    SeriesStory,
-    TrainingStory,
-)
+from torchmuster.report import story
 
 MAX_SERIES = 40
 
@@ -44,14 +36,14 @@ def when_reached(state: TrainingState, start: LibraryStart, step: int) -> float 
     return reached
 
 
-def training_story(state: TrainingState) -> TrainingStory | None:
+def training_story(state: TrainingState) -> story.TrainingStory | None:
     """Return the story of a training; None if the library has recorded no start."""
     if not state.starts:
         return None
     first = list(state.metrics.by_name)[:MAX_SERIES]
     epochs = sorted(state.epochs, key=lambda one: one.epoch)
     saves = sorted(state.saves, key=lambda one: one.step)
-    return TrainingStory(
+    return story.TrainingStory(
         step=state.starts[-1].last_step,
         steps_done=state.steps_done,
         is_finished=state.is_finished,
@@ -60,7 +52,7 @@ def training_story(state: TrainingState) -> TrainingStory | None:
         ),
         step_time=_series("step time", state.times) if state.times.points else None,
         epochs=tuple(
-            EpochStory(
+            story.EpochStory(
                 epoch=one.epoch,
                 step=one.step,
                 elapsed_s=one.elapsed_s,
@@ -74,7 +66,7 @@ def training_story(state: TrainingState) -> TrainingStory | None:
         ),
         num_epochs=state.num_epochs,
         saves=tuple(
-            SaveStory(step=one.step, at=one.at, blocked_s=one.blocked_s, done_at=one.done_at)
+            story.SaveStory(step=one.step, at=one.at, blocked_s=one.blocked_s, done_at=one.done_at)
             for one in saves[-MOST_SAVES:]
             if one.at is not None
         ),
@@ -90,10 +82,10 @@ def _numbers_of(values: Mapping[str, float]) -> tuple[tuple[str, float | None], 
     return tuple((text(name, 80), number(value)) for name, value in [*values.items()][:MAX_SERIES])
 
 
-def _series(name: str, series: Series) -> SeriesStory:
+def _series(name: str, series: Series) -> story.SeriesStory:
     kept, again = thinned(series.points, MOST_POINTS), thinned(series.redone, MOST_REDONE)
     since = series.since if series.points else None
-    return SeriesStory(
+    return story.SeriesStory(
         name=text(name, 80),
         steps=tuple(step for step, _ in kept),
         values=tuple(number(value) for _, value in kept),
@@ -253,7 +245,7 @@ class SampleRecord:
                 spans[place // 2] = self._spans[place]
         self._spans = spans
 
-    def summary(self) -> RanksStory | None:
+    def summary(self) -> story.RanksStory | None:
         """Return the summary; None without samples."""
         if self.began is None or not self._spans:
             return None
@@ -261,7 +253,7 @@ class SampleRecord:
         spans = self._filled_spans(num_spans)
         own = [_own_ms(span) if span is not None else [] for span in spans]
         size = len(self._nodes)
-        return RanksStory(
+        return story.RanksStory(
             began=self.began,
             width_s=self.width_s,
             num_spans=num_spans,
@@ -291,7 +283,7 @@ class SampleRecord:
                 found[place] = following
         return found
 
-    def _totals(self) -> tuple[RankTotals, ...]:
+    def _totals(self) -> tuple[story.RankTotals, ...]:
         whole_run = _Span(num_ranks=len(self._nodes))
         for span in self._spans.values():
             whole_run.take(span)
@@ -303,7 +295,7 @@ class SampleRecord:
         )
 
 
-def _total(rank: int, node: str, span: _Span, own: Known, median: float) -> RankTotals:
+def _total(rank: int, node: str, span: _Span, own: Known, median: float) -> story.RankTotals:
     def summed(name: str) -> float:
         column = span.sums.get(name, [])
         return round(column[rank], 3) if rank < len(column) else 0.0
@@ -314,7 +306,7 @@ def _total(rank: int, node: str, span: _Span, own: Known, median: float) -> Rank
 
     own_ms = own[rank] if rank < len(own) else None
     rss, gpu_mib, percent, cpus = (gauged(n) for n in ("rss_mib", "gpu_mib", "gpu_percent", "cpus"))
-    return RankTotals(
+    return story.RankTotals(
         rank=rank,
         node=node,
         steps=int(span.steps[rank]) if rank < len(span.steps) else 0,
@@ -348,7 +340,7 @@ def _own_ms(span: _Span) -> Known:
     ]
 
 
-def _band(spans: Sequence[_Span | None], key: str, name: str, unit: str) -> Band | None:
+def _band(spans: Sequence[_Span | None], key: str, name: str, unit: str) -> story.Band | None:
     rows: list[tuple[float, float, float] | None] = []
     for span in spans:
         known = [v for v in (span.gauges.get(key, []) if span is not None else []) if v is not None]
@@ -356,7 +348,7 @@ def _band(spans: Sequence[_Span | None], key: str, name: str, unit: str) -> Band
     if not any(rows):
         return None
     least, median, most = (tuple(round(r[i], 3) if r else None for r in rows) for i in range(3))
-    return Band(name=name, unit=unit, least=least, median=median, most=most)
+    return story.Band(name=name, unit=unit, least=least, median=median, most=most)
 
 
 def _knowns(value: object, size: int) -> Known | None:

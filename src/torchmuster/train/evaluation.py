@@ -19,14 +19,7 @@ from torch.utils.data import Sampler
 
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.loader import (
-    KeyedFetch,
-    Request,
-    close_batches,
-    num_samples_of,
-    on_device,
-    open_batches,
-)
+from torchmuster.train.batches import loader
 from torchmuster.train.batches.order import split
 from torchmuster.train.meter import Meter, Number, means_of
 from torchmuster.train.preempt import fork_quietly
@@ -63,7 +56,7 @@ class Evaluation:
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}, below one", where="World.evaluation")
-        self.num_samples = num_samples_of(dataset)
+        self.num_samples = loader.num_samples_of(dataset)
         self._device = device
         self._models = models
         self._watch = watch
@@ -73,11 +66,11 @@ class Evaluation:
         self._size = 0
         begin, end = split(self.num_samples, dist.get_world_size(), dist.get_rank())
         ranges = [(at, min(at + batch_size, end)) for at in range(begin, end, batch_size)]
-        fetch = KeyedFetch(dataset, 0, collate)
+        fetch = loader.KeyedFetch(dataset, 0, collate)
         self._weight = 0
         largest = math.ceil(self.num_samples / dist.get_world_size())
         self._ranges = _Ranges(ranges, most=math.ceil(largest / batch_size))
-        self._batches = open_batches(fetch, self._ranges, num_workers, options)
+        self._batches = loader.open_batches(fetch, self._ranges, num_workers, options)
 
     def __len__(self) -> int:
         """Return the number of batches of this rank; another rank may have one more or less."""
@@ -107,7 +100,7 @@ class Evaluation:
                     self._size = len(ids)
                     self._weight = len(ids) if number < len(self._ranges) else 0
                     self._count += self._weight
-                    yield on_device(batch, self._device)
+                    yield loader.on_device(batch, self._device)
             finally:
                 self._size = 0
                 for model in self._models():
@@ -159,7 +152,7 @@ class Evaluation:
 
     def close(self) -> None:
         """End the worker processes."""
-        close_batches(self._batches)
+        loader.close_batches(self._batches)
 
 
 class EvaluationWatch:
@@ -176,7 +169,7 @@ class EvaluationWatch:
         """Called before the reduction at the end."""
 
 
-class _Ranges(Sampler[Request]):
+class _Ranges(Sampler[loader.Request]):
     """Indices of this rank's batches; `evens_out` repeats a sample so that ranks' counts agree."""
 
     def __init__(self, ranges: list[tuple[int, int]], *, most: int) -> None:
@@ -184,7 +177,7 @@ class _Ranges(Sampler[Request]):
         self._ranges = ranges
         self._most = most
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[loader.Request]:
         for begin, end in self._ranges:
             yield 0, list(range(begin, end))
         for _ in range(self._most - len(self._ranges) if self.evens_out else 0):

@@ -31,18 +31,11 @@ from torchmuster.core.node.kernel import free_bytes
 from torchmuster.errors import UsageError
 from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, finish_all, gather_json
 from torchmuster.train.objects import Objects
-from torchmuster.train.snapshot import writer
+from torchmuster.train.snapshot import state, writer
 from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import MANIFEST, SnapshotManifest, decode_manifest
 from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.staging import Staging
-from torchmuster.train.snapshot.state import (
-    ChangedError,
-    DamagedError,
-    MisfitError,
-    NoRoomError,
-    SnapshotError,
-)
 
 # This node's side: files that the agent holds, each with a header page.
 #
@@ -119,7 +112,7 @@ class HeldFile:
             except (OSError, ValueError) as error:
                 why = str(error)
         if why:
-            raise NoRoomError(
+            raise state.NoRoomError(
                 f"this node has no memory for {num_bytes / 1e6:.1f} MB of a snapshot", why=why
             )
 
@@ -218,8 +211,8 @@ class NodeMemory:
             return ipc.receive(agent, AgentAnswer)
 
 
-def _cant_hold(why: str) -> SnapshotError:
-    return SnapshotError(
+def _cant_hold(why: str) -> state.SnapshotError:
+    return state.SnapshotError(
         "the agent of this node can't hold snapshots in memory",
         where="World.resume(memory_every_steps=...)",
         why=why,
@@ -548,7 +541,7 @@ def _row(file: HeldFile) -> Row | None:
         return [part.generation, part.step, part.name, None]
     try:
         manifest = decode_manifest(file.read().numpy().tobytes())
-    except DamagedError:
+    except state.DamagedError:
         file.forget()  # without a manifest it is no snapshot
         return None
     files = {name: [entry.num_bytes, entry.crc32] for name, entry in manifest.files.items()}
@@ -674,7 +667,7 @@ class MemorySaves:
             free = next((row[2] for row in rows if row[2] is not None), None)
             if free is not None and needed + to_come > free:
                 of = f", of this node and of {others} more" if others else ""
-                raise MisfitError(
+                raise state.MisfitError(
                     f"node {node} has too little memory for snapshots in memory",
                     where="World.resume(memory_every_steps=...)",
                     why=f"they take {show_size(needed)} there (the last whole one and the next{of}),"
@@ -687,26 +680,26 @@ class MemorySaves:
         was_submitted, self._is_submitted = self._is_submitted, False
         try:
             self._saver.wait()
-        except SnapshotError as error:
-            if isinstance(error, ChangedError):
+        except state.SnapshotError as error:
+            if isinstance(error, state.ChangedError):
                 self.stepped = ()  # from now on the loop waits for the whole copy
             self._tell(error)
         else:
             self._num_failed = 0 if was_submitted else self._num_failed
 
-    def refuse(self, number: int, step: int, error: SnapshotError) -> None:
+    def refuse(self, number: int, step: int, error: state.SnapshotError) -> None:
         """Tell the other ranks that this one has no part of a snapshot, so none waits for it."""
         writer.refuse(self.writers, number, step, error)
         self._tell(error)
 
-    def _tell(self, error: SnapshotError) -> None:
+    def _tell(self, error: state.SnapshotError) -> None:
         self._num_failed += 1
         text = f"{error.what}{f': {error.why}' if error.why else ''}"
         if self._num_failed == _MOST_FAILURES:
             text += f"; snapshots in memory have stopped: the last {_MOST_FAILURES} have failed"
         elif not self._has_reported:
             follows = "what lies on disk does not depend on it"
-            if isinstance(error, ChangedError):
+            if isinstance(error, state.ChangedError):
                 follows = "from now on the loop waits for the whole copy"
             text += f"; this snapshot in memory is left out, and {follows}"
         else:

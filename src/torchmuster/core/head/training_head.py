@@ -9,26 +9,9 @@ import torchmuster
 from torchmuster.core import plugs
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import Backlog, DiskWriter
+from torchmuster.core.head import membership, node_policy
 from torchmuster.core.head.attempt import Attempt
 from torchmuster.core.head.head import Head, HeadClient, Outlet
-from torchmuster.core.head.membership import (
-    MAX_LISTED,
-    Member,
-    Membership,
-    claim_attempt,
-    deposed,
-    is_deposed,
-)
-from torchmuster.core.head.node_policy import (
-    AskForNodes,
-    CutOff,
-    NodePolicy,
-    OpenStore,
-    Record,
-    Send,
-    StartChecks,
-    TrainingAction,
-)
 from torchmuster.core.head.options import OWNER_S, TrainingHeadOptions
 from torchmuster.core.head.training_policy import TrainingPolicy
 from torchmuster.core.model import codec, events
@@ -43,7 +26,7 @@ _WHY_REFUSED = {
 }
 
 
-class TrainingHead(Head[Member]):
+class TrainingHead(Head[membership.Member]):
     """The head of one training run.
 
     Args:
@@ -68,9 +51,9 @@ class TrainingHead(Head[Member]):
         self._started_at = time.monotonic() - max(0.0, before_s)
         self._logs_lost = 0
         self._owner_came = False
-        self._unheard: deque[messages.Event | messages.Output] = deque(maxlen=MAX_LISTED)
+        self._unheard: deque[messages.Event | messages.Output] = deque(maxlen=membership.MAX_LISTED)
         self._outlet = self._open_outlet()
-        members = Membership(
+        members = membership.Membership(
             options.plan,
             clock=self.clock,
             jobs=options.jobs,
@@ -84,9 +67,9 @@ class TrainingHead(Head[Member]):
         }
         self.serves_open_key = False  # agents without the common key may use the public one
 
-    def _checks(self, policy: NodePolicy) -> StartChecks:
-        make = plugs.find("start_checks", "survey") or StartChecks
-        checks: StartChecks = make(policy, self.options.own_address, self.own_ids[1])
+    def _checks(self, policy: node_policy.NodePolicy) -> node_policy.StartChecks:
+        make = plugs.find("start_checks", "survey") or node_policy.StartChecks
+        checks: node_policy.StartChecks = make(policy, self.options.own_address, self.own_ids[1])
         return checks
 
     def _open_outlet(self) -> Outlet | None:
@@ -176,24 +159,24 @@ class TrainingHead(Head[Member]):
             self._do(actions.popleft())
             actions.extend(self.policy.take_actions())
 
-    def _do(self, action: TrainingAction) -> None:
+    def _do(self, action: node_policy.TrainingAction) -> None:
         match action:
-            case Record(event=event):
+            case node_policy.Record(event=event):
                 self.event(event)
-            case Send(channel=channel, message=message):
+            case node_policy.Send(channel=channel, message=message):
                 channel.send_nowait(message)
-            case AskForNodes(places=places, again=again):
+            case node_policy.AskForNodes(places=places, again=again):
                 if self.options.spread is not None:
                     self.options.spread.need(places)
                 need = messages.NeedNodes(places=tuple(places), again=again)
                 for client in self._clients:
                     if client.owner:
                         client.channel.send_nowait(need)
-            case OpenStore(attempt=attempt, address=address):
+            case node_policy.OpenStore(attempt=attempt, address=address):
                 self._claim(attempt.number)
                 port = self._open_store(attempt.number, address)
                 self.policy.store_is_open(attempt, address, port)
-            case CutOff(member=member, channel=channel, why=why):
+            case node_policy.CutOff(member=member, channel=channel, why=why):
                 channel.abort()
                 for part in self.parts.values():
                     part.lose(member, why)
@@ -205,11 +188,11 @@ class TrainingHead(Head[Member]):
             return
         starts = (m.started_at for m in self.policy.members.members if m.is_present)
         members = tuple(sorted({start for start in starts if start is not None}))
-        claim_attempt(office, attempt, members, self.policy.book.spent, self.notice)
+        membership.claim_attempt(office, attempt, members, self.policy.book.spent, self.notice)
 
     # From agents.
 
-    def take_call(self, hello: messages.Message, channel: Channel) -> Member | None:
+    def take_call(self, hello: messages.Message, channel: Channel) -> membership.Member | None:
         """Admit an agent, or refuse it with a reason."""
         if not isinstance(hello, messages.Hello):
             return None
@@ -217,7 +200,7 @@ class TrainingHead(Head[Member]):
         self._carry_out()
         return member
 
-    def take_word(self, agent: Member, message: messages.Message) -> None:
+    def take_word(self, agent: membership.Member, message: messages.Message) -> None:
         """Handle an agent's message: show output, else pass it to the parts or the policy."""
         match message:
             case messages.Output():
@@ -235,11 +218,11 @@ class TrainingHead(Head[Member]):
                 self.policy.said(self.clock(), agent, message)
                 self._carry_out()
 
-    def take_loss(self, agent: Member, channel: Channel, why: str) -> None:
+    def take_loss(self, agent: membership.Member, channel: Channel, why: str) -> None:
         """Handle the end of an agent's connection: the agent may have gone to another head."""
         office = self.options.office
-        if office is not None and is_deposed(office):
-            raise deposed(office)
+        if office is not None and membership.is_deposed(office):
+            raise membership.deposed(office)
         self.policy.gone(self.clock(), agent, channel, why)
         self._carry_out()
 
@@ -365,7 +348,7 @@ class HeadPart:
     def hear(self, event: events.RecordEvent) -> None:
         """Handle an event that has just been written."""
 
-    def take_word(self, member: Member, message: messages.Message) -> bool:
+    def take_word(self, member: membership.Member, message: messages.Message) -> bool:
         """Handle an agent's message; return whether it was for this part."""
         del member, message
         return False
@@ -378,7 +361,7 @@ class HeadPart:
     def client_gone(self, client: HeadClient) -> None:
         """Handle the end of a client's connection."""
 
-    def lose(self, member: Member, why: str) -> None:
+    def lose(self, member: membership.Member, why: str) -> None:
         """Handle the loss of a node."""
 
     def advance(self, now: float) -> None:

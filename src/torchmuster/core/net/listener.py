@@ -21,15 +21,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from torchmuster.core.net.channel import (
-    HANDSHAKE_TIMEOUT_S,
-    MAGIC,
-    Channel,
-    HandshakeError,
-    Reason,
-    read_bytes,
-    shake_as_called,
-)
+from torchmuster.core.net import channel
 
 # Forward torch's store clients from the head's port to the store of the running attempt.
 #
@@ -178,8 +170,8 @@ _ACCEPTS_IN_A_ROW = 16
 _PAUSE_S = 0.01
 _FAIR_TIME_S = 0.5
 
-Handler = Callable[[Channel], Awaitable[None]]
-Refusal = Callable[[str, HandshakeError], None]
+Handler = Callable[[channel.Channel], Awaitable[None]]
+Refusal = Callable[[str, channel.HandshakeError], None]
 
 
 class Listener:
@@ -271,7 +263,7 @@ class Listener:
     def _take(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(False)
         # Fewer bytes don't wake us; the end of the connection does all the same.
-        least = len(MAGIC if self._relay is None else STORE_CALL)
+        least = len(channel.MAGIC if self._relay is None else STORE_CALL)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
         if not self._judge(connection, address):
             self._seat(connection, address)
@@ -279,20 +271,20 @@ class Listener:
     def _judge(self, connection: socket.socket, address: str) -> bool:
         """Check a caller's first bytes and reject other protocols; return False if too few came."""
         try:
-            word = connection.recv(len(MAGIC), socket.MSG_PEEK)
+            word = connection.recv(len(channel.MAGIC), socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
             word = b""
         is_store_call = self._relay is not None and word.startswith(STORE_CALL)
-        if word == MAGIC or is_store_call:
+        if word == channel.MAGIC or is_store_call:
             self._waiting.take(connection, address, asyncio.get_running_loop().time())
             self._admit()
             return True
-        if word and MAGIC.startswith(word):
+        if word and channel.MAGIC.startswith(word):
             return False
-        reason = Reason.NOT_MUSTER if word else Reason.CLOSED
-        self._refusal(address, HandshakeError(reason))
+        reason = channel.Reason.NOT_MUSTER if word else channel.Reason.CLOSED
+        self._refusal(address, channel.HandshakeError(reason))
         connection.close()
         return True
 
@@ -301,7 +293,9 @@ class Listener:
         if len(self._silent) >= MAX_SILENT:
             self._drop(self._silent.oldest_of_the_crowd()[0])
         self._silent.take(connection, address, loop.time())
-        self._limits[connection] = loop.call_later(HANDSHAKE_TIMEOUT_S, self._drop, connection)
+        self._limits[connection] = loop.call_later(
+            channel.HANDSHAKE_TIMEOUT_S, self._drop, connection
+        )
         loop.add_reader(connection, self._hear, connection)
 
     def _hear(self, connection: socket.socket) -> None:
@@ -309,8 +303,8 @@ class Listener:
         if address is None or self._judge(connection, address):
             return
         option = (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
-        if connection.getsockopt(*option) < len(MAGIC):
-            connection.setsockopt(*option, len(MAGIC))
+        if connection.getsockopt(*option) < len(channel.MAGIC):
+            connection.setsockopt(*option, len(channel.MAGIC))
             self._seat(connection, address)
         else:
             connection.close()  # it ended in the middle of its first bytes
@@ -378,7 +372,7 @@ class Listener:
             caller = await self._authenticate(reader, writer)
             if caller is not None:
                 self._leave_seat()
-            if isinstance(caller, Channel):
+            if isinstance(caller, channel.Channel):
                 await self._handler(caller)
             elif caller is not None:
                 await caller.serve(reader, writer)
@@ -397,19 +391,19 @@ class Listener:
 
     async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Channel | StoreRelay | None:
+    ) -> channel.Channel | StoreRelay | None:
         peer = writer.get_extra_info("peername")
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout(channel.HANDSHAKE_TIMEOUT_S):
                 first = b""
                 if self._relay is not None:
-                    first = await read_bytes(reader, len(STORE_CALL))
+                    first = await channel.read_bytes(reader, len(STORE_CALL))
                     if first == STORE_CALL:
                         return self._relay
-                session = await shake_as_called(reader, writer, self._secrets, first)
-        except HandshakeError as error:
+                session = await channel.shake_as_called(reader, writer, self._secrets, first)
+        except channel.HandshakeError as error:
             self._refusal(str(peer[0]) if peer else "unknown", error)
             return None
         except TimeoutError:
             return None
-        return Channel(reader, writer, session)
+        return channel.Channel(reader, writer, session)

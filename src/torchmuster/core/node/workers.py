@@ -14,30 +14,12 @@ from typing import Protocol
 from torchmuster.core import plugs
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model import contract
+from torchmuster.core.model import contract, failure
 from torchmuster.core.model import progress as heartbeat
-from torchmuster.core.model.failure import (
-    EndKind,
-    PythonError,
-    RanCode,
-    ValueNote,
-    WorkerEnd,
-    first_cause,
-    is_echo,
-)
 from torchmuster.core.model.lines import Terminal, line_prefix
 from torchmuster.core.model.network import GLOO, NCCL, TENSORPIPE, VARIABLES
 from torchmuster.core.model.progress import HeartbeatRecord
-from torchmuster.core.net.ipc import (
-    AgentAnswer,
-    AskMemory,
-    CallFailed,
-    MemoryHeld,
-    ValueKept,
-    WorkerEndedWell,
-    WorkerFailed,
-    WorkerReport,
-)
+from torchmuster.core.net import ipc
 from torchmuster.core.net.messages import StartAttempt
 from torchmuster.core.node import kernel as memory
 from torchmuster.core.node.kernel import read_bytes, read_text
@@ -73,22 +55,26 @@ class HeldMemory:
         """Return whether anything is held."""
         return bool(self._descriptors)
 
-    def answer(self, ask: AskMemory) -> AgentAnswer:
+    def answer(self, ask: ipc.AskMemory) -> ipc.AgentAnswer:
         """Drop the files in `ask.drop`, create those missing in `ask.names`; return all held."""
         for name in ask.drop:
             if name in self._descriptors:
                 os.close(self._descriptors.pop(name))
         wanted = [name for name in dict.fromkeys(ask.names) if name not in self._descriptors]
         if any(not _NAME.fullmatch(name) for name in wanted):
-            return CallFailed(what="memory has a name of small letters, digits, dots and hyphens")
+            return ipc.CallFailed(
+                what="memory has a name of small letters, digits, dots and hyphens"
+            )
         if len(self._descriptors) + len(wanted) > MOST_FILES:
-            return CallFailed(what=f"an agent holds {MOST_FILES} pieces of memory at most")
+            return ipc.CallFailed(what=f"an agent holds {MOST_FILES} pieces of memory at most")
         try:
             for name in wanted:
                 self._descriptors[name] = os.memfd_create(f"muster-{name}", os.MFD_CLOEXEC)
         except OSError as error:
-            return CallFailed(what="the node gives no memory", why=os.strerror(error.errno or 0))
-        return MemoryHeld(pid=os.getpid(), descriptors=dict(self._descriptors))
+            return ipc.CallFailed(
+                what="the node gives no memory", why=os.strerror(error.errno or 0)
+            )
+        return ipc.MemoryHeld(pid=os.getpid(), descriptors=dict(self._descriptors))
 
 
 def last_step(folder: str, attempt: int, rank: int) -> int | None:
@@ -122,7 +108,7 @@ def read_recorded(path: str) -> str | None:
     return data.decode(errors="replace") if 0 < len(data) <= _MAX_BYTES else None
 
 
-def error_text(end: WorkerEnd, recorded: str | None, now_s: float) -> str | None:
+def error_text(end: failure.WorkerEnd, recorded: str | None, now_s: float) -> str | None:
     """Return the JSON on an end: the worker's own with its exit code, else one on its exception.
 
     Return None if neither is known.
@@ -143,9 +129,9 @@ def error_text(end: WorkerEnd, recorded: str | None, now_s: float) -> str | None
     return json.dumps(plain)
 
 
-def root_cause(ends: Sequence[WorkerEnd], texts: Mapping[int, str]) -> str | None:
+def root_cause(ends: Sequence[failure.WorkerEnd], texts: Mapping[int, str]) -> str | None:
     """Return the JSON of the failure that explains the others on this node."""
-    cause = first_cause([end for end in ends if end.rank in texts])
+    cause = failure.first_cause([end for end in ends if end.rank in texts])
     return texts[cause.rank] if cause is not None else None
 
 
@@ -160,11 +146,11 @@ class _Worker:
     input_ends: bool = False
     pid: int | None = None
     ended: bool = False
-    error: PythonError | None = None
+    error: failure.PythonError | None = None
     ended_well: bool = False  # the script has; the interpreter may still be exiting
     largest_group: int | None = None
-    value: ValueNote | None = None
-    code: RanCode | None = None
+    value: failure.ValueNote | None = None
+    code: failure.RanCode | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,14 +200,14 @@ class NodeAttempt:
         order: StartAttempt,
         settings: WorkerSettings,
         spawner: OrderTaker,
-        on_end: Callable[[WorkerEnd], None],
+        on_end: Callable[[failure.WorkerEnd], None],
     ) -> None:
         self.order = order
         self.attempt = order.attempt
         self.asked = False
         self.killed = False
         self.reaped = False
-        self.ends: list[WorkerEnd] = []
+        self.ends: list[failure.WorkerEnd] = []
         self.problems: list[str] = []  # sentences for the user about the start
         self._settings = settings
         self._spawner = spawner
@@ -388,20 +374,20 @@ class NodeAttempt:
         worker.pid = pid
         worker.started_at = time.monotonic()
 
-    def note_report(self, pid: int, report: WorkerReport) -> int | None:
+    def note_report(self, pid: int, report: ipc.WorkerReport) -> int | None:
         """Record a worker's report on its own end; return its rank, None if it is unknown."""
         worker = next((w for w in self._workers.values() if w.pid == pid), None)
         if worker is None:
             return None
-        if isinstance(report, WorkerFailed):
+        if isinstance(report, ipc.WorkerFailed):
             worker.error, worker.code = report.error, report.code
-            if is_echo(worker.error):
+            if failure.is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause
-        elif isinstance(report, WorkerEndedWell):
+        elif isinstance(report, ipc.WorkerEndedWell):
             worker.ended_well, worker.largest_group = True, report.largest_group
             worker.code = report.code
-        elif isinstance(report, ValueKept):
-            worker.value = ValueNote(**vars(report))
+        elif isinstance(report, ipc.ValueKept):
+            worker.value = failure.ValueNote(**vars(report))
         return worker.rank
 
     def note_exit(self, rank: int, status: int) -> None:
@@ -441,8 +427,8 @@ class NodeAttempt:
         signum: int | None = None,
         code: int | None = None,
         evidence: str | None = None,
-    ) -> WorkerEnd:
-        return WorkerEnd(
+    ) -> failure.WorkerEnd:
+        return failure.WorkerEnd(
             attempt=self.attempt,
             rank=worker.rank,
             local_rank=worker.local_rank,
@@ -464,7 +450,7 @@ class NodeAttempt:
     def _error_file(self, rank: int) -> str:
         return os.path.join(self.folder, f"error-{self.attempt}-{rank}.json")
 
-    def _keep_error(self, end: WorkerEnd) -> None:
+    def _keep_error(self, end: failure.WorkerEnd) -> None:
         """Keep the JSON on a failure, as torchrun does, and write it next to --log-dir's logs."""
         text = error_text(end, read_recorded(self._error_file(end.rank)), time.time())
         if text is None:
@@ -476,7 +462,7 @@ class NodeAttempt:
             self._disk.append(path, text.encode())  # it makes the folder
             self._disk.close_file(path)
 
-    def _finish(self, end: WorkerEnd) -> None:
+    def _finish(self, end: failure.WorkerEnd) -> None:
         if end.is_failure:
             self._keep_error(end)
         self.ends.append(end)
@@ -488,12 +474,12 @@ class NodeAttempt:
         for worker in self._workers.values():
             worker.ended = True
         self._finish(
-            WorkerEnd(
+            failure.WorkerEnd(
                 attempt=self.attempt,
                 rank=first.rank,
                 local_rank=first.local_rank,
                 node=self.order.node,
-                kind=EndKind.NODE_LOST,
+                kind=failure.EndKind.NODE_LOST,
                 asked=self.killed or self.asked,
                 elapsed_s=round(time.monotonic() - first.started_at, 3),
                 signum=int(signal.SIGKILL),
@@ -557,17 +543,21 @@ class NodeAttempt:
 
 
 def _kind_of(
-    signum: int | None, code: int | None, error: PythonError | None, *, ended_well: bool = False
-) -> EndKind:
+    signum: int | None,
+    code: int | None,
+    error: failure.PythonError | None,
+    *,
+    ended_well: bool = False,
+) -> failure.EndKind:
     if signum is not None:
-        return EndKind.SUCCESS if ended_well else EndKind.SIGNAL
+        return failure.EndKind.SUCCESS if ended_well else failure.EndKind.SIGNAL
     if code == 0:
-        return EndKind.SUCCESS
+        return failure.EndKind.SUCCESS
     if code == contract.EX_TEMPFAIL:
-        return EndKind.PREEMPTED
+        return failure.EndKind.PREEMPTED
     if error is not None and error.type_name != "SystemExit":
-        return EndKind.EXCEPTION
-    return EndKind.EXIT_CODE
+        return failure.EndKind.EXCEPTION
+    return failure.EndKind.EXIT_CODE
 
 
 def network_variables(interface: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -15,17 +15,9 @@ from torchmuster.core.engines.local import AgentEnd
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import owner_policy
 from torchmuster.core.model.events import RecordEvent, line_of
 from torchmuster.core.model.lease import OwnClock
-from torchmuster.core.model.owner_policy import (
-    AskForEnd,
-    GiveUp,
-    JobTime,
-    OwnerAction,
-    OwnerPolicy,
-    Say,
-    StopRequests,
-)
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import AT_ONCE, StopCause, cause_of_stop
 from torchmuster.core.net import messages
@@ -243,7 +235,7 @@ class Deadline:
         ask_again: Asks it on the way and at the end, from any thread.
     """
 
-    limit: JobTime
+    limit: owner_policy.JobTime
     ask: Callable[[], float | None] | None = None
     ask_again: Callable[[], float | None] | None = None
 
@@ -256,13 +248,13 @@ class Deadline:
         if self.limit.ends_at is None and self.ask is not None:
             self.limit.ends_at = self.ask()
 
-    async def watch(self, act: Callable[[OwnerAction], None]) -> None:
+    async def watch(self, act: Callable[[owner_policy.OwnerAction], None]) -> None:
         """Carry out the actions that are due, until the end of the time."""
         limit = self.limit
         limit.may_ask = self.ask_again is not None
         while not limit.is_done:
             for action in limit.look(time.time()):
-                if not isinstance(action, AskForEnd):
+                if not isinstance(action, owner_policy.AskForEnd):
                     act(action)
                 elif self.ask_again is not None:
                     end = await asyncio.to_thread(self.ask_again)
@@ -293,7 +285,7 @@ class Stops:
     judge: Callable[[int], StopCause] = cause_of_stop
     may_save: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
-    requests: StopRequests = field(default_factory=StopRequests)
+    requests: owner_policy.StopRequests = field(default_factory=owner_policy.StopRequests)
     _is_deaf_to_sigint: bool = False
 
     def listen(self, taken: Callable[[], None], early: EarlyStop | None = None) -> None:
@@ -359,7 +351,7 @@ class HeadFollower:
 
     run_dir: RunDir
     _: KW_ONLY
-    policy: OwnerPolicy
+    policy: owner_policy.OwnerPolicy
     stops: Stops
     state: Callable[[], str | None]
     kill: Callable[[], None]
@@ -462,8 +454,8 @@ class HeadFollower:
             await asyncio.sleep(_LOOK_EVERY_S)
             self.send(messages.Ping(number=0))
             match self.policy.look(self.clock(), self.state()):
-                case Say(text=text):
+                case owner_policy.Say(text=text):
                     self.say(text)
-                case GiveUp(why=why):
+                case owner_policy.GiveUp(why=why):
                     self.kill()
                     return why

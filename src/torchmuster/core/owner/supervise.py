@@ -14,43 +14,14 @@ from functools import partial
 
 from torchmuster.core import proc
 from torchmuster.core.files.layout import last_lines
-from torchmuster.core.model import codec
+from torchmuster.core.model import codec, events, owner_policy
 from torchmuster.core.model.contract import MACHINE_VARIABLE, describe_exit
-from torchmuster.core.model.events import (
-    AttemptFailedEvent,
-    AttemptStartedEvent,
-    LeftRunningEvent,
-    RecordEvent,
-    RunEndedEvent,
-    WorkersStartedEvent,
-    event_of,
-)
-from torchmuster.core.model.owner_policy import (
-    AfterLoss,
-    OwnerAction,
-    OwnerPolicy,
-    RestartBudget,
-    Say,
-    StopRequests,
-    StopWorkers,
-    TellEnd,
-    Warn,
-)
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import name_on, report_of_error
 from torchmuster.core.model.verdict import Report, Result, StopCause, cause_of_stop, end_by_stop
 from torchmuster.core.net import messages
 from torchmuster.core.node.setup import start_sweep
-from torchmuster.core.owner.parts import (
-    LAST_STOP,
-    Deadline,
-    Engine,
-    HeadFollower,
-    RecordWriter,
-    RunDisplay,
-    StandardInput,
-    Stops,
-)
+from torchmuster.core.owner import parts
 from torchmuster.core.owner.record import next_attempt, read_result, recorded_seconds
 from torchmuster.core.owner.session import EarlyStop, own_terminal
 from torchmuster.core.proc import describe_end
@@ -67,10 +38,10 @@ _DEPOSED_S = 2.0
 
 
 def own_run(
-    engine: Engine,
-    display: RunDisplay,
+    engine: parts.Engine,
+    display: parts.RunDisplay,
     *,
-    deadline: Deadline | None = None,
+    deadline: parts.Deadline | None = None,
     forward_stdin: bool = False,
     early: EarlyStop | None = None,
     is_deposed: Callable[[], bool] | None = None,
@@ -99,36 +70,36 @@ class RunOwner:
         requests: The requests to stop so far.
     """
 
-    engine: Engine
-    display: RunDisplay
-    deadline: Deadline | None = None
+    engine: parts.Engine
+    display: parts.RunDisplay
+    deadline: parts.Deadline | None = None
     forward_stdin: bool = False
     early: EarlyStop | None = None
     is_deposed: Callable[[], bool] | None = None
-    requests: StopRequests = field(default_factory=StopRequests)
+    requests: owner_policy.StopRequests = field(default_factory=owner_policy.StopRequests)
     result: Result | None = None
-    _policy: OwnerPolicy = field(init=False)
+    _policy: owner_policy.OwnerPolicy = field(init=False)
     _next_attempt: int = 0
-    _stops: Stops = field(init=False)
-    _head: HeadFollower = field(init=False)
-    _record: RecordWriter = field(init=False)
-    _input: StandardInput | None = None
+    _stops: parts.Stops = field(init=False)
+    _head: parts.HeadFollower = field(init=False)
+    _record: parts.RecordWriter = field(init=False)
+    _input: parts.StandardInput | None = None
     _has_gone: bool = False
     _wanted: set[int] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         plan = self.engine.plan
-        self._policy = OwnerPolicy(
+        self._policy = owner_policy.OwnerPolicy(
             plan.node_name(self.engine.head_place),
-            RestartBudget(plan.limits.max_restarts),
+            owner_policy.RestartBudget(plan.limits.max_restarts),
             self.requests,
             plan.limits.grace_s,
         )
         # The library saves when asked to stop, and has a record.
         may_save = partial(os.path.exists, self.engine.run_dir.training)
-        self._stops = Stops(self._judge_stop, may_save, requests=self.requests)
-        self._head = HeadFollower(
+        self._stops = parts.Stops(self._judge_stop, may_save, requests=self.requests)
+        self._head = parts.HeadFollower(
             self.engine.run_dir,
             policy=self._policy,
             stops=self._stops,
@@ -137,7 +108,7 @@ class RunOwner:
             hear=self._take,
             say=self.display.say,
         )
-        self._record = RecordWriter(self.engine.run_dir, self.display.say)
+        self._record = parts.RecordWriter(self.engine.run_dir, self.display.say)
 
     async def run(self) -> Result:
         """Follow the run, whose agents have been started, to its end."""
@@ -154,7 +125,7 @@ class RunOwner:
         watching = [] if self.is_deposed is None else [loop.create_task(self._end_if_deposed())]
         if self.deadline is not None:
             if self.deadline.limit.ends_at is not None:
-                self._act(TellEnd(self.deadline.limit.ends_at))
+                self._act(owner_policy.TellEnd(self.deadline.limit.ends_at))
             watching.append(loop.create_task(self.deadline.watch(self._act)))
         try:
             while self.result is None:
@@ -201,7 +172,7 @@ class RunOwner:
     def _take(self, message: messages.Message) -> bool:
         match message:
             case messages.Event(name=name, fields=fields):
-                event = event_of(name, fields)
+                event = events.event_of(name, fields)
                 if event is not None:
                     self._handle_event(event)
             case messages.Output():
@@ -211,18 +182,18 @@ class RunOwner:
                 self._changed.set()
         return self.result is None
 
-    def _handle_event(self, event: RecordEvent) -> None:
+    def _handle_event(self, event: events.RecordEvent) -> None:
         match event:
-            case RunEndedEvent(result=Result() as result):
+            case events.RunEndedEvent(result=Result() as result):
                 self.result = result
                 return
-            case AttemptStartedEvent(attempt=attempt):
+            case events.AttemptStartedEvent(attempt=attempt):
                 self._next_attempt = attempt + 1
-            case AttemptFailedEvent(restarts_left=int(left)):
+            case events.AttemptFailedEvent(restarts_left=int(left)):
                 self._policy.lives.spent = self._policy.lives.most - left
-            case LeftRunningEvent(processes=processes):
+            case events.LeftRunningEvent(processes=processes):
                 proc.leave_sessions(process.session for process in processes)
-            case WorkersStartedEvent():
+            case events.WorkersStartedEvent():
                 self._send_size()  # it may have changed before workers existed
                 if self.forward_stdin:
                     self._begin_input()  # only now: workers exist to receive it
@@ -248,15 +219,15 @@ class RunOwner:
         match self._policy.after_loss(
             has_result=result is not None, is_free=is_free, is_replaced=is_replaced
         ):
-            case AfterLoss.ELSEWHERE:
+            case owner_policy.AfterLoss.ELSEWHERE:
                 raise HeadLostError("another node has become the head of this run")
-            case AfterLoss.OVER:
+            case owner_policy.AfterLoss.OVER:
                 self.result = result
                 return
-            case AfterLoss.STOPPED:
+            case owner_policy.AfterLoss.STOPPED:
                 self.result = self._stopped_result()
                 return
-            case AfterLoss.SPENT:
+            case owner_policy.AfterLoss.SPENT:
                 self.result = self._head_lost(ended)
                 return
         keeps = self.engine.keeps_agents
@@ -359,16 +330,18 @@ class RunOwner:
             size = messages.TerminalSize(columns=terminal.columns, rows=terminal.rows)
             self._head.send(size)
 
-    def _act(self, action: OwnerAction) -> None:
+    def _act(self, action: owner_policy.OwnerAction) -> None:
         """Carry out a time-related action; orders are repeated to every head."""
         match action:
-            case Say(text=text):
+            case owner_policy.Say(text=text):
                 self.display.say(text)
-            case TellEnd(ends_at=ends_at):
+            case owner_policy.TellEnd(ends_at=ends_at):
                 self._head.repeat(messages.JobEnds(ends_at=ends_at))
-            case Warn():
-                self._head.repeat(messages.Forward(signum=int(signal.SIGUSR1), last=LAST_STOP))
-            case StopWorkers(at_once=at_once):
+            case owner_policy.Warn():
+                self._head.repeat(
+                    messages.Forward(signum=int(signal.SIGUSR1), last=parts.LAST_STOP)
+                )
+            case owner_policy.StopWorkers(at_once=at_once):
                 message = messages.Stop(
                     signum=int(signal.SIGTERM),
                     at_once=at_once,
@@ -382,13 +355,13 @@ class RunOwner:
         if signum == signal.SIGUSR1 and limit is not None and limit.goes_on:
             limit.was_up = True  # the site's own `--signal=B:USR1@...`
             self.display.say("received SIGUSR1: workers get it, to save and exit")
-            self._act(Warn())
+            self._act(owner_policy.Warn())
         else:
             self._head.send(messages.Forward(signum=int(signum)))
 
     def _begin_input(self) -> None:
         if self._input is None:
-            self._input = StandardInput(self._send_input, lambda: self._head.unsent_bytes)
+            self._input = parts.StandardInput(self._send_input, lambda: self._head.unsent_bytes)
         self._input.begin()
 
     def _send_input(self, data: bytes) -> None:

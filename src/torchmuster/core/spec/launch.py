@@ -11,22 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.core import plugs
-from torchmuster.core.model import contract
-from torchmuster.core.model.plan import (
-    ARCHIVE_SUFFIXES,
-    MAX_RESTARTS,
-    WARN_S,
-    FunctionCall,
-    Limits,
-    NodeSetup,
-    Program,
-    RestartPolicy,
-    RunPlan,
-    ScriptKind,
-    Stage,
-    StartMethod,
-    Tee,
-)
+from torchmuster.core.model import contract, plan
 from torchmuster.core.model.text import nearest
 from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.problems import (
@@ -67,7 +52,7 @@ class RunRequest:
     module: bool = False
     nodes: str | None = None
     nproc_per_node: str | None = None
-    max_restarts: int = MAX_RESTARTS
+    max_restarts: int = plan.MAX_RESTARTS
     grace: str | None = None
     join_timeout: str | None = None
     last_call: str | None = None
@@ -109,7 +94,7 @@ class RunRequest:
     spares: int = 0
     verify_every: int | None = None
     metrics_port: int | None = None
-    call: FunctionCall | None = None
+    call: plan.FunctionCall | None = None
     launched: bool = False
     session: str | None = None
     inline: bool = False
@@ -142,7 +127,7 @@ def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
     if request.warn is not None:
         warn_s = parse_timeout(request.warn)
         if warn_s is None:
-            fix = duration_fix("--warn", request.warn, f"{WARN_S:g}s")
+            fix = duration_fix("--warn", request.warn, f"{plan.WARN_S:g}s")
             problems.add(f"`{request.warn}` is not a valid duration", "--warn", fix=fix)
         elif limit_s and warn_s >= limit_s:
             what = "the warning would come before the job begins"
@@ -162,7 +147,7 @@ def plan_run(
     problems: Problems,
     *,
     simulated: bool = True,
-) -> RunPlan | None:
+) -> plan.RunPlan | None:
     """Return the plan of a run; None if there are problems.
 
     Args:
@@ -193,7 +178,7 @@ def plan_run(
     if problems.found or nodes is None or workers is None or program is None or limits is None:
         return None
     minimum, maximum = nodes
-    return RunPlan(
+    return plan.RunPlan(
         run_id=run_id,
         program=program,
         min_nodes=minimum,
@@ -202,19 +187,19 @@ def plan_run(
         limits=limits,
         node_names=tuple(f"n{place + 1}" for place in range(maximum + options.spares)),
         grow=options.grow,
-        tee=Tee(options.tee),
+        tee=plan.Tee(options.tee),
         stdin_rank=options.stdin_rank,
         node_setup=setup,
         preflight=options.preflight,
         preflight_script=options.preflight_script,
-        restart_policy=RestartPolicy(options.restart_policy),
+        restart_policy=plan.RestartPolicy(options.restart_policy),
         metrics_port=options.metrics_port,
         spares=options.spares,
         head_parts=plugs.carried("head_parts"),
     )
 
 
-def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
+def _node_setup(options: RunRequest, problems: Problems) -> plan.NodeSetup:
     environment = debug_environment(os.environ) if options.debug else ()
     if options.debugpy is not None:
         tool = f"{contract.DEBUGPY} {options.debugpy}"
@@ -230,10 +215,10 @@ def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
             problems.add(f"muster sets `{name}` itself, in each worker", f"--env {name}", fix=fix)
         environment = (*environment, *given.items())
     if not options.stage and not options.before:
-        return NodeSetup(environment=environment)
+        return plan.NodeSetup(environment=environment)
     stages = parse_stages(options.stage, options.cwd, problems)
     before = parse_commands(options.before, problems)
-    return NodeSetup(environment=environment, stages=stages, before=before)
+    return plan.NodeSetup(environment=environment, stages=stages, before=before)
 
 
 def debug_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -349,7 +334,7 @@ def count_workers(
     return workers
 
 
-def _program(options: RunRequest, problems: Problems) -> Program | None:
+def _program(options: RunRequest, problems: Problems) -> plan.Program | None:
     python = find_python(options.python, problems)
     if options.module:
         check_module(options.script, options.cwd, problems)
@@ -357,14 +342,14 @@ def _program(options: RunRequest, problems: Problems) -> Program | None:
         check_script(options.script, options.cwd, problems, options.args)
     if python is None:
         return None
-    kind = ScriptKind.MODULE if options.module else ScriptKind.FILE
-    return Program(
-        kind=kind if options.call is None else ScriptKind.FUNCTION,
+    kind = plan.ScriptKind.MODULE if options.module else plan.ScriptKind.FILE
+    return plan.Program(
+        kind=kind if options.call is None else plan.ScriptKind.FUNCTION,
         target=options.script,
         args=options.args,
         python=python,
         cwd=options.cwd,
-        start=StartMethod(options.start),
+        start=plan.StartMethod(options.start),
         preload=options.preload,
         call=options.call,
     )
@@ -516,7 +501,7 @@ def check_module(target: str, cwd: str, problems: Problems, *, command: str = "m
         problems.add("a path is no module", f"-m {target}", why, f"{command} -m {name}")
 
 
-def _limits(options: RunRequest, problems: Problems) -> Limits | None:
+def _limits(options: RunRequest, problems: Problems) -> plan.Limits | None:
     durations: dict[str, float] = {}
     num_problems = len(problems.found)
     for name in ("grace", "join_timeout", "last_call"):
@@ -536,7 +521,7 @@ def _limits(options: RunRequest, problems: Problems) -> Limits | None:
     watch = parse_hang_timeout(options.hang_timeout, problems)
     if len(problems.found) > num_problems or watch is None:
         return None
-    return Limits(max_restarts=options.max_restarts, **durations, **watch)
+    return plan.Limits(max_restarts=options.max_restarts, **durations, **watch)
 
 
 def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float] | None:
@@ -557,7 +542,7 @@ def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float]
         what = f"the maximum, {words[-1]}, is less than the minimum, {words[0]}"
         problems.add(what, where, fix=fix)
         return None
-    most_s = known[1] if len(known) > 1 else max(known[0], Limits().hang_most_s)
+    most_s = known[1] if len(known) > 1 else max(known[0], plan.Limits().hang_most_s)
     return {"hang_s": known[0], "hang_blind_s": known[0], "hang_most_s": most_s}
 
 
@@ -575,7 +560,7 @@ class LaunchOrder:
         members: Each member's values as text, in the order of `names`.
     """
 
-    call: FunctionCall | None = None
+    call: plan.FunctionCall | None = None
     args: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
@@ -587,7 +572,7 @@ _OTHER_ARCHIVES = (".7z", ".rar", ".gz", ".bz2", ".xz", ".zst")
 OWN_NAME = ".muster"
 
 
-def parse_stages(texts: Sequence[str], cwd: str, problems: Problems) -> tuple[Stage, ...]:
+def parse_stages(texts: Sequence[str], cwd: str, problems: Problems) -> tuple[plan.Stage, ...]:
     """Return the data to stage into the scratch folder of every node.
 
     Without DST an archive is unpacked directly into the scratch folder, like `tar xf` there; a file
@@ -611,7 +596,7 @@ def parse_commands(texts: Sequence[str], problems: Problems) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _parse(text: str, cwd: str, problems: Problems) -> Stage | None:
+def _parse(text: str, cwd: str, problems: Problems) -> plan.Stage | None:
     where = f"--stage {text}"
     source, colon, target = text.rpartition(":")
     if not colon or os.path.exists(os.path.join(cwd, text)):  # a name may hold a colon
@@ -624,7 +609,7 @@ def _parse(text: str, cwd: str, problems: Problems) -> Stage | None:
         problems.add("--stage has no target after `:`", where, fix=f"--stage {source}")
         return None
     path = os.path.normpath(os.path.join(cwd, source))
-    archive = path.endswith(ARCHIVE_SUFFIXES) and not os.path.isdir(path)
+    archive = path.endswith(plan.ARCHIVE_SUFFIXES) and not os.path.isdir(path)
     if not colon:
         if _is_odd_archive(path, where, problems):
             return None
@@ -634,7 +619,7 @@ def _parse(text: str, cwd: str, problems: Problems) -> Stage | None:
         why = "DST is a path below the scratch folder"
         problems.add(problem, where, why, _mend(source, target))
         return None
-    return Stage(source=path, target=os.path.normpath(target))
+    return plan.Stage(source=path, target=os.path.normpath(target))
 
 
 def _wrong_target(target: str, archive: bool) -> str | None:
@@ -658,22 +643,22 @@ def _mend(source: str, target: str) -> str:
 def _is_odd_archive(path: str, where: str, problems: Problems) -> bool:
     """Refuse an archive of an unsupported format that would only be copied."""
     name = os.path.basename(path)
-    if not name.endswith(_OTHER_ARCHIVES) or name.endswith(ARCHIVE_SUFFIXES):
+    if not name.endswith(_OTHER_ARCHIVES) or name.endswith(plan.ARCHIVE_SUFFIXES):
         return False
     odd = ".tar." in name or name.endswith((".7z", ".rar"))
     if odd:
-        near = nearest(os.path.splitext(name)[1], ARCHIVE_SUFFIXES)
+        near = nearest(os.path.splitext(name)[1], plan.ARCHIVE_SUFFIXES)
         hint = f"; {near} is one" if near else ""
-        why = f"these are unpacked: {', '.join(ARCHIVE_SUFFIXES)}{hint}"
+        why = f"these are unpacked: {', '.join(plan.ARCHIVE_SUFFIXES)}{hint}"
         fix = f"{where}:{name} copies it as it is"
         problems.add(f"`{name}` is not an archive that can be unpacked", where, why, fix)
     return odd
 
 
-def _check_targets(stages: Sequence[Stage], problems: Problems) -> None:
+def _check_targets(stages: Sequence[plan.Stage], problems: Problems) -> None:
     seen: dict[str, str] = {}
     for stage in stages:
-        archive = stage.source.endswith(ARCHIVE_SUFFIXES)
+        archive = stage.source.endswith(plan.ARCHIVE_SUFFIXES)
         if stage.target in seen and not archive:
             what = f"two sources go to `{stage.target}`"
             why = f"{seen[stage.target]} and {stage.source}"

@@ -15,24 +15,7 @@ import click
 from torchmuster.core.cli import options
 from torchmuster.core.cli.options import complete_files
 from torchmuster.core.spec.problems import parse_timeout
-from torchmuster.diagnose.plan.scaling import (
-    BETWEEN,
-    INSIDE,
-    Cluster,
-    JobChange,
-    Layout,
-    NetworkLink,
-    Prediction,
-    Work,
-    format_seconds,
-    layouts,
-    parse_link,
-    predict,
-    say_bytes,
-    say_link,
-    suggest,
-    with_gradients_of,
-)
+from torchmuster.diagnose.plan import scaling
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.ui.table import render_table
 
@@ -141,8 +124,8 @@ def plan(**given: Any) -> int:
 class _Job:
     """The model and the nodes; `gradient` is a data type, `facts` are lines for people."""
 
-    work: Work
-    cluster: Cluster
+    work: scaling.Work
+    cluster: scaling.Cluster
     gradient: str
     facts: list[str]
 
@@ -151,9 +134,9 @@ class _Job:
 class _Answer:
     """The predictions: for growing numbers of nodes, for other layouts, for changes."""
 
-    predictions: list[Prediction]
-    places: list[Layout]
-    changes: list[JobChange]
+    predictions: list[scaling.Prediction]
+    places: list[scaling.Layout]
+    changes: list[scaling.JobChange]
 
 
 def _gather(wish: "PlanRequest") -> _Job:
@@ -179,9 +162,9 @@ def _gather(wish: "PlanRequest") -> _Job:
     return _Job(work=work, cluster=cluster, gradient=gradient, facts=facts)
 
 
-def _given_work(wish: "PlanRequest") -> Work:
+def _given_work(wish: "PlanRequest") -> scaling.Work:
     forward_s, backward_s, optimizer_s = ((wish.step_s or 0.0) * part for part in wish.split)
-    return Work(
+    return scaling.Work(
         gradient_bytes=(wish.num_params or 0.0) * SIZES[wish.gradient or "fp32"],
         forward_s=forward_s,
         backward_s=backward_s,
@@ -189,28 +172,30 @@ def _given_work(wish: "PlanRequest") -> Work:
     )
 
 
-def _of_type(work: Work, theirs: str, asked: str | None) -> Work:
+def _of_type(work: scaling.Work, theirs: str, asked: str | None) -> scaling.Work:
     """Return measured work with its gradients in the requested type."""
-    return with_gradients_of(work, SIZES[asked or theirs] / SIZES[theirs])
+    return scaling.with_gradients_of(work, SIZES[asked or theirs] / SIZES[theirs])
 
 
-def _given_cluster(wish: "PlanRequest") -> tuple[Cluster, list[str]]:
+def _given_cluster(wish: "PlanRequest") -> tuple[scaling.Cluster, list[str]]:
     if wish.network is None:
         raise AssertionError("read_plan_request refuses a wish without a network")
-    cluster = Cluster(
+    cluster = scaling.Cluster(
         per_node=wish.per_node, between=wish.network, inside=wish.inside, adapters=wish.adapters
     )
-    words = [f"between nodes: {say_link(wish.network)}; given, not measured"]
+    words = [f"between nodes: {scaling.say_link(wish.network)}; given, not measured"]
     if wish.inside is not None:
-        words.append(f"inside a node: {say_link(wish.inside)}; given, not measured")
+        words.append(f"inside a node: {scaling.say_link(wish.inside)}; given, not measured")
     return cluster, words
 
 
-def _say_work(model: str, gradient: str, work: Work) -> str:
+def _say_work(model: str, gradient: str, work: scaling.Work) -> str:
     parts = (work.forward_s, work.backward_s, work.optimizer_s)
     named = zip(("forward", "backward", "update"), parts, strict=True)
-    words = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in named if seconds)
-    return f"{model}, gradients {gradient}: {say_bytes(work.gradient_bytes)}; {words}"
+    words = ", ".join(
+        f"{name} {scaling.format_seconds(seconds)}" for name, seconds in named if seconds
+    )
+    return f"{model}, gradients {gradient}: {scaling.say_bytes(work.gradient_bytes)}; {words}"
 
 
 def _answer(job: _Job, wish: "PlanRequest") -> _Answer:
@@ -218,9 +203,9 @@ def _answer(job: _Job, wish: "PlanRequest") -> _Answer:
     counts = range(1, last + 1) if last <= 8 else (1 << power for power in range(17))
     shown = sorted({*(count for count in counts if count < last), last})
     return _Answer(
-        predictions=[predict(job.work, job.cluster, count) for count in shown],
-        places=layouts(job.work, job.cluster, per_node) if per_node > 1 else [],
-        changes=suggest(job.work, job.cluster, last, SIZES[job.gradient]),
+        predictions=[scaling.predict(job.work, job.cluster, count) for count in shown],
+        places=scaling.layouts(job.work, job.cluster, per_node) if per_node > 1 else [],
+        changes=scaling.suggest(job.work, job.cluster, last, SIZES[job.gradient]),
     )
 
 
@@ -248,7 +233,7 @@ def _print_json(job: _Job, answer: _Answer) -> None:
     click.echo(json.dumps(plain, indent=1))
 
 
-def _write_svg(path: str, predictions: list[Prediction], title: str) -> None:
+def _write_svg(path: str, predictions: list[scaling.Prediction], title: str) -> None:
     try:
         with open(path, "w") as file:
             file.write(render_svg(predictions, title))
@@ -258,8 +243,8 @@ def _write_svg(path: str, predictions: list[Prediction], title: str) -> None:
 
 def _list_links() -> int:
     rows = [
-        [option, name, say_link(known.link), known.about]
-        for option, table in (("--network", BETWEEN), ("--inside", INSIDE))
+        [option, name, scaling.say_link(known.link), known.about]
+        for option, table in (("--network", scaling.BETWEEN), ("--inside", scaling.INSIDE))
         for name, known in table.items()
     ]
     click.echo(render_table(["OPTION", "NAME", "REACHES", "WHAT IT IS"], rows), nl=False)
@@ -282,8 +267,8 @@ class PlanRequest:
     gradient: str | None
     step_s: float | None
     split: tuple[float, float, float]
-    network: NetworkLink | None
-    inside: NetworkLink | None
+    network: scaling.NetworkLink | None
+    inside: scaling.NetworkLink | None
     engine: str | None
     num_nodes: int
     per_node: int
@@ -412,14 +397,16 @@ def _read_split(text: str, found: list[UsageError]) -> tuple[float, float, float
     return forward, backward, rest[0] if rest else 0.0
 
 
-def _read_link(option: str, text: str | None, found: list[UsageError]) -> NetworkLink | None:
+def _read_link(
+    option: str, text: str | None, found: list[UsageError]
+) -> scaling.NetworkLink | None:
     if text is None:
         return None
-    known = BETWEEN if option == "--network" else INSIDE
+    known = scaling.BETWEEN if option == "--network" else scaling.INSIDE
     names = {name.lower(): name for name in known}
     if text.lower() in names:
         return known[names[text.lower()]].link
-    link = parse_link(text)
+    link = scaling.parse_link(text)
     if link is None:
         from torchmuster.core.model.text import nearest
 
@@ -435,16 +422,16 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _COMPUTES, _WAITS = "#4c78a8", "#e45756"
 
 
-def prediction_table(predictions: Sequence[Prediction]) -> str:
+def prediction_table(predictions: Sequence[scaling.Prediction]) -> str:
     """Return the predictions as a table; times are for one step."""
     header = ["NODES", "WORKERS", "STEP", "ALL-REDUCE", "WAITING", "EFFICIENCY", "AS FAST AS"]
     rows = [
         [
             str(one.num_nodes),
             str(one.num_workers),
-            format_seconds(one.step_s),
-            format_seconds(one.communication_s) if one.num_workers > 1 else "-",
-            format_seconds(waits_s(one)) if one.num_workers > 1 else "-",
+            scaling.format_seconds(one.step_s),
+            scaling.format_seconds(one.communication_s) if one.num_workers > 1 else "-",
+            scaling.format_seconds(waits_s(one)) if one.num_workers > 1 else "-",
             f"{one.efficiency:.0%}",
             f"{one.speed_up:.3g} workers" if one.speed_up != 1 else "1 worker",
         ]
@@ -453,12 +440,12 @@ def prediction_table(predictions: Sequence[Prediction]) -> str:
     return render_table(header, rows)
 
 
-def waits_s(prediction: Prediction) -> float:
+def waits_s(prediction: scaling.Prediction) -> float:
     """Return the time that a step takes in addition to that of a single worker."""
     return prediction.exposed_s + prediction.cost_s + prediction.skew_s
 
 
-def prediction_bars(predictions: Sequence[Prediction]) -> str:
+def prediction_bars(predictions: Sequence[scaling.Prediction]) -> str:
     """Return one bar for each prediction: computing is solid, waiting is shaded."""
     longest = max(one.step_s for one in predictions)
     width = max(len(str(one.num_nodes)) for one in predictions)
@@ -470,9 +457,7 @@ def prediction_bars(predictions: Sequence[Prediction]) -> str:
         lines.append(
             f"{one.num_nodes:>{width}} {(computing + waiting):<{BAR}} {one.efficiency:.0%}"
         )
-    legend = (
-        f"{'':>{width}} █ computes  ░ waits; the longest bar is {format_seconds(longest)} a step"
-    )
+    legend = f"{'':>{width}} █ computes  ░ waits; the longest bar is {scaling.format_seconds(longest)} a step"
     return "\n".join([*lines, legend]) + "\n"
 
 
@@ -481,12 +466,12 @@ def _full(length: float) -> str:
     return "█" * int(length) + (_EIGHTHS[part] if part else "")
 
 
-def layout_sentences(found: Sequence[Layout]) -> list[str]:
+def layout_sentences(found: Sequence[scaling.Layout]) -> list[str]:
     """Return a comparison of the same workers on few nodes and on many."""
     if len(found) < 2:
         return []
     lines = [
-        f"  {_nodes(one.num_nodes)} with {one.per_node}: {format_seconds(one.prediction.step_s)} a step, "
+        f"  {_nodes(one.num_nodes)} with {one.per_node}: {scaling.format_seconds(one.prediction.step_s)} a step, "
         f"efficiency {one.prediction.efficiency:.0%}"
         for one in found
     ]
@@ -510,19 +495,19 @@ def _nodes(count: int) -> str:
     return f"{count} node" if count == 1 else f"{count} nodes"
 
 
-def change_lines(changes: Sequence[JobChange], num_nodes: int) -> list[str]:
+def change_lines(changes: Sequence[scaling.JobChange], num_nodes: int) -> list[str]:
     """Return the changes that would help, the best first."""
     if not changes:
         return [f"on {_nodes(num_nodes)} no change would bring more than 2 %"]
     lines = [f"what would help most on {_nodes(num_nodes)}:"]
     for change in changes:
         note = f" ({change.note})" if change.note else ""
-        step = f"{format_seconds(change.step_s)} a step"
+        step = f"{scaling.format_seconds(change.step_s)} a step"
         lines.append(f"  {change.gain:.2f} times the work: {change.what}, {step}{note}")
     return lines
 
 
-def render_svg(predictions: Sequence[Prediction], title: str) -> str:
+def render_svg(predictions: Sequence[scaling.Prediction], title: str) -> str:
     """Return the bars as an SVG image."""
     from xml.sax.saxutils import escape  # brings urllib's client along
 
@@ -544,7 +529,7 @@ def render_svg(predictions: Sequence[Prediction], title: str) -> str:
             f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{_nodes(one.num_nodes)}</text>',
             f'<rect x="{left}" y="{y}" width="{computes:.1f}" height="20" fill="{_COMPUTES}"/>',
             f'<rect x="{left + computes:.1f}" y="{y}" width="{waits:.1f}" height="20" fill="{_WAITS}"/>',
-            f'<text x="{end:.1f}" y="{y + 15}">{format_seconds(one.step_s)}, {one.efficiency:.0%}</text>',
+            f'<text x="{end:.1f}" y="{y + 15}">{scaling.format_seconds(one.step_s)}, {one.efficiency:.0%}</text>',
         ]
     y = 44 + row * len(predictions) + 20
     parts += [

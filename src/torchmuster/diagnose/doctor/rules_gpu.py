@@ -5,15 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torchmuster.diagnose.doctor import show
 from torchmuster.diagnose.doctor.checks import LONG, TEXTS, Check, Equal, NodePart, look
-from torchmuster.diagnose.doctor.show import (
-    NodeView,
-    Pair,
-    Rule,
-    Situation,
-    differ,
-    show_bytes,
-)
 from torchmuster.diagnose.finding import Finding, Level, names_of
 from torchmuster.launcher.facts.gpu import GpuFacts
 
@@ -26,14 +19,14 @@ _MIN_BULK_BYTES = 1 << 20
 _MANY = 4
 
 
-def no_network(situation: Situation) -> Iterator[Finding]:
+def no_network(situation: show.Situation) -> Iterator[Finding]:
     """Report that the network survey has found no network that connects all nodes."""
     if situation.no_network and not any(pair.why for pair in situation.pairs):
         what, *tried = situation.no_network
         yield TEXTS["no-network"].finding([], what=what, tried=tried[:8])
 
 
-def unreachable(situation: Situation) -> Iterator[Finding]:
+def unreachable(situation: show.Situation) -> Iterator[Finding]:
     """Report connections that were refused or not answered."""
     bad = [pair for pair in _between(situation) if pair.why is not None and not pair.stalled]
     for group, words in _groups(situation, bad):
@@ -51,7 +44,7 @@ def unreachable(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def black_holes(situation: Situation) -> Iterator[Finding]:
+def black_holes(situation: show.Situation) -> Iterator[Finding]:
     """Report connections that pass small packets and drop large ones."""
     bad = [pair for pair in _between(situation) if pair.stalled]
     for group, words in _groups(situation, bad):
@@ -64,7 +57,7 @@ def black_holes(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def busy(situation: Situation) -> Iterator[Finding]:
+def busy(situation: show.Situation) -> Iterator[Finding]:
     """Note connections between simulated nodes that timed out: the machine lacks processors."""
     beyond = _between(situation)
     late = [pair for pair in situation.pairs if pair.why is not None and pair not in beyond]
@@ -77,13 +70,13 @@ def busy(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _between(situation: Situation) -> list[Pair]:
+def _between(situation: show.Situation) -> list[show.Pair]:
     """Return the pairs on different machines."""
     nodes = situation.nodes
     return [p for p in situation.pairs if nodes[p.source].machine != nodes[p.target].machine]
 
 
-def slow_pairs(situation: Situation) -> Iterator[Finding]:
+def slow_pairs(situation: show.Situation) -> Iterator[Finding]:
     """Report pairs that are slower than half the median: a slow pair slows down every step."""
     if situation.bulk_bytes < _MIN_BULK_BYTES or not situation.has_machines:
         return
@@ -99,7 +92,9 @@ def slow_pairs(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _groups(situation: Situation, bad: Sequence[Pair]) -> Iterator[tuple[list[Pair], str]]:
+def _groups(
+    situation: show.Situation, bad: Sequence[show.Pair]
+) -> Iterator[tuple[list[show.Pair], str]]:
     """Yield groups of pairs with a common end, each with a name for the subject of a sentence."""
     names = [node.name for node in situation.nodes]
     left = list(bad)
@@ -132,7 +127,7 @@ def _groups(situation: Situation, bad: Sequence[Pair]) -> Iterator[tuple[list[Pa
         yield [pair], f"connections from {names[pair.source]} to {names[pair.target]}"
 
 
-def _where(situation: Situation, group: Sequence[Pair]) -> str:
+def _where(situation: show.Situation, group: Sequence[show.Pair]) -> str:
     names = [node.name for node in situation.nodes]
     shown = [f"{names[pair.source]} to {names[pair.target]}" for pair in group[:6]]
     interfaces = {node.interface for node in situation.nodes if node.interface}
@@ -160,7 +155,7 @@ def _mechanism(why: str) -> str:
     return "the connection ended during the handshake"
 
 
-def _mtus(situation: Situation, group: Sequence[Pair]) -> list[str]:
+def _mtus(situation: show.Situation, group: Sequence[show.Pair]) -> list[str]:
     ends = sorted({end for pair in group for end in (pair.source, pair.target)})
     found = []
     for node in (situation.nodes[end] for end in ends):
@@ -172,7 +167,7 @@ def _mtus(situation: Situation, group: Sequence[Pair]) -> list[str]:
     return found[:4]
 
 
-MATRIX_RULES: Sequence[Rule] = (no_network, unreachable, black_holes, busy, slow_pairs)
+MATRIX_RULES: Sequence[show.Rule] = (no_network, unreachable, black_holes, busy, slow_pairs)
 
 
 # Source: NVIDIA's list of Xid errors: double-bit ECC, page retirement, NVLink, fallen off the bus,
@@ -183,11 +178,11 @@ _USED = 0.05
 _USED_BYTES = 1 << 30
 
 
-def numbers(situation: Situation) -> Iterator[Finding]:
+def numbers(situation: show.Situation) -> Iterator[Finding]:
     """Report nodes that see different numbers of GPUs, or none while others see some."""
     rows = look(situation, "gpu")
     values = {s.node.name: len(s.facts.visible) for s in rows}
-    found = differ(values, "", lambda k: f"{k} GPU{'s' if k != 1 else ''}")
+    found = show.differ(values, "", lambda k: f"{k} GPU{'s' if k != 1 else ''}")
     if found is not None:
         without = [name for name, number in values.items() if not number]
         yield replace(
@@ -201,7 +196,7 @@ def numbers(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _why_none(node: NodeView, gpu: GpuFacts) -> str:
+def _why_none(node: show.NodeView, gpu: GpuFacts) -> str:
     if gpu.num_devices:
         return f"{node.name}: CUDA_VISIBLE_DEVICES hides all {gpu.num_devices}"
     return f"{node.name}: neither /proc/driver/nvidia nor /dev/nvidia* shows one"
@@ -218,7 +213,7 @@ def _lacks_smi(seen: NodePart) -> bool:
     return "No such file" in seen.facts.why_not
 
 
-def health(situation: Situation) -> Iterator[Finding]:
+def health(situation: show.Situation) -> Iterator[Finding]:
     """Report uncorrected memory errors, and GPUs that are prohibited or throttled."""
     for seen in look(situation, "gpu"):
         node, facts = seen.node, seen.facts
@@ -252,7 +247,7 @@ def _xid_words(seen: NodePart) -> dict[str, Any]:
     }
 
 
-def in_use(situation: Situation) -> Iterator[Finding]:
+def in_use(situation: show.Situation) -> Iterator[Finding]:
     """Report memory of the job's GPUs that another process uses: the training will lack it."""
     for seen in look(situation, "gpu"):
         node, facts = seen.node, seen.facts
@@ -264,12 +259,12 @@ def in_use(situation: Situation) -> Iterator[Finding]:
                 yield TEXTS["gpu-in-use"].finding(
                     [node.name],
                     gpu=gpu,
-                    used=show_bytes(gpu.used_bytes),
-                    total=show_bytes(gpu.memory_bytes),
+                    used=show.show_bytes(gpu.used_bytes),
+                    total=show.show_bytes(gpu.memory_bytes),
                 )
 
 
-def nvlinks(situation: Situation) -> Iterator[Finding]:
+def nvlinks(situation: show.Situation) -> Iterator[Finding]:
     """Report GPUs with fewer NVLinks up than others of the model: the slowest link decides."""
     rows = [
         (seen.node.name, index, gpu.name, up, number)
@@ -296,7 +291,7 @@ def nvlinks(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def narrow(situation: Situation) -> Iterator[Finding]:
+def narrow(situation: show.Situation) -> Iterator[Finding]:
     """Note GPUs that use fewer PCIe lanes than they have while most others use all of theirs."""
     seen = look(situation, "gpu")
     rows = [(s.node.name, gpu) for s in seen for gpu in s.facts.gpus if gpu.pcie_max_width]
@@ -316,7 +311,7 @@ def _numbers_to_reset(seen: NodePart) -> str:
     return ", ".join(str(gpu.index) for gpu in seen.facts.gpus if gpu.must_be_reset)
 
 
-RULES: Sequence[Rule] = (
+RULES: Sequence[show.Rule] = (
     numbers,
     Check(
         TEXTS["gpu-ordinal"],

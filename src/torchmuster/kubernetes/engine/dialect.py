@@ -13,6 +13,7 @@ from typing import Any
 
 from torchmuster.core.model.links import ResubmitMethod
 from torchmuster.core.model.verdict import Report
+from torchmuster.kubernetes.engine import manifest
 from torchmuster.kubernetes.engine.answers import (
     BEING_CREATED,
     CONTEXT_ANNOTATION,
@@ -24,17 +25,6 @@ from torchmuster.kubernetes.engine.answers import (
     view_of,
     views_of_elements,
     warnings_of,
-)
-from torchmuster.kubernetes.engine.manifest import (
-    MAX_HOST_NAME,
-    kind_name,
-    name_in_set,
-    objects_of,
-    objects_of_set,
-    owned_by,
-    pods_of,
-    secret_names,
-    sets_of,
 )
 from torchmuster.launcher.engines import base
 from torchmuster.launcher.engines.base import EngineError, NodeStart
@@ -120,7 +110,7 @@ def kubectl_for(job_id: str, *words: str) -> list[str]:
 
 def name_of(run: str, num_pods: int, more: str = "") -> str:
     """Return a name for a run's objects, with `more`, that fits into each pod's host name."""
-    room = MAX_HOST_NAME - len(f"{more}-{num_pods - 1}")
+    room = manifest.MAX_HOST_NAME - len(f"{more}-{num_pods - 1}")
     plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     if not plain[:1].isalpha():
         plain = f"run-{plain}".rstrip("-")
@@ -147,11 +137,11 @@ class KubernetesDialect:
     def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
         """Return the manifest with the contents of the Secrets, which include the run's key."""
         if len(job.chunks) > 1:
-            kinds = sets_of(job, files)
-            named = [(kind_name(number), kind) for number, kind in enumerate(kinds)]
-            objects = objects_of_set(job.name, named)
+            kinds = manifest.sets_of(job, files)
+            named = [(manifest.kind_name(number), kind) for number, kind in enumerate(kinds)]
+            objects = manifest.objects_of_set(job.name, named)
         else:
-            objects = objects_of(pods_of(job, files))
+            objects = manifest.objects_of(manifest.pods_of(job, files))
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1) + "\n"
 
     def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
@@ -166,7 +156,7 @@ class KubernetesDialect:
         context = metadata.get("annotations", {}).get(CONTEXT_ANNOTATION, "")
         name = metadata["name"]
         if job["kind"] == "JobSet":
-            name = name_in_set(name, 0)
+            name = manifest.name_in_set(name, 0)
         return job_id_of(context, metadata.get("namespace", "default"), name)
 
     def settle_argv(self, job: JobRequest, stdout: str | None) -> list[list[str]]:
@@ -181,7 +171,7 @@ class KubernetesDialect:
             is_set = len(job.chunks) > 1
             return [self.remove_set_argv(whole) if is_set else self.cancel_argv(whole)]
         made = _job_among(stdout)
-        patch = json.dumps(owned_by(made))
+        patch = json.dumps(manifest.owned_by(made))
         names = [
             f"{one['kind'].lower()}/{one['metadata']['name']}"
             for one in read_objects(stdout)
@@ -322,7 +312,7 @@ class KubernetesDialect:
 def _delete(job_id: str, *objects: str) -> list[str]:
     """Return the command that removes these objects and the Secrets of a run."""
     # By name: a label selector would need permission to list them.
-    secrets = (f"secrets/{secret}" for secret in secret_names(place_of(job_id)[2]))
+    secrets = (f"secrets/{secret}" for secret in manifest.secret_names(place_of(job_id)[2]))
     return kubectl_for(job_id, "delete", *objects, *secrets, "--wait=false", "--ignore-not-found")
 
 

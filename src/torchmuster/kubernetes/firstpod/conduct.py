@@ -28,17 +28,10 @@ from torchmuster.core import plugs
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.files.terminal import TerminalVoice
-from torchmuster.core.model import codec
+from torchmuster.core.model import codec, owner_policy
 from torchmuster.core.model.events import AttemptFailedEvent, AttemptStartedEvent, line_of
 from torchmuster.core.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.core.model.narration import shortened
-from torchmuster.core.model.owner_policy import (
-    AfterLoss,
-    JobTime,
-    OwnerPolicy,
-    RestartBudget,
-    StopRequests,
-)
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report, report_of_error, show_transfer
@@ -162,8 +155,8 @@ def record_cut_off_attempt(run_dir: RunDir, plan: RunPlan) -> Result | None:
         return None
     start = attempts[-1].start
     most = plan.limits.max_restarts
-    lives = RestartBudget(most, restarts_spent(run_dir, most))
-    is_last = lives.after_loss() is AfterLoss.SPENT
+    lives = owner_policy.RestartBudget(most, restarts_spent(run_dir, most))
+    is_last = lives.after_loss() is owner_policy.AfterLoss.SPENT
     cause = _end_of(start)
     attempt_failed = AttemptFailedEvent(
         attempt=cause.attempt,
@@ -269,7 +262,7 @@ class OwnerInPod(ABC, Generic[Ended]):
     key: str
     order_path: str
     voice: TerminalVoice
-    requests: StopRequests = field(default_factory=StopRequests)
+    requests: owner_policy.StopRequests = field(default_factory=owner_policy.StopRequests)
     errors: ClassVar[tuple[type[Exception], ...]] = (MusterError, OSError)
 
     @property
@@ -307,7 +300,7 @@ class OwnerInPod(ABC, Generic[Ended]):
         follows = self.requests.after_end(
             is_whole=self.is_whole(ended), is_cancelled=self.is_cancelled
         )
-        if follows is AfterLoss.ELSEWHERE:
+        if follows is owner_policy.AfterLoss.ELSEWHERE:
             self.set_aside()
             return AGAIN_CODE
         return self.end(ended)
@@ -413,8 +406,8 @@ class PodOwner(OwnerInPod[Result]):
             MusterError: Too few pods came, or one can't be used and no restart is left.
         """
         most = plan.limits.max_restarts
-        lives = RestartBudget(most, restarts_spent(self.run_dir, most))
-        policy = OwnerPolicy(self.order.job, lives, self.requests)
+        lives = owner_policy.RestartBudget(most, restarts_spent(self.run_dir, most))
+        policy = owner_policy.OwnerPolicy(self.order.job, lives, self.requests)
         while True:
             pod_wait = PodWait(
                 order=self.order,
@@ -433,7 +426,7 @@ class PodOwner(OwnerInPod[Result]):
             except ChannelError as error:
                 if early.signum:
                     self._note_stop(early.signum)
-                if policy.after_loss() is not AfterLoss.AGAIN:
+                if policy.after_loss() is not owner_policy.AfterLoss.AGAIN:
                     raise
                 signal.signal(signal.SIGTERM, self._take_stop)
                 why = f": {error.why}" if error.why else ""
@@ -488,7 +481,7 @@ class PodOwner(OwnerInPod[Result]):
         if limit_s is None:
             return None
         ends_at = _begun(self.run_dir) + limit_s
-        return Deadline(JobTime(self.order.warn_s, ends_at, ends_the_run=True))
+        return Deadline(owner_policy.JobTime(self.order.warn_s, ends_at, ends_the_run=True))
 
     def set_aside(self) -> None:
         """Rename the result of an earlier process."""

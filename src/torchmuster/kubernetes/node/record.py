@@ -40,17 +40,7 @@ from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.relay import SendsMessages
 from torchmuster.launcher.net.remote_messages import FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import Copy, CopyScope, CopyState, Feed
-from torchmuster.launcher.node.remote.files import (
-    MARK_FILE,
-    RUN_RECORD,
-    CodeOutputs,
-    make_mark,
-    mark_of,
-    read_line,
-    scope_of_group,
-    send_outputs,
-    write_private,
-)
+from torchmuster.launcher.node.remote import files
 from torchmuster.workflow.plan import GroupNodes
 
 _EVERY_S = 0.2
@@ -86,7 +76,7 @@ class RecordWords:
 
 def scope_of(order: PodOrder) -> CopyScope:
     """Return which files of the first pod's folder are the record of an order."""
-    return RUN_RECORD if order.group is None else scope_of_group(order.group)
+    return files.RUN_RECORD if order.group is None else files.scope_of_group(order.group)
 
 
 def send_record(arguments: list[str]) -> int:
@@ -107,9 +97,9 @@ def send_record(arguments: list[str]) -> int:
     gone = threading.Event()
     threading.Thread(target=_wait_for_end, args=(session.reader, gone, order), daemon=True).start()
     writer = session.writer
-    if not mark_of(root):
+    if not files.mark_of(root):
         writer.send(messages.CopyOf(mark=""))
-    while not (mark := mark_of(root)) and not gone.is_set() and not words.once:
+    while not (mark := files.mark_of(root)) and not gone.is_set() and not words.once:
         gone.wait(_EVERY_S)  # the owner has not created it yet
     if mark:
         writer.send(messages.CopyOf(mark=mark))
@@ -134,7 +124,11 @@ def _say_end(
     stay: list[str] = []
     if is_over or wanted:
         is_run = order.group is None
-        stay = CodeOutputs(order.run_dir).send(writer) if is_run else _send_of_tasks(writer, order)
+        stay = (
+            files.CodeOutputs(order.run_dir).send(writer)
+            if is_run
+            else _send_of_tasks(writer, order)
+        )
     if is_over and order.group is None:
         _send_of_others(writer, order)
     end = messages.CopyEnd(
@@ -185,7 +179,7 @@ def _send_of_tasks(session: SendsMessages, order: PodOrder) -> list[str]:
             continue
         room -= size
         come += names
-    send_outputs(session, run_dir.path, come)
+    files.send_outputs(session, run_dir.path, come)
     return stay
 
 
@@ -194,7 +188,7 @@ def _send_of_others(session: SendsMessages, order: PodOrder) -> None:
     top = os.path.join(order.run_dir.path, "output")
     for host in sorted(os.listdir(top)) if os.path.isdir(top) else ():
         root = os.path.join(top, host)
-        send_outputs(session, root, _files_below(root, root), host)
+        files.send_outputs(session, root, _files_below(root, root), host)
 
 
 def _tasks_with_output(order: PodOrder) -> list[str]:
@@ -250,9 +244,9 @@ def kept_scope(order: PodOrder) -> CopyScope:
     """
     run_dir = order.run_dir
     if order.group is None:
-        return CopyScope((MARK_FILE, RunDir.training, RunDir.events))
+        return CopyScope((files.MARK_FILE, RunDir.training, RunDir.events))
     events = os.path.relpath(run_dir.group(order.group).events, run_dir.path)
-    return CopyScope((MARK_FILE, events))
+    return CopyScope((files.MARK_FILE, events))
 
 
 def kept_folder(order: PodOrder) -> str:
@@ -268,7 +262,7 @@ class KeptRecord:
 
     def __init__(self, order: PodOrder) -> None:
         root = kept_folder(order)
-        self.copy = Copy(root, kept_scope(order), mark_of(root), mode=0o600)
+        self.copy = Copy(root, kept_scope(order), files.mark_of(root), mode=0o600)
         self.note = f"{root}.keeper"
 
     def place(self) -> bool:
@@ -336,11 +330,11 @@ def _keep(session: PodSession, kept: KeptRecord | ArrivingCode) -> int:
     """
     os.makedirs(kept.copy.root, mode=0o700, exist_ok=True)
     mine = secrets.token_hex(8)  # an earlier keeper may only have been suspended
-    write_private(kept.note, mine)
+    files.write_private(kept.note, mine)
     for has in kept.copy.has():
         session.writer.send(has)
     while (message := _next(session)) is not None:
-        if not isinstance(message, messages.CopyOf) and read_line(kept.note) != mine:
+        if not isinstance(message, messages.CopyOf) and files.read_line(kept.note) != mine:
             return 1
         match message:
             case messages.CopyOf(mark=mark) if not kept.copy.begin(mark):
@@ -434,6 +428,6 @@ def place(order: PodOrder, brought: str, head: str | None = None) -> None:
     shutil.rmtree(came, ignore_errors=True)
     with open(os.path.join(brought, KEY_FILE)) as file:
         atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
-    make_mark(run_dir.path)
+    files.make_mark(run_dir.path)
     os.makedirs(order.folder, exist_ok=True)
-    atomic.write_json(order.stamps, {"head": head or mark_of(run_dir.path)})
+    atomic.write_json(order.stamps, {"head": head or files.mark_of(run_dir.path)})

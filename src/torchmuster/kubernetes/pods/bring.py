@@ -20,17 +20,8 @@ from torchmuster.core.model.plan import Program, RunPlan
 from torchmuster.core.model.text import did_you_mean, show_size
 from torchmuster.core.owner.record import read_result
 from torchmuster.errors import UsageError
+from torchmuster.kubernetes.engine import manifest
 from torchmuster.kubernetes.engine.dialect import JOBSETS, kubectl, name_of
-from torchmuster.kubernetes.engine.manifest import (
-    MOST_PARCELS,
-    POD_PORT,
-    SECRET_BYTES,
-    claims_of,
-    home_of,
-    keep_s_of,
-    keeps_runs,
-    pods_of,
-)
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.pods.reach import refused
@@ -81,7 +72,7 @@ def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
         UsageError: A key of the site can't be used.
     """
     _need_kubectl()
-    pods_of(job, {})  # the site's mistakes first: finding them needs no cluster
+    manifest.pods_of(job, {})  # the site's mistakes first: finding them needs no cluster
     keys = _settled(dict(job.own_keys), job.queue)
     return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
 
@@ -191,7 +182,7 @@ def bring_run(
     """
     order = replace(
         order_of(job, plan.run_id),
-        keep_s=keep_s_of(job),
+        keep_s=manifest.keep_s_of(job),
         warn_s=warn_s,
         start_limit_s=start_limit_s,
         time_limit_s=job.time_limit_s,
@@ -207,11 +198,11 @@ def order_of(job: JobRequest, run_id: str) -> PodOrder:
         run_id=run_id,
         job=job.name,
         num_pods=job.num_nodes,
-        port=int(dict(job.own_keys).get("door_port", POD_PORT)),
-        home=home_of(job),
+        port=int(dict(job.own_keys).get("door_port", manifest.POD_PORT)),
+        home=manifest.home_of(job),
         code_root="",
         code_sha="",
-        has_volume=keeps_runs(job),
+        has_volume=manifest.keeps_runs(job),
     )
 
 
@@ -304,7 +295,7 @@ def _parcelled(files: "Mapping[str, str]", folder: str) -> dict[str, str] | None
     room = [_OWN_BYTES]
     found: dict[str, str] = {}
     sizes = {name: os.path.getsize(path) for name, path in files.items()}
-    if sum(sizes.values()) > _OWN_BYTES + MOST_PARCELS * SECRET_BYTES:
+    if sum(sizes.values()) > _OWN_BYTES + manifest.MOST_PARCELS * manifest.SECRET_BYTES:
         return None
     for name in sorted(files, key=lambda name: sizes[name]):
         if sizes[name] <= room[0]:
@@ -314,15 +305,15 @@ def _parcelled(files: "Mapping[str, str]", folder: str) -> dict[str, str] | None
         for piece, path in _pieces(name, files[name], folder):
             size = os.path.getsize(path)
             number = next((n for n, left in enumerate(room) if n and left >= size), len(room))
-            room[number:] = room[number:] or [SECRET_BYTES]
+            room[number:] = room[number:] or [manifest.SECRET_BYTES]
             room[number] -= size
             found[f"{number}/{piece}"] = path
-    return found if len(room) <= 1 + MOST_PARCELS else None
+    return found if len(room) <= 1 + manifest.MOST_PARCELS else None
 
 
 def _pieces(name: str, path: str, folder: str) -> "Iterator[tuple[str, str]]":
     """Yield name and path of a file, or of its pieces if it is larger than a Secret."""
-    if os.path.getsize(path) <= SECRET_BYTES:
+    if os.path.getsize(path) <= manifest.SECRET_BYTES:
         yield name, path
         return
     with open(path, "rb") as file:
@@ -337,7 +328,7 @@ def _pieces(name: str, path: str, folder: str) -> "Iterator[tuple[str, str]]":
 def _too_large(files: "Mapping[str, str]") -> UsageError:
     """Return the error that names the largest file, which can only travel in Secrets."""
     sizes = {name: os.path.getsize(path) for name, path in files.items()}
-    limit = MOST_PARCELS * SECRET_BYTES
+    limit = manifest.MOST_PARCELS * manifest.SECRET_BYTES
     most = max(sizes.keys() - {orders.PACKAGE_FILE}, key=lambda name: sizes[name])
     room = limit - sum(sizes.values()) + sizes[most]
     what, fix = _SECRETS_ONLY.get(most, ("the plan of the run", "fewer tasks, or shorter values"))
@@ -386,9 +377,9 @@ def lost_with_pods(job: JobRequest) -> list[str]:
     Raises:
         UsageError: Nobody can fetch it, and the user has not agreed to that.
     """
-    if keeps_runs(job) or may_reach(dict(job.own_keys)):
+    if manifest.keeps_runs(job) or may_reach(dict(job.own_keys)):
         return []
-    if "take_within" in dict(job.own_keys) and keep_s_of(job) == 0:
+    if "take_within" in dict(job.own_keys) and manifest.keep_s_of(job) == 0:
         lost = "pods can't be reached from here, and there is no volume: files, logs and record go with the pods"
         return [f"{lost}; how the run ends, and the first pod's log, are all that will be known"]
     if not _may_create(dict(job.own_keys), "jobs.batch"):
@@ -497,7 +488,7 @@ def find_earlier_run(old: RunDir, order: PodOrder, job: JobRequest) -> EarlierRu
             why="they were on the disks of its pods and went with them",
             fix="type its command again to start over at step 0; `claims` and `home` of the site keep runs on a volume",
         )
-    if not keeps_runs(job):
+    if not manifest.keeps_runs(job):
         return None
     is_own = os.path.normpath(folder) == own
     return EarlierRun(run_id=order.run_id, saved_step=step if is_own else None)
@@ -505,7 +496,7 @@ def find_earlier_run(old: RunDir, order: PodOrder, job: JobRequest) -> EarlierRu
 
 def _outlives_pods(folder: str, job: JobRequest) -> bool:
     """Say whether a folder is a URL or on a volume."""
-    volumes = (claim.path.rstrip("/") for claim in claims_of(job))
+    volumes = (claim.path.rstrip("/") for claim in manifest.claims_of(job))
     return "://" in folder or any(
         folder == path or folder.startswith(f"{path}/") for path in volumes
     )

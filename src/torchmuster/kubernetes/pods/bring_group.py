@@ -13,14 +13,8 @@ from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import Limits, Program, ScriptKind
 from torchmuster.errors import UsageError
+from torchmuster.kubernetes.engine import manifest
 from torchmuster.kubernetes.engine.dialect import name_of
-from torchmuster.kubernetes.engine.manifest import (
-    keep_s_of,
-    keeps_runs,
-    kind_name,
-    kinds_of,
-    pods_of,
-)
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
 from torchmuster.kubernetes.node.record import output_names
@@ -113,7 +107,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
     more = _MORE_IN_SET if is_set else "-b" if len(kinds) > 1 else ""
     name = name_of(f"{short_id(plan.run_id)}-{group.name}", num_pods, more)
     jobs = _set(base, name, kinds) if is_set else _jobs(base, name, kinds)
-    of_kinds = kinds_of(jobs[0]) if is_set else jobs
+    of_kinds = manifest.kinds_of(jobs[0]) if is_set else jobs
     hosts = [
         f"{job.name}-{index}.{name if is_set else job.name}"
         for job in of_kinds
@@ -124,7 +118,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         nodes.setdefault(task, []).append(TaskNode(name=host))
     order = replace(
         order_of(base, plan.run_id),
-        keep_s=keep_s_of(base),
+        keep_s=manifest.keep_s_of(base),
         job=of_kinds[0].name,
         num_pods=num_pods,
         group=group.name,
@@ -134,7 +128,7 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
     )
     named = {task: tuple(on) for task, on in nodes.items()}
     for job in of_kinds:
-        pods_of(job, {})  # mistakes of the site and of images, before anything exists
+        manifest.pods_of(job, {})  # mistakes of the site and of images, before anything exists
     return GroupPods(
         jobs=tuple(jobs),
         names=tuple(job.name for job in of_kinds),
@@ -162,7 +156,7 @@ def _jobs(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]
     for number, kind in enumerate(kinds):
         job = replace(
             base,
-            name=f"{name}-{kind_name(number)}" if number else name,
+            name=f"{name}-{manifest.kind_name(number)}" if number else name,
             chunks=(_node(base.chunks[0], kind.node),),
             own_keys=tuple({**dict(base.own_keys), **dict(_image_key(kind))}.items()),
             first_index=first,
@@ -348,7 +342,7 @@ def find_unsupported(plan: WorkflowPlan, site: "Site") -> list[UsageError]:
 
 def has_volume(site: "Site") -> bool:
     """Say whether runs of a site live on a volume."""
-    return keeps_runs(job_of_site(site))
+    return manifest.keeps_runs(job_of_site(site))
 
 
 def _dataset_refusal(task: TaskPlan) -> UsageError:

@@ -22,24 +22,9 @@ from typing import Any
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.events import (
-    AgentJoinedEvent,
-    AgentLostEvent,
-    GroupStartedEvent,
-    NodeLostEvent,
-    RunStartedEvent,
-    SpareLostEvent,
-    TaskStartedEvent,
-)
+from torchmuster.core.model import events, verdict
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.text import few_of, name_alone, name_on, show_size
-from torchmuster.core.model.verdict import (
-    MORE_MEMORY,
-    GroupOutcome,
-    Report,
-    Result,
-    describe_loss,
-)
 from torchmuster.core.owner.record import read_events, read_losses
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.engine.answers import Pod, PodEnd
@@ -57,14 +42,14 @@ _TWICE = 2
 _HAS_LEFT = "has left"  # in the event of the next attempt
 LOSS_KNOWN_S = 120.0  # from a loss to the cluster's reason: 46 s for a dead node
 _CLOCKS_S = 5.0  # by which the clocks of two nodes may differ; a replacement pod takes 10 s
-_MORE = f"{MORE_MEMORY} (`--mem`, or `memory` of the site; what is in /dev/shm counts)"
+_MORE = f"{verdict.MORE_MEMORY} (`--mem`, or `memory` of the site; what is in /dev/shm counts)"
 
 
-def explain_loss(result: Result, run: RunInPods) -> Result:
+def explain_loss(result: verdict.Result, run: RunInPods) -> verdict.Result:
     """Add the cluster's reason to the result of a run that failed by the loss of a known pod."""
     cause, report = result.cause, result.report
-    if report is not None and MORE_MEMORY in (report.hint or ""):
-        hint = (report.hint or "").replace(MORE_MEMORY, _MORE, 1)
+    if report is not None and verdict.MORE_MEMORY in (report.hint or ""):
+        hint = (report.hint or "").replace(verdict.MORE_MEMORY, _MORE, 1)
         return replace(result, report=replace(report, hint=hint))
     if cause is None or report is None or cause.memory_evidence is not None:
         return result
@@ -87,7 +72,7 @@ def explain_loss(result: Result, run: RunInPods) -> Result:
     return replace(result, report=_with_hint(with_reason, hint))
 
 
-def explain_group_loss(outcome: GroupOutcome, run: RunInPods) -> GroupOutcome:
+def explain_group_loss(outcome: verdict.GroupOutcome, run: RunInPods) -> verdict.GroupOutcome:
     """Add the cluster's reason to the outcome if the failed task lost a pod the cluster knows."""
     report = outcome.report
     if report is None or not outcome.state.is_failed:
@@ -132,7 +117,7 @@ def _last_start(run: RunInPods, task: str) -> float | None:
     """Return when a task last started, in seconds since 1970; None if unknown."""
     begun = None
     for one in read_events(run.run_dir.group(run.order.group or "").events):
-        if isinstance(one.event, TaskStartedEvent) and one.event.task == task:
+        if isinstance(one.event, events.TaskStartedEvent) and one.event.task == task:
             begun = one.at
     return begun
 
@@ -158,19 +143,19 @@ def _hosts_of_task(run: RunInPods, task: str) -> list[str]:
 
 
 def _out_of_memory(
-    result: Result,
-    report: Report,
+    result: verdict.Result,
+    report: verdict.Report,
     cause: WorkerEnd,
     pod: Pod,
     end: PodEnd,
     start: AttemptRecord | None,
-) -> Result:
+) -> verdict.Result:
     evidence = _memory_evidence(pod, end)
     node = name_on(name_alone(cause.node), pod.node or "")
     detail = "its container was killed as a whole"
     cause = replace(cause, memory_evidence=evidence, node=node, detail=detail)
-    with_reason = Report(
-        error=describe_loss(cause),
+    with_reason = verdict.Report(
+        error=verdict.describe_loss(cause),
         at=f"{_ranks_on(cause, start)}{node}, attempt {cause.attempt}",
         because=(evidence, *report.because),
         hint=report.hint,
@@ -179,7 +164,7 @@ def _out_of_memory(
     return replace(result, cause=cause, report=_with_hint(with_reason, _MORE))
 
 
-def early_out_of_memory(pods: Sequence[Pod]) -> Report | None:
+def early_out_of_memory(pods: Sequence[Pod]) -> verdict.Report | None:
     """Report that two pods were killed for their memory before training began.
 
     Nobody else reports this.
@@ -191,7 +176,7 @@ def early_out_of_memory(pods: Sequence[Pod]) -> Report | None:
     pod, end = killed[-1]
     at = f"pod {pod.name} on {pod.node}"
     error = "memory ran out before the training began"
-    return Report(error=error, at=at, because=(_memory_evidence(pod, end),), hint=_MORE)
+    return verdict.Report(error=error, at=at, because=(_memory_evidence(pod, end),), hint=_MORE)
 
 
 def _memory_evidence(pod: Pod, end: PodEnd) -> str:
@@ -240,7 +225,7 @@ def _removed_file(run_dir: RunDir) -> str:
     return os.path.join(run_dir.path, "pods", "removed.json")
 
 
-def _with_hint(report: Report, hint: str) -> Report:
+def _with_hint(report: verdict.Report, hint: str) -> verdict.Report:
     return replace(report, hint="; ".join(text for text in (hint, report.hint) if text) or None)
 
 
@@ -427,22 +412,22 @@ class LostPodRemover:
         if group is not None:
             for one in read_events(self.run.run_dir.group(group).events):
                 match one.event:
-                    case AgentLostEvent(task=task):
+                    case events.AgentLostEvent(task=task):
                         lost.add(task)
-                    case TaskStartedEvent(task=task):
+                    case events.TaskStartedEvent(task=task):
                         joined.add(task)
                         lost.discard(task)
-                    case GroupStartedEvent():
+                    case events.GroupStartedEvent():
                         joined.clear()
             return self._hosts_of(lost), self._hosts_of(joined - lost)
         for one in read_events(self.run.run_dir.events):
             match one.event:
-                case NodeLostEvent(node=node) | SpareLostEvent(node=node):
+                case events.NodeLostEvent(node=node) | events.SpareLostEvent(node=node):
                     lost.add(name_alone(node))
-                case AgentJoinedEvent(node=node):
+                case events.AgentJoinedEvent(node=node):
                     joined.add(name_alone(node))
                     lost.discard(name_alone(node))
-                case RunStartedEvent():
+                case events.RunStartedEvent():
                     joined.clear()  # a node that died with the first pod's is not back
         return lost, joined - lost
 

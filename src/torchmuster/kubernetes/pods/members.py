@@ -35,6 +35,7 @@ from torchmuster.kubernetes.engine.manifest import (
 )
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.kubernetes.pods import reach
 from torchmuster.kubernetes.pods.bring import bring_code, bring_run, order_of
 from torchmuster.kubernetes.pods.end import ask_owner_to_end, cancel_run, remove
 from torchmuster.kubernetes.pods.losses import LostPodRemover, is_given_up
@@ -44,16 +45,6 @@ from torchmuster.kubernetes.pods.mirror import (
     forget_copy,
     result_of_pod,
     values_left_by,
-)
-from torchmuster.kubernetes.pods.reach import (
-    MEMBER_JOB,
-    PodWatch,
-    RunInPods,
-    ask,
-    create,
-    job_of,
-    log_of,
-    pod_order,
 )
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.batch import JobFollower
@@ -90,7 +81,7 @@ class ObjectRestorer:
 
     job: JobRequest
     job_id: str
-    watch: PodWatch
+    watch: reach.PodWatch
     say: Callable[[str], None]
     _seen: int = -1
     _at: float = 0.0
@@ -109,13 +100,13 @@ class ObjectRestorer:
         mine = [_name_of(one) for one in json.loads(DIALECT.script(self.job))["items"]]
         named = [one for one in mine if one.startswith(_KINDS)]
         words = ("get", f"jobs.batch/{name}", *named, "--ignore-not-found", "-o", "name")
-        there = set(ask(kubectl_for(self.job_id, *words)).split())
+        there = set(reach.ask(kubectl_for(self.job_id, *words)).split())
         missing = [one for one in named if one not in there]
         if f"job.batch/{name}" in there and missing:
             self._make(missing, name)
 
     def _make(self, missing: Sequence[str], name: str) -> None:
-        job = ask(kubectl_for(self.job_id, "get", f"jobs.batch/{name}", "-o", "json"))
+        job = reach.ask(kubectl_for(self.job_id, "get", f"jobs.batch/{name}", "-o", "json"))
         owner = owned_by(json.loads(job))["metadata"]
         wanted = [one.partition("/")[2] for one in missing if one.startswith("secret/")]
         brings = tuple(pair for pair in self.job.brings if secret_of(name, pair[0]) in wanted)
@@ -126,7 +117,7 @@ class ObjectRestorer:
         objects = json.loads(DIALECT.with_files(self.job, files))["items"]
         for one in (one for one in objects if _name_of(one) in missing):
             one["metadata"] |= owner
-            create(self.job_id, one)
+            reach.create(self.job_id, one)
             what = f"{one['kind']} {one['metadata']['name']}"
             self.say(f"the {what} was deleted by somebody: it was made again")
 
@@ -221,7 +212,7 @@ class MemberCopies:
     plan: SweepPlan
     order: PodOrder
     job_id: str
-    watch: PodWatch
+    watch: reach.PodWatch
     objects: ObjectRestorer | None = None
     _never: NeverStartsWatch = field(default_factory=NeverStartsWatch)
     _is_closed: bool = False
@@ -230,11 +221,11 @@ class MemberCopies:
     @classmethod
     def of(cls, run_dir: RunDir) -> "MemberCopies | None":
         """Return the copies for a sweep; None if it is not in pods or has no Job yet."""
-        plan, order, noted = read_sweep(run_dir), pod_order(run_dir), read_arrays(run_dir)
+        plan, order, noted = read_sweep(run_dir), reach.pod_order(run_dir), read_arrays(run_dir)
         if plan is None or order is None or noted is None or not noted.arrays:
             return None
         job_id = noted.arrays[-1].job_id
-        watch, objects = PodWatch(job_id), None
+        watch, objects = reach.PodWatch(job_id), None
         with contextlib.suppress(codec.CodecError):  # missing for another machine's sweep
             job = codec.from_plain(JobRequest, atomic.read_json(_job_file(run_dir)))
             objects = ObjectRestorer(job, job_id, watch, lambda _: None)
@@ -248,7 +239,7 @@ class MemberCopies:
         """
         open_ones = {index for index in range(len(self.order.members)) if self._is_open(index)}
         (argv,) = DIALECT.status_argv([self.job_id])
-        objects = read_objects(ask(argv)) if open_ones else []
+        objects = read_objects(reach.ask(argv)) if open_ones else []
         run, views = (
             runs_of(objects).get(self.order.job),
             views_of_elements(objects, self.order.job),
@@ -325,9 +316,9 @@ class MemberCopies:
         takes = is_sweep_of_here(self.run_dir)
         return RecordMirror(self.run_of(index), self.watch, lambda _: None, takes=takes)
 
-    def run_of(self, index: int) -> RunInPods:
+    def run_of(self, index: int) -> reach.RunInPods:
         """Return a member as a run in one pod, with its directory here."""
-        return RunInPods(self.place(index), self.order.of_member(index), self.job_id)
+        return reach.RunInPods(self.place(index), self.order.of_member(index), self.job_id)
 
     def place(self, index: int) -> RunDir:
         """Return a member's directory, with the files that a client has for a run in pods."""
@@ -341,7 +332,7 @@ class MemberCopies:
             atomic.replace_file(member.secret, key.read(), mode=0o600)
         order = codec.to_plain(self.order.of_member(index))
         atomic.write_json(os.path.join(folder, orders.ORDER_FILE), order)
-        atomic.write_json(os.path.join(member.path, MEMBER_JOB), {"job_id": self.job_id})
+        atomic.write_json(os.path.join(member.path, reach.MEMBER_JOB), {"job_id": self.job_id})
         code = os.path.join(folder, orders.CODE_FILE)
         if not os.path.lexists(code):
             os.symlink(os.path.join("..", "..", "..", "pods", orders.CODE_FILE), code)
@@ -368,7 +359,7 @@ class MemberCopies:
                 if state is JobState.SUCCEEDED:
                     result = replace(result, state=RunState.SUCCEEDED, exit_code=0, report=None)
             with contextlib.suppress(EngineError):
-                text = log_of(self.job_id, pod).encode()
+                text = reach.log_of(self.job_id, pod).encode()
                 # With a volume its record may continue an earlier one that is not complete here.
                 newest = max(next_attempt(member), result.attempts, 1) - 1
                 log = member.rank_log(newest, 0)
@@ -460,7 +451,7 @@ def stop_pod(run_dir: RunDir, number: int) -> None:
     copies = MemberCopies.of(run_dir)
     if copies is not None and number in copies.order.members:
         order = copies.order.of_member(copies.order.members.index(number))
-        ask_owner_to_end(RunInPods(run_dir, order, copies.job_id))
+        ask_owner_to_end(reach.RunInPods(run_dir, order, copies.job_id))
 
 
 # A member with several pods: a run in pods that a process of this machine owns.
@@ -505,7 +496,7 @@ def _end(run_dir: RunDir) -> None:
 def _running_job(run_dir: RunDir) -> str | None:
     """Return the Job that an earlier owner of the sweep submitted, if it has not ended."""
     view = view_job(run_dir)
-    return job_of(run_dir) if view is not None and not view.state.is_final else None
+    return reach.job_of(run_dir) if view is not None and not view.state.is_final else None
 
 
 def _submit(plan: RunPlan, run_dir: RunDir, plain: object) -> str:

@@ -26,16 +26,9 @@ from torchmuster.kubernetes.engine.dialect import kubectl_for
 from torchmuster.kubernetes.node import order as orders
 from torchmuster.kubernetes.node.order import NUM_FILES_KEY, VALUES_KEY
 from torchmuster.kubernetes.node.record import scope_of, take_outputs
+from torchmuster.kubernetes.pods import reach
 from torchmuster.kubernetes.pods.losses import explain_group_loss, explain_loss
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, Push, program
-from torchmuster.kubernetes.pods.reach import (
-    LastingCommand,
-    NotAllowedError,
-    PodWatch,
-    RunInPods,
-    find_pod,
-    forward,
-)
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.ssh_files import CLIENT_ONLY_FILES, own_paths
 from torchmuster.launcher.net import remote_messages as messages
@@ -70,8 +63,8 @@ class RecordMirror:
         lacks_right: The line that the user's Role lacks for connections to pods.
     """
 
-    run: RunInPods
-    watch: PodWatch
+    run: reach.RunInPods
+    watch: reach.PodWatch
     say: Callable[[str], None]
     show: Callable[[str], None] = lambda _: None
     takes: bool = False
@@ -131,7 +124,7 @@ class RecordMirror:
                     continue
                 failures = 0
                 self.lacks_right = None
-            except NotAllowedError as error:
+            except reach.NotAllowedError as error:
                 self._fall_back(error)
                 continue
             except _CopyError as error:
@@ -175,11 +168,11 @@ class RecordMirror:
 
     def _follow(self, *, once: bool = False) -> bool:
         """Copy until the connection breaks; return False if the pod does not run."""
-        pod = self.run.first_pod() if self.reader is None else find_pod(self.reader, 0)
+        pod = self.run.first_pod() if self.reader is None else reach.find_pod(self.reader, 0)
         if pod is None or not pod.is_up:
             return False
         self._uid, self.is_up = pod.uid, True
-        with forward(self.run.job_id, pod.name, self.run.order.port) as way:
+        with reach.forward(self.run.job_id, pod.name, self.run.order.port) as way:
             if self.run.order.code_bytes is not None and self.reader is None:
                 self._send_code(way.port)
             self._port = way.port
@@ -379,7 +372,9 @@ class RecordMirror:
     def _follow_log(self, pod: str, until: float) -> None:
         """Show a pod's log until a moment, continuing where the last call ended."""
         words = ("logs", f"pod/{pod}", f"--container={CONTAINER}", "--follow")
-        command = LastingCommand.start(kubectl_for(self.run.job_id, *words), hears_errors=False)
+        command = reach.LastingCommand.start(
+            kubectl_for(self.run.job_id, *words), hears_errors=False
+        )
         child = self._child = command.child
         ending = threading.Timer(max(0.0, until - time.monotonic()), child.send_signal, (15,))
         ending.start()

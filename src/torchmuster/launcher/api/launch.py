@@ -29,14 +29,7 @@ from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.launcher.api import keywords
 from torchmuster.launcher.api.failures import NotLaunchedError, merged, read_errors
 from torchmuster.launcher.api.run import RunHandle, RunStatus
-from torchmuster.launcher.model.carried import (
-    MAX_CALL_BYTES,
-    CallHead,
-    Named,
-    own_python,
-    pack_call,
-    pack_value,
-)
+from torchmuster.launcher.model import carried
 from torchmuster.launcher.views import find
 
 # The call file of a function: by name where workers can import it, else by value.
@@ -78,20 +71,20 @@ def _write_call(
     varied = {key: [member[key] for member in members] for key in (members[0] if members else ())}
     parts = {"": function, **given, **kwargs, **varied}
     call = (function, tuple(args), dict(kwargs))
-    whole = Named((*call, [dict(member) for member in members]) if members else call, parts)
-    pickled = pack_value(whole, f"the call of `{name}`", "", MAX_CALL_BYTES)
+    whole = carried.Named((*call, [dict(member) for member in members]) if members else call, parts)
+    pickled = carried.pack_value(whole, f"the call of `{name}`", "", carried.MAX_CALL_BYTES)
     by_value = b"cloudpickle" in pickled
     inner = _inner(function)
     module = sys.modules.get(getattr(inner, "__module__", None) or "")
     has_module = module is not None and _is_of(module, inner)
-    head = CallHead(
+    head = carried.CallHead(
         name=name,
-        python=own_python(),
+        python=carried.own_python(),
         cloudpickle=importlib.metadata.version("cloudpickle") if by_value else "",
         paths=tuple(_paths(cwd)),
         sources=dict(_sources(inner)),
     )
-    data = pack_call(head, pickled)
+    data = carried.pack_call(head, pickled)
     atomic.replace_file(path, data, mode=0o600)
     return f"{inner.__module__ if has_module else '__main__'}:{name}", FunctionCall(
         source=path,

@@ -20,14 +20,8 @@ from torchmuster.core.owner.session import EarlyStop, note_on_session
 from torchmuster.core.owner.supervise import own_run
 from torchmuster.core.spec.launch import JobLimits, RunRequest, plan_run
 from torchmuster.errors import UsageError
+from torchmuster.launcher.cli import sites
 from torchmuster.launcher.cli.ship import begin_to_pack
-from torchmuster.launcher.cli.sites import (
-    find_ssh_site,
-    make_bundle_for,
-    make_wishes,
-    my_sites,
-    nodes_of_site,
-)
 from torchmuster.launcher.engines.sites import with_node_setup
 from torchmuster.launcher.engines.ssh import SshEngine, SshOptions
 from torchmuster.launcher.files.code_copy import find_code
@@ -59,11 +53,11 @@ class HostsPlace(Place):
 
     def __init__(self, site: "Site", *, by_slots: bool = False) -> None:
         self.name, self.site = site.name, site
-        self.wishes = make_wishes(site, by_slots=by_slots)
+        self.wishes = sites.make_wishes(site, by_slots=by_slots)
 
     def fill(self, request: "RunRequest") -> "RunRequest":
 
-        nodes = request.nodes or nodes_of_site(self.site, spares=request.spares) or "1"
+        nodes = request.nodes or sites.nodes_of_site(self.site, spares=request.spares) or "1"
         return replace(request, nodes=nodes)
 
     def check_detach(self, words: str, problems: "Problems") -> None:
@@ -104,7 +98,7 @@ class HostsPlace(Place):
         return plan
 
     def _bundle(self, plan: "RunPlan") -> "Bundle":
-        return make_bundle_for((sys.executable, plan.program.python[0]), self.wishes)
+        return sites.make_bundle_for((sys.executable, plan.program.python[0]), self.wishes)
 
     def show(self, plan: "RunPlan") -> None:
 
@@ -172,7 +166,7 @@ def hold_session(path: str, given: dict[str, Any]) -> int:
     """
     run_dir = RunDir(path)
     plan = read_plan(run_dir)
-    site = find_ssh_site(given["engine"], given["hosts"], given["hostfile"])
+    site = sites.find_ssh_site(given["engine"], given["hosts"], given["hostfile"])
     if plan is None or site is None:
         raise UsageError("this is no session on hosts", where=path)
 
@@ -189,8 +183,8 @@ def hold_session(path: str, given: dict[str, Any]) -> int:
 
     voice = Voice()
     voice.start()
-    wishes = make_wishes(site, by_slots=False)
-    bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
+    wishes = sites.make_wishes(site, by_slots=False)
+    bundle = sites.make_bundle_for((sys.executable, plan.program.python[0]), wishes)
     try:
         result = own_on_hosts(plan, run_dir, wishes, bundle, voice)
     finally:
@@ -221,9 +215,9 @@ def hosts_restart_place(plan: "RunPlan", view: "RunView") -> HostsPlace:
             why="its hosts do not share this file system, so they may be on the host of rank 0 only",
             fix="type its command again; folder=... on storage that all hosts see lets any host resume",
         )
-    named = my_sites().sites.get(plan.engine)
+    named = sites.my_sites().sites.get(plan.engine)
     hosts = ",".join(plan.node_names) if named is None else None
-    site = find_ssh_site(plan.engine, hosts, None)
+    site = sites.find_ssh_site(plan.engine, hosts, None)
     if site is None:
         raise UsageError(f"`{plan.engine}` is not a site of kind ssh", where=view.run_dir.plan)
     return HostsPlace(site)

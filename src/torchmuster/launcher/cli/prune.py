@@ -15,13 +15,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.text import show_size
 from torchmuster.core.spec.problems import parse_size, parse_timeout
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.launcher.cli.sites import (
-    KIND,
-    find_ssh_site,
-    make_bundle_for,
-    make_wishes,
-    my_sites,
-)
+from torchmuster.launcher.cli import sites
 from torchmuster.launcher.ui.table import render_table
 from torchmuster.launcher.views.prune import PrunePlan, Removal, plan_prune, remove
 
@@ -60,12 +54,12 @@ def prune_hosts(
     from torchmuster.launcher.engines.ssh_host import HostError, RemoteHost, in_parallel
     from torchmuster.launcher.net.remote_messages import EnvironmentsPruned, PruneEnvironments
 
-    is_site = hosts in my_sites().sites
-    site = find_ssh_site(hosts if is_site else KIND, None if is_site else hosts, None)
+    is_site = hosts in sites.my_sites().sites
+    site = sites.find_ssh_site(hosts if is_site else sites.KIND, None if is_site else hosts, None)
     if site is None:
         raise UsageError(f"`{hosts}` is no site of kind ssh", where="--hosts")
-    wishes = make_wishes(site, by_slots=False)
-    bundle = make_bundle_for((sys.executable,), wishes)
+    wishes = sites.make_wishes(site, by_slots=False)
+    bundle = sites.make_bundle_for((sys.executable,), wishes)
     question = PruneEnvironments(
         older_s=older_s, most_bytes=most_bytes, dry_run=dry_run, scratch=site.scratch
     )

@@ -21,17 +21,7 @@ from torchmuster.core.model.text import show_transfer
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
-from torchmuster.launcher.engines.ssh_command import (
-    CONNECT_LIMIT_S,
-    HostProblem,
-    SshHost,
-    hint_for,
-    marker_of,
-    no_python,
-    problem_of,
-    remote_command,
-    session_argv,
-)
+from torchmuster.launcher.engines import ssh_command
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.files.code_copy import CodeFolder
 from torchmuster.launcher.net import remote_messages as messages
@@ -98,20 +88,22 @@ class Bundle:
     root: str
     files: tuple[tuple[str, bytes], ...]
     pythons: tuple[str, ...] = ()
-    connect_limit_s: float = CONNECT_LIMIT_S
+    connect_limit_s: float = ssh_command.CONNECT_LIMIT_S
     way: Route | None = None
     start: Starts = start_process
-    hint_of: Callable[[str, str], str] = hint_for
+    hint_of: Callable[[str, str], str] = ssh_command.hint_for
 
     def loader(self) -> bytes:
         """Return the program that is sent first."""
         source = dict(self.files)["launcher/node/remote/loader.py"]
         return source + f"\nmain({self.sha!r}, {self.root!r})\n".encode()
 
-    def argv(self, host: SshHost) -> list[str]:
+    def argv(self, host: ssh_command.SshHost) -> list[str]:
         """Return the command that opens a session with a host."""
-        command = remote_command(marker_of(self.sha), len(self.loader()), self.pythons)
-        return session_argv(self.ssh, host, command)
+        command = ssh_command.remote_command(
+            ssh_command.marker_of(self.sha), len(self.loader()), self.pythons
+        )
+        return ssh_command.session_argv(self.ssh, host, command)
 
     def package(self) -> bytes:
         """Return the archive for hosts without this version of the package."""
@@ -234,7 +226,7 @@ Made = TypeVar("Made")
 class HostError(Exception):
     """A host can't be used, or not any more."""
 
-    def __init__(self, problem: HostProblem) -> None:
+    def __init__(self, problem: ssh_command.HostProblem) -> None:
         super().__init__(problem.line())
         self.problem = problem
 
@@ -276,7 +268,7 @@ class RemoteHost:
         place: Its place in a run.
     """
 
-    def __init__(self, host: SshHost, bundle: Bundle, run_dir: RunDir) -> None:
+    def __init__(self, host: ssh_command.SshHost, bundle: Bundle, run_dir: RunDir) -> None:
         self.host = host
         self.place: int | None = None
         self.facts = messages.RemoteFacts(has_package=False, num_cpus=1, num_gpus=0, memory_bytes=0)
@@ -293,7 +285,7 @@ class RemoteHost:
         self._answers: dict[type[messages.RemoteMessage], messages.RemoteMessage] = {}
         self._agents: dict[int, _Agent] = {}
         self._num_agents = 0
-        self.problem: HostProblem | None = None
+        self.problem: ssh_command.HostProblem | None = None
         self._changed = threading.Condition()
         self._writer: FrameWriter | None = None
 
@@ -333,7 +325,7 @@ class RemoteHost:
             raise
         except MusterError as error:
             words = ": ".join(word for word in (error.what, error.why) if word)
-            problem = HostProblem(host=self.host.name, words=words, fix=error.fix or "")
+            problem = ssh_command.HostProblem(host=self.host.name, words=words, fix=error.fix or "")
             raise HostError(problem) from error
         name = self.host.name
         threading.Thread(target=self._read, args=(reader,), name=name, daemon=True).start()
@@ -357,7 +349,7 @@ class RemoteHost:
 
     def _meet(self, reader: FrameReader, writer: FrameWriter) -> None:
         """Wait for the loader, read the host's facts, send the package if it lacks it."""
-        marker = marker_of(self._bundle.sha).encode()
+        marker = ssh_command.marker_of(self._bundle.sha).encode()
         limit_s = self._bundle.connect_limit_s
         try:
             is_there = self._bundle.way is not None
@@ -383,7 +375,7 @@ class RemoteHost:
         if isinstance(facts, messages.RemoteFacts):
             return facts
         if b"no-python" in reader.rest:
-            raise HostError(no_python(self.host.name, self._stderr()))
+            raise HostError(ssh_command.no_python(self.host.name, self._stderr()))
         raise HostError(self._why("its Python ended at once"))
 
     # Messages.
@@ -470,7 +462,7 @@ class RemoteHost:
                 if protocol != messages.PROTOCOL:
                     words = f"its torchmuster speaks version {protocol} of the protocol, this one {messages.PROTOCOL}"
                     fix = "remove ~/.cache/torchmuster there"
-                    self.refuse(HostProblem(host=self.host.name, words=words, fix=fix))
+                    self.refuse(ssh_command.HostProblem(host=self.host.name, words=words, fix=fix))
             case (
                 messages.Placed()
                 | messages.SetUpDone()
@@ -486,7 +478,9 @@ class RemoteHost:
             case messages.RemoteFailed():
                 parts = (message.what, message.where, message.why)
                 words = ": ".join(part for part in parts if part)
-                self.refuse(HostProblem(host=self.host.name, words=words, fix=message.fix or ""))
+                self.refuse(
+                    ssh_command.HostProblem(host=self.host.name, words=words, fix=message.fix or "")
+                )
             case messages.AgentStarted(agent_id=agent_id):
                 with self._changed:
                     if agent_id in self._agents:
@@ -499,7 +493,7 @@ class RemoteHost:
             case _:
                 self.on_message(self, message)
 
-    def refuse(self, problem: HostProblem) -> None:
+    def refuse(self, problem: ssh_command.HostProblem) -> None:
         """Stop using the host, for the first problem; threads that wait for it get that."""
         with self._changed:
             self.problem = self.problem or problem
@@ -532,7 +526,7 @@ class RemoteHost:
             self._agents.pop(agent_id, None)
             if agent.why is None or self.problem is not None:
                 raise HostError(self.problem or self._why("the connection ended"))
-            raise HostError(HostProblem(host=self.host.name, words=agent.why, fix=""))
+            raise HostError(ssh_command.HostProblem(host=self.host.name, words=agent.why, fix=""))
 
     def _end_agent(self, agent_id: int, status: int, why: str | None) -> None:
         with self._changed:
@@ -589,11 +583,11 @@ class RemoteHost:
             patience_s = 1.0
         child.wait(1.0)
 
-    def _why(self, otherwise: str) -> HostProblem:
+    def _why(self, otherwise: str) -> ssh_command.HostProblem:
         if self._child is not None:
             self._child.wait(0.3)  # so that its last words have arrived
         hint_of = self._bundle.hint_of
-        return problem_of(self.host.name, self._stderr(), otherwise, hint_of)
+        return ssh_command.problem_of(self.host.name, self._stderr(), otherwise, hint_of)
 
     def _stderr(self) -> str:
         with contextlib.suppress(OSError), open(self._stderr_path, errors="replace") as file:

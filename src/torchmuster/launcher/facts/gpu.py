@@ -14,14 +14,7 @@ from itertools import islice
 from typing import Any
 
 from torchmuster.core import proc
-from torchmuster.core.node.kernel import (
-    count_devices,
-    list_folder,
-    log_records,
-    read_bytes,
-    read_text,
-    visible_gpus,
-)
+from torchmuster.core.node import kernel
 from torchmuster.errors import MusterError
 
 # Utilization and used memory of a GPU, from the driver's library NVML.
@@ -223,11 +216,13 @@ def redirects(config: bytes) -> bool | None:
 def count_redirecting(root: str = "/") -> int | None:
     """Return how many PCI bridges redirect traffic; None if none of them can be read."""
     folder = os.path.join(root, "sys/bus/pci/devices")
-    paths = (os.path.join(folder, name) for name in list_folder(folder))
-    bridges = (p for p in paths if read_text(os.path.join(p, "class")).startswith(_BRIDGE_CLASS))
+    paths = (os.path.join(folder, name) for name in kernel.list_folder(folder))
+    bridges = (
+        p for p in paths if kernel.read_text(os.path.join(p, "class")).startswith(_BRIDGE_CLASS)
+    )
     found: list[bool] = []
     for path in islice(bridges, _MAX_BRIDGES):
-        said = redirects(read_bytes(os.path.join(path, "config")))
+        said = redirects(kernel.read_bytes(os.path.join(path, "config")))
         found += [said] if said is not None else []
     return sum(found) if found else None
 
@@ -322,8 +317,8 @@ def collect_gpus(
     root: str = "/",
 ) -> GpuFacts:
     """Return the GPUs of this node; run nvidia-smi only if /proc or /dev has devices."""
-    num_devices = count_devices(root)
-    visible = tuple(visible_gpus(environment, root)[:_MAX_GPUS])
+    num_devices = kernel.count_devices(root)
+    visible = tuple(kernel.visible_gpus(environment, root)[:_MAX_GPUS])
     if not num_devices:
         return GpuFacts(visible=visible)
     began = time.monotonic()
@@ -406,7 +401,7 @@ def run_probes(
 
 def driver_version(root: str = "/") -> str:
     """Return the version of NVIDIA's kernel driver; empty if unknown."""
-    text = read_text(os.path.join(root, "proc/driver/nvidia/version"))
+    text = kernel.read_text(os.path.join(root, "proc/driver/nvidia/version"))
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found.group(1) if found else ""
 
@@ -492,7 +487,7 @@ def read_xids(log: bytes) -> tuple[str, ...]:
 def _log_of_driver(root: str) -> bytes:
     """Return the driver's messages in the kernel's log, if it is readable."""
     parts, size = [], 0
-    for record in log_records(root):
+    for record in kernel.log_records(root):
         if size > _MAX_KERNEL_BYTES:
             break
         if b"NVRM" in record:
@@ -503,6 +498,6 @@ def _log_of_driver(root: str) -> bytes:
 
 def _has_iommu(root: str) -> bool:
     """Return whether an IOMMU translates addresses, which breaks or slows copies between GPUs."""
-    words = read_text(os.path.join(root, "proc/cmdline")).split()
+    words = kernel.read_text(os.path.join(root, "proc/cmdline")).split()
     passes = any("iommu" in word and word.endswith(("=pt", "=off")) for word in words)
-    return bool(words and list_folder(os.path.join(root, "sys/class/iommu"))) and not passes
+    return bool(words and kernel.list_folder(os.path.join(root, "sys/class/iommu"))) and not passes

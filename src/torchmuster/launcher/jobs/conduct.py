@@ -46,17 +46,8 @@ from torchmuster.launcher.engines.allocation import (
 )
 from torchmuster.launcher.engines.base import Dialect, PreemptionQuestion
 from torchmuster.launcher.engines.wait_reasons import EndReason, reasons_of
-from torchmuster.launcher.jobs import succession
+from torchmuster.launcher.jobs import jobs, succession
 from torchmuster.launcher.jobs.answers import ask_views
-from torchmuster.launcher.jobs.jobs import (
-    MAY_BE_CONTINUED,
-    WAITING_STATES,
-    cancelled_before_start,
-    forget_views,
-    is_cancelled,
-    read_links,
-    view_jobs,
-)
 from torchmuster.launcher.jobs.succession import ConductOptions, read_estate
 from torchmuster.launcher.notify.watcher import notifying_inside
 from torchmuster.launcher.owner.resubmit import (
@@ -142,7 +133,7 @@ def with_scheduler_reason(
         asked: Asks the scheduler about the job.
     """
     reasons = reasons_of(dialect)
-    if result.state not in _STOPPED or reasons is None or is_cancelled(run_dir):
+    if result.state not in _STOPPED or reasons is None or jobs.is_cancelled(run_dir):
         return result
     sources: tuple[Callable[[], str], ...] = (partial(_read, output, since), asked)
     for tells in sources:
@@ -210,7 +201,7 @@ def conduct(words: ConductOptions) -> int:
     if (nothing_to_do := chain.begin(next_attempt(run_dir))) is not None:
         sys.stderr.write(f"muster: job {job_id}: {nothing_to_do}\n")
         if read_result(run_dir) is None:  # the run was cancelled before it began
-            atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
+            atomic.write_json(run_dir.result, codec.to_plain(jobs.cancelled_before_start(run_dir)))
         return 0
     write_owner(run_dir)
     has_ended = _set_aside_result(run_dir)
@@ -322,7 +313,7 @@ def _outlast_preemption(
     that is not requeued, `--resubmit` continues the run as at the end of its time.
     """
     # The signal reaches all processes: a worker that died from it may have ended the run first.
-    if result.state is RunState.SUCCEEDED or is_cancelled(engine.run_dir):
+    if result.state is RunState.SUCCEEDED or jobs.is_cancelled(engine.run_dir):
         return result
     grace_s = _grace_s(engine.job, ask_quickly)
     if grace_s is None:
@@ -425,7 +416,7 @@ def succeed(words: SucceedOrder) -> int:
     job = estate.job.with_launcher(estate.words.way)
     chain = Chain(run_dir, job.dialect, job.allocation.job_id, estate.words.resubmit)
     chain.way = parse_method(estate.words.resubmit_with)
-    chain.links = read_links(run_dir) or chain.links
+    chain.links = jobs.read_links(run_dir) or chain.links
     write_owner(run_dir)
     voice = TerminalVoice()
     voice.start()
@@ -446,7 +437,7 @@ def succeed(words: SucceedOrder) -> int:
     before = len(chain.links.links)
     code = finish(result, chain, deadline, voice)
     requeued = [link.way for link in chain.links.links[before:]] == [ResubmitMethod.REQUEUE]
-    if not requeued and not (result.state in MAY_BE_CONTINUED and _was_taken(job)):
+    if not requeued and not (result.state in jobs.MAY_BE_CONTINUED and _was_taken(job)):
         with contextlib.suppress(MusterError):  # the job then ends at its time limit
             proc.ask(job.dialect.cancel_argv(job.allocation.job_id), b"", COMMAND_TIMEOUT_S)
     return code
@@ -455,6 +446,6 @@ def succeed(words: SucceedOrder) -> int:
 def _was_taken(job: OwnJob) -> bool:
     """Return whether the scheduler ended the job, e.g. at a reboot, and may requeue it."""
     job_id = job.allocation.job_id
-    forget_views()
-    view = view_jobs(job.dialect, (job_id,)).get(job_id)
-    return view is not None and view.state in WAITING_STATES
+    jobs.forget_views()
+    view = jobs.view_jobs(job.dialect, (job_id,)).get(job_id)
+    return view is not None and view.state in jobs.WAITING_STATES

@@ -24,15 +24,7 @@ from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import failed_before_start
 from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError
-from torchmuster.launcher.engines.base import (
-    PYTHON,
-    Dialect,
-    EngineError,
-    NodeQuestion,
-    ObjectDialect,
-    Refusal,
-    object_dialect,
-)
+from torchmuster.launcher.engines import base
 from torchmuster.launcher.engines.registry import dialect_of_record, load_dialect
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.engines.wait_reasons import WaitReasons, reasons_of
@@ -92,7 +84,7 @@ def make_job(
         job,
         name=short_id(plan.run_id),  # `squeue` and `qstat` show its first letters
         chunks=(node,),
-        head=(PYTHON, proc.NODE_ENTRY, _CONDUCT, *codec.to_arguments(words)),
+        head=(base.PYTHON, proc.NODE_ENTRY, _CONDUCT, *codec.to_arguments(words)),
         about="The head of the run: it starts an agent on every node, restarts processes that die, writes the result.",
         log_path=run_dir.job_log,
         python=sys.executable,
@@ -113,7 +105,7 @@ def num_resubmits(site: "Site", request: "RunRequest") -> int:
 
 
 def submit_job(
-    job: JobRequest, run_dir: RunDir, dialect: Dialect, say: Say = lambda _: None
+    job: JobRequest, run_dir: RunDir, dialect: base.Dialect, say: Say = lambda _: None
 ) -> str:
     """Submit the job of a run; record and return its id. Notes for the user go to `say`.
 
@@ -139,7 +131,7 @@ class RecordedRequest:
         num_more: Number of further jobs in its chain.
     """
 
-    dialect: Dialect
+    dialect: base.Dialect
     request: JobRequest
     num_more: int
 
@@ -202,7 +194,7 @@ def note_refusal(run_dir: RunDir) -> Iterator[None]:
 
 
 def submit_chain(
-    job: JobRequest, run_dir: RunDir, dialect: Dialect, num_more: int
+    job: JobRequest, run_dir: RunDir, dialect: base.Dialect, num_more: int
 ) -> tuple[list[str], MusterError | None]:
     """Submit further jobs of a run, each waiting for the one before; record the accepted ones.
 
@@ -220,7 +212,9 @@ def submit_chain(
     return ids[1:], None
 
 
-def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = lambda _: None) -> str:
+def submit_script(
+    job: JobRequest, path: str, dialect: base.Dialect, say: Say = lambda _: None
+) -> str:
     """Write a job's script to `path`, submit it, and return the job's id. `say` gets notes on it.
 
     Raises:
@@ -229,7 +223,7 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect, say: Say = lambd
     """
     if job.package_copy is not None:
         code_copy.place_package(f"{job.package_copy}.zip")
-    objects = object_dialect(dialect)
+    objects = base.object_dialect(dialect)
     text = dialect.script(job) if objects is None else objects.with_files(job, read_files(job))
     atomic.replace_file(path, text.encode(), mode=0o700)
     argv = dialect.submit_argv(job, path)
@@ -257,7 +251,7 @@ def read_files(job: JobRequest) -> dict[str, bytes]:
 
 
 def _settle(
-    dialect: ObjectDialect, job: JobRequest, path: str, answer: proc.CommandOutput, say: Say
+    dialect: base.ObjectDialect, job: JobRequest, path: str, answer: proc.CommandOutput, say: Say
 ) -> None:
     """Run the commands that follow a submission; rewrite the script without the key it carried."""
     stdout = answer.stdout.decode(errors="replace") if answer.status == 0 else None
@@ -281,7 +275,7 @@ def _settle(
 
 
 def _ask(
-    dialect: Dialect, argv: Sequence[str], limit_s: float = COMMAND_TIMEOUT_S
+    dialect: base.Dialect, argv: Sequence[str], limit_s: float = COMMAND_TIMEOUT_S
 ) -> proc.CommandOutput:
     """Run a command of the scheduler.
 
@@ -289,7 +283,7 @@ def _ask(
         EngineError: This machine does not have it.
     """
     if shutil.which(argv[0]) is None:
-        raise EngineError(
+        raise base.EngineError(
             f"this machine has no `{argv[0]}`",
             where=" ".join(argv),
             why=f"jobs of {dialect.name} are handled by its own commands, and this one is not on PATH",
@@ -298,7 +292,7 @@ def _ask(
     return proc.ask(argv, b"", limit_s)
 
 
-def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
+def read_jobs(run_dir: RunDir) -> tuple[base.Dialect, dict[str, str]] | None:
     """Return the dialect, and the job of each group of a workflow; None if it has no jobs."""
     plain = atomic.read_json(run_dir.jobs)
     if not isinstance(plain, dict) or not isinstance(plain.get("jobs"), dict):
@@ -307,7 +301,7 @@ def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
     return dialect_of_record(str(plain.get("engine"))), jobs
 
 
-def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
+def read_job(run_dir: RunDir) -> tuple[base.Dialect, str] | None:
     """Return the dialect and id of the job that conducts a run now; None if the run is not a job.
 
     The client records the first job, the head of each link the next one.
@@ -322,7 +316,7 @@ def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
     return dialect_of_record(str(plain.get("engine"))), str(job_id)
 
 
-def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
+def view_jobs(dialect: base.Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
     """Return the scheduler's views of jobs, at first at most 2 s old, then up to 30 s."""
     return _STATUS_CACHE.views(dialect, job_ids)
 
@@ -332,12 +326,12 @@ def forget_views() -> None:
     _STATUS_CACHE.forget()
 
 
-def mark_views_stale(dialect: Dialect, job_ids: Sequence[str], since: float) -> None:
+def mark_views_stale(dialect: base.Dialect, job_ids: Sequence[str], since: float) -> None:
     """Ask a scheduler again about jobs with news from `since` (monotonic clock)."""
     _STATUS_CACHE.doubt(dialect, job_ids, since)
 
 
-def cancel_job(dialect: Dialect, job_id: str) -> None:
+def cancel_job(dialect: base.Dialect, job_id: str) -> None:
     """Ask the scheduler to end a job.
 
     Raises:
@@ -348,10 +342,10 @@ def cancel_job(dialect: Dialect, job_id: str) -> None:
     answer = _ask(dialect, argv)
     if answer.status != 0:
         why = answer.stderr.decode(errors="replace").strip() or None
-        known: Sequence[Refusal] = getattr(dialect, "refusals", ())
+        known: Sequence[base.Refusal] = getattr(dialect, "refusals", ())
         hints = (one.hint for one in known if re.search(one.pattern, why or "", re.IGNORECASE))
         what = f"job {job_id} can't be cancelled"
-        raise EngineError(what, where=" ".join(argv), why=why, fix=next(hints, None))
+        raise base.EngineError(what, where=" ".join(argv), why=why, fix=next(hints, None))
 
 
 # A run's past, current and further jobs, as recorded by the client and the heads of its links. The
@@ -386,7 +380,7 @@ def read_chain(run_dir: RunDir) -> tuple[str, ...]:
     return (plain["job_id"], *(str(job_id) for job_id in chain if isinstance(chain, list)))
 
 
-def all_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
+def all_jobs(run_dir: RunDir) -> tuple[base.Dialect, tuple[str, ...]] | None:
     """Return the dialect and every job of a run once, oldest first; None if it has no job."""
     chain = read_chain(run_dir)
     if not chain:
@@ -410,7 +404,7 @@ def view_newest(run_dir: RunDir) -> JobView | None:
     views = view_jobs(dialect, job_ids)
     living = (views[i] for i in job_ids if i in views and not views[i].state.is_final)
     view = next(living, views.get(job_ids[0]))
-    if view is None and object_dialect(dialect) is not None:
+    if view is None and base.object_dialect(dialect) is not None:
         # A cluster that doesn't answer gets an UNKNOWN view: this one answered, without the Job.
         if _must_be_visible(run_dir):
             return JobView(job_id=job_ids[0], state=JobState.CANCELLED, reason="it was deleted")
@@ -427,7 +421,7 @@ def describe_lost_head(run_dir: RunDir, job: JobView) -> str | None:
     if found is None or job.state is not JobState.RUNNING or not job.nodes:
         return None
     dialect, node = found[0], job.nodes[0]
-    question: NodeQuestion | None = getattr(dialect, "lost_node", None)
+    question: base.NodeQuestion | None = getattr(dialect, "lost_node", None)
     if question is None or question.outlives:
         return None
     words = find_node_loss(question, job.job_id, node, ask_scheduler)
@@ -443,7 +437,7 @@ def _must_be_visible(run_dir: RunDir) -> bool:
         return False
 
 
-def open_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
+def open_jobs(run_dir: RunDir) -> tuple[base.Dialect, tuple[str, ...]] | None:
     """Return a run's newest job and those after it in its chain; None if it has no job."""
     job = read_job(run_dir)
     if job is None:
@@ -529,8 +523,8 @@ def cancel_jobs(run_dir: RunDir) -> bool:
         raise
 
 
-def _cancel_all(run_dir: RunDir, dialect: Dialect, job_ids: Sequence[str]) -> bool:
-    if object_dialect(dialect) is not None:
+def _cancel_all(run_dir: RunDir, dialect: base.Dialect, job_ids: Sequence[str]) -> bool:
+    if base.object_dialect(dialect) is not None:
         from torchmuster.launcher.views.elsewhere import elsewhere
 
         return elsewhere().cancel_run(run_dir)
@@ -562,7 +556,7 @@ class NeverStartsWatch:
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     _looked_at: set[tuple[str, str]] = field(default_factory=set)
 
-    def judge(self, view: JobView | None, dialect: Dialect) -> Report | None:
+    def judge(self, view: JobView | None, dialect: base.Dialect) -> Report | None:
         """Return a report on a job that can't start, however long it waits; None while it may."""
         reasons = reasons_of(dialect)
         wait = view.wait if view is not None else None
@@ -612,7 +606,7 @@ class NeverStartsWatch:
         # The verdict is valid even if the scheduler is silent.
         with contextlib.suppress(MusterError):
             cancel_jobs(run_dir)
-        result = failed_before_start(run_dir, EngineError.exit_code, report)
+        result = failed_before_start(run_dir, base.EngineError.exit_code, report)
         atomic.write_json(run_dir.result, codec.to_plain(result))
 
 
@@ -624,7 +618,7 @@ def note_group(run_dir: RunDir, group: str, report: Report) -> None:
     outcome = GroupOutcome(
         group=group,
         state=State.FAILED_BACKEND_ERROR,
-        exit_code=EngineError.exit_code,
+        exit_code=base.EngineError.exit_code,
         elapsed_s=0.0,
         report=report,
     )

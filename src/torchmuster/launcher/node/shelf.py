@@ -22,14 +22,7 @@ from torchmuster.core import proc
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import EnvironmentNeeds, ShippedEnvironment, UnpackOrder
 from torchmuster.core.model.text import show_size
-from torchmuster.core.node.setup import (
-    is_let_go,
-    lock_folder,
-    make_scratch,
-    parent_folder,
-    remove_scratch,
-    take_over,
-)
+from torchmuster.core.node import setup
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files.environment import ParcelError, ParcelFile, Unpacker, relocate
 
@@ -63,7 +56,7 @@ class Shelf:
     def take(self) -> bool:
         """Use what is there, and let nobody remove it as long as this process lives; False where it is not."""
         if self._hold is None:
-            self._hold = lock_folder(self.path, fcntl.LOCK_SH)
+            self._hold = setup.lock_folder(self.path, fcntl.LOCK_SH)
             if self._hold is not None:
                 os.utime(self.path)
         return self._hold is not None
@@ -105,7 +98,7 @@ def shelf_folder(parent: str | None = None) -> str:
         MusterError: It can't be made, or is another user's.
     """
     known = find_folder(parent)
-    path = make_scratch(os.path.dirname(known), folder_name())
+    path = setup.make_scratch(os.path.dirname(known), folder_name())
     if path != known:  # the next run would not find it
         os.rmdir(path)
         fix = "`scratch` of the site names another folder of the node"
@@ -115,7 +108,7 @@ def shelf_folder(parent: str | None = None) -> str:
 
 def find_folder(parent: str | None = None) -> str:
     """Return the folder of all environments of this user on this node, which need not exist."""
-    parent = parent or parent_folder(dict(os.environ))
+    parent = parent or setup.parent_folder(dict(os.environ))
     return os.path.join(os.path.realpath(parent), folder_name())
 
 
@@ -135,7 +128,7 @@ class Unpacking:
         self._shelf, needs = shelf, shelf.needs
         while True:
             self._folder = tempfile.mkdtemp(prefix=_BEGUN, dir=shelf.folder)
-            self._hold = lock_folder(self._folder, fcntl.LOCK_EX)
+            self._hold = setup.lock_folder(self._folder, fcntl.LOCK_EX)
             if self._hold is not None:
                 break  # else somebody has just taken it for what a killed one has left
         limit = needs.unpacked_bytes + _NOTES_BYTES
@@ -186,7 +179,7 @@ class Unpacking:
         """Remove what is not in its place."""
         self._unpacker.close()
         if self._hold is not None:
-            remove_scratch(self._folder)
+            setup.remove_scratch(self._folder)
             os.close(self._hold)
             self._hold = None
 
@@ -242,7 +235,7 @@ def _size_of(path: str) -> int:
 
 def is_used(path: str) -> bool:
     """Say whether somebody holds an environment, or it is not ours to remove."""
-    return os.path.lexists(path) and not is_let_go(path)
+    return os.path.lexists(path) and not setup.is_let_go(path)
 
 
 def forget_old(folder: str, keep: int) -> None:
@@ -257,13 +250,13 @@ def forget_old(folder: str, keep: int) -> None:
 
 def forget(path: str) -> bool:
     """Remove one that nobody holds; say whether it is gone. First its name: nobody meets half of it when we are killed."""
-    hold = take_over(path)
+    hold = setup.take_over(path)
     if hold is not None:
         gone = os.path.join(os.path.dirname(path), f"{_BEGUN}{os.urandom(6).hex()}")
         try:
             with contextlib.suppress(OSError):
                 os.rename(path, gone)
-                remove_scratch(gone)
+                setup.remove_scratch(gone)
         finally:
             os.close(hold)
     return not os.path.lexists(path)

@@ -14,13 +14,7 @@ from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.engines.base import Dialect, EngineError, Refusal
 from torchmuster.launcher.engines.schedulers import facts_of
-from torchmuster.launcher.jobs.jobs import (
-    cancel_job,
-    is_cancelled,
-    read_chain,
-    read_links,
-    write_links,
-)
+from torchmuster.launcher.jobs import jobs
 from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest
 from torchmuster.launcher.model.run import record_of
 
@@ -98,9 +92,9 @@ class Chain:
 
     def begin(self, first_attempt: int) -> str | None:
         """Record this job as the run's newest link; return a sentence if nothing is left to do."""
-        links = read_links(self.run_dir) or Links()
+        links = jobs.read_links(self.run_dir) or Links()
         newest = links.newest
-        if is_cancelled(self.run_dir):
+        if jobs.is_cancelled(self.run_dir):
             return "the run was cancelled: nothing is left to do"
         is_new = newest is None or newest.job_id != self.job_id
         result = read_result(self.run_dir)
@@ -141,7 +135,7 @@ class Chain:
         if result.state is not RunState.PREEMPTED or not wanted:
             self._note(replace(self.links, ended=result.state.value))
             return False
-        if is_cancelled(self.run_dir):
+        if jobs.is_cancelled(self.run_dir):
             self._note(replace(self.links, ended="cancelled"))
             return False
         if not self.num_resubmits and result.node_was_lost and self._requeues(say):
@@ -171,7 +165,7 @@ class Chain:
             if self._is_in_doubt or not is_away or not pause(pause_s):
                 self._note(replace(self.links, ended="no way to continue"))
                 return False
-            if is_cancelled(self.run_dir):
+            if jobs.is_cancelled(self.run_dir):
                 self._note(replace(self.links, ended="cancelled"))
                 return False
             pause_s = min(2 * pause_s, _TRY_LATER_S)
@@ -217,7 +211,7 @@ class Chain:
         return None
 
     def _next_of_chain(self) -> str:
-        chain = read_chain(self.run_dir)
+        chain = jobs.read_chain(self.run_dir)
         position = chain.index(self.job_id) + 1 if self.job_id in chain else len(chain)
         if position >= len(chain):
             raise EngineError("no job of the chain is left")
@@ -266,10 +260,10 @@ class Chain:
     def _unless_cancelled(self, say: Callable[[str], None]) -> bool:
         """Return True; if the user has cancelled the run, cancel its new job and return False."""
         newest = self.links.newest
-        if newest is None or not is_cancelled(self.run_dir):
+        if newest is None or not jobs.is_cancelled(self.run_dir):
             return True
         try:
-            cancel_job(self.dialect, newest.job_id)
+            jobs.cancel_job(self.dialect, newest.job_id)
         except MusterError as error:
             say(f"job {newest.job_id} can't be cancelled: {error.why or error.what}")
         self._note(replace(self.links, ended="cancelled"))
@@ -281,7 +275,7 @@ class Chain:
 
     def _note(self, links: Links) -> None:
         self.links = links
-        write_links(self.run_dir, links)
+        jobs.write_links(self.run_dir, links)
 
 
 def restarts_spent(run_dir: RunDir, max_restarts: int) -> int:

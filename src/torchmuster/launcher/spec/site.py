@@ -27,6 +27,7 @@ from torchmuster.launcher.model.scheduler import (
     SchedulerFacts,
     refuse_removed_engine,
 )
+from torchmuster.launcher.spec import site_files
 from torchmuster.launcher.spec.scalars import (
     FileFormat,
     Seconds,
@@ -35,15 +36,6 @@ from torchmuster.launcher.spec.scalars import (
     kind_of,
     shown,
     wrong,
-)
-from torchmuster.launcher.spec.site_files import (
-    Host,
-    join_hosts,
-    parse_host,
-    project_file,
-    read_hostfile,
-    user_file,
-    why_not_used,
 )
 
 # Positions: `tomllib` parses the values; this scanner finds line and column of every key.
@@ -282,9 +274,9 @@ def _environment(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _host(value: Any) -> Host:
+def _host(value: Any) -> site_files.Host:
     try:
-        return parse_host(_line(value))
+        return site_files.parse_host(_line(value))
     except UsageError as error:
         raise wrong(error.what, error.fix) from error
 
@@ -367,7 +359,9 @@ class SiteKeys(_Model):
     resubmit_with: Literal["requeue", "submit", "chain"] | None = None
     start_with: Annotated[tuple[WayOfSite, ...], BeforeValidator(_list), _Lenient] = ()
     hosts: Annotated[
-        tuple[Annotated[Host, BeforeValidator(_host)], ...], BeforeValidator(_list), _Lenient
+        tuple[Annotated[site_files.Host, BeforeValidator(_host)], ...],
+        BeforeValidator(_list),
+        _Lenient,
     ] = ()
     hostfile: Line | None = None
     user: Word | None = None
@@ -396,8 +390,8 @@ class SiteKeys(_Model):
 
     @checked("hosts")
     @classmethod
-    def _join(cls, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-        return join_hosts(hosts)
+    def _join(cls, hosts: tuple[site_files.Host, ...]) -> tuple[site_files.Host, ...]:
+        return site_files.join_hosts(hosts)
 
 
 class DatasetKeys(_Model):
@@ -544,7 +538,7 @@ def load_sites(
     notes: list[str] = []
     errors: list[UsageError] = []
     sources: list[_Source] = []
-    for path in (user_file(environment), project_file(cwd)):
+    for path in (site_files.user_file(environment), site_files.project_file(cwd)):
         if path is not None and all(path != source.path for source in sources):
             source = _read(path, environment, notes, errors)
             sources += [source] if source is not None else []
@@ -572,13 +566,13 @@ def load_sites(
     )
 
 
-def site_hosts(site: Site) -> tuple[Host, ...]:
+def site_hosts(site: Site) -> tuple[site_files.Host, ...]:
     """Return the hosts of an ssh site, from its hostfile if it has one.
 
     Raises:
         ManyErrors: The hostfile can't be read or has invalid lines.
     """
-    return read_hostfile(site.hostfile) if site.hostfile is not None else site.hosts
+    return site_files.read_hostfile(site.hostfile) if site.hostfile is not None else site.hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -634,7 +628,7 @@ def _read(
     try:
         with open_plain(path) as file:
             status = os.fstat(file.fileno())
-            if stranger := why_not_used(path, status, environment):
+            if stranger := site_files.why_not_used(path, status, environment):
                 notes.append(f"{path} is not used: {stranger}")
                 return None
             data = file.read(_MAX_SIZE_BYTES + 1)

@@ -16,28 +16,10 @@ from typing import Any, NoReturn
 
 from torchmuster.core.model.plan import Limits, Program, RestartPolicy, ScriptKind, StartMethod
 from torchmuster.core.model.text import did_you_mean, nearest
-from torchmuster.core.spec.launch import (
-    check_module,
-    check_script,
-    other_environment,
-    own_processes,
-    parse_hang_timeout,
-    parse_nodes,
-    parse_workers,
-)
+from torchmuster.core.spec import launch
 from torchmuster.core.spec.problems import Problems, parse_seconds
 from torchmuster.errors import UsageError
-from torchmuster.launcher.spec.rendezvous import (
-    DEFAULT_C10D_PORT,
-    NO_ID,
-    Rendezvous,
-    find_pod_world,
-    find_rendezvous,
-    notes_on,
-    parse_conf,
-    parse_waits,
-    settle_world,
-)
+from torchmuster.launcher.spec import rendezvous
 from torchmuster.launcher.spec.rendezvous import PARTS as WORLD_PARTS
 
 _COUNTED = ("gpu", "cpu", "auto")
@@ -60,7 +42,7 @@ class TorchrunLine:
     min_nodes: int
     max_nodes: int
     num_workers: int
-    meeting: Rendezvous
+    meeting: rendezvous.Rendezvous
     limits: Limits
     is_host: bool | None
     node_rank: int | None
@@ -126,7 +108,7 @@ _OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("nproc-per-node", "1", "workers on this node: a number, gpu, cpu or auto"),
     ("rdzv-backend", "static", "static or c10d"),
     ("rdzv-endpoint", "", "HOST[:PORT] of the head"),
-    ("rdzv-id", NO_ID, "name of the job"),
+    ("rdzv-id", rendezvous.NO_ID, "name of the job"),
     (
         "rdzv-conf",
         "",
@@ -242,13 +224,15 @@ def parse_torchrun(
     _refuse_glued(arguments, parser)
     given = parser.parse_args(list(arguments))
     _refuse(given, problems)
-    conf = parse_conf(given.rdzv_conf, problems)
+    conf = rendezvous.parse_conf(given.rdzv_conf, problems)
     given_by = _sources_of_world(parser, arguments, environment, conf)
-    given, of_world = settle_world(given, given_by, find_pod_world(environment, hosts), problems)
-    nodes = parse_nodes(given.nnodes, "--nnodes", problems)
+    given, of_world = rendezvous.settle_world(
+        given, given_by, rendezvous.find_pod_world(environment, hosts), problems
+    )
+    nodes = launch.parse_nodes(given.nnodes, "--nnodes", problems)
     workers = _parse_nproc(given.nproc_per_node, gpus, problems)
     max_nodes = nodes[1] if nodes is not None else 1
-    meeting = find_rendezvous(given, max_nodes, problems, knows_head=knows_head)
+    meeting = rendezvous.find_rendezvous(given, max_nodes, problems, knows_head=knows_head)
     limits = _parse_limits(given, conf, environment, problems)
     signals = _parse_signals(given.signals_to_handle, problems)
     for dest, (form, what, right) in _FORMS.items():
@@ -328,7 +312,7 @@ def _parse_nproc(text: str, gpus: Sequence[str], problems: Problems) -> int | No
             f"`{text}` is not a valid number of workers", f"--nproc-per-node {text}", fix=fix
         )
         return None
-    counts = parse_workers(text, gpus, problems)
+    counts = launch.parse_workers(text, gpus, problems)
     return counts[0] if counts else None
 
 
@@ -339,12 +323,12 @@ def _parse_limits(
     problems: Problems,
 ) -> Limits | None:
     shutdown = given.shutdown_timeout or environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"
-    waits = parse_waits(conf, given.rdzv_backend == "static", problems)
+    waits = rendezvous.parse_waits(conf, given.rdzv_backend == "static", problems)
     grace = parse_seconds(shutdown)
     if grace is None:
         what = f"`{shutdown}` is not a valid number of seconds"
         problems.add(what, "--shutdown-timeout", fix="--shutdown-timeout 30")
-    watch = parse_hang_timeout(given.hang_timeout, problems)
+    watch = launch.parse_hang_timeout(given.hang_timeout, problems)
     if grace is None or waits is None or watch is None or not given.max_restarts.isdecimal():
         return None
     return Limits(
@@ -400,10 +384,12 @@ def _parse_program(
         kind = ScriptKind.COMMAND
     elif given.module:
         kind = ScriptKind.MODULE
-        check_module(given.training_script, os.getcwd(), problems, command="muster torchrun")
+        launch.check_module(given.training_script, os.getcwd(), problems, command="muster torchrun")
     else:
         args = given.training_script_args
-        check_script(given.training_script, os.getcwd(), problems, args, command="muster torchrun")
+        launch.check_script(
+            given.training_script, os.getcwd(), problems, args, command="muster torchrun"
+        )
     python = environment.get("PYTHON_EXEC") or sys.executable
     return Program(
         kind=kind,
@@ -429,10 +415,10 @@ def _streams_of(text: str, local_rank: int) -> frozenset[int]:
 
 def _notes(given: argparse.Namespace, conf: Mapping[str, str]) -> tuple[str, ...]:
     static = given.rdzv_backend == "static"
-    notes = notes_on(conf, static)
-    if other := other_environment(os.environ):
+    notes = rendezvous.notes_on(conf, static)
+    if other := launch.other_environment(os.environ):
         notes.append(other)
-    if own := own_processes(given.training_script):
+    if own := launch.own_processes(given.training_script):
         notes.append(own)
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
         notes.append(
@@ -443,6 +429,6 @@ def _notes(given: argparse.Namespace, conf: Mapping[str, str]) -> tuple[str, ...
     if given.standalone and (given.rdzv_endpoint or given.nnodes not in ("1", "1:1")):
         notes.append("--standalone: --nnodes and --rdzv-endpoint have no effect, as in torchrun")
     elif not static and not given.rdzv_endpoint and given.nnodes not in ("1", "1:1"):
-        where = f"localhost:{DEFAULT_C10D_PORT}"
+        where = f"localhost:{rendezvous.DEFAULT_C10D_PORT}"
         notes.append(f"without --rdzv-endpoint the nodes meet at {where}, as in torchrun")
     return tuple(notes)

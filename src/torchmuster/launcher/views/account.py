@@ -14,15 +14,7 @@ from torchmuster.core.model.events import DatasetVersionEvent
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import few_of, in_one_line
 from torchmuster.core.model.verdict import Result
-from torchmuster.core.owner.record import (
-    changed_at,
-    damage_of_result,
-    ends_of,
-    read_events,
-    read_plan,
-    read_result,
-    recorded_seconds,
-)
+from torchmuster.core.owner import record
 from torchmuster.errors import MissingRecordError
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 
@@ -99,8 +91,12 @@ def _place(view: "RunView") -> tuple[str, tuple[str, ...]]:
 
 
 def _elapsed_s(view: "RunView", now: float) -> float | None:
-    times = [time for path in view.records() for time in ends_of(path)]
-    if view.result is None and not times and (began := changed_at(view.run_dir.arrays)) is not None:
+    times = [time for path in view.records() for time in record.ends_of(path)]
+    if (
+        view.result is None
+        and not times
+        and (began := record.changed_at(view.run_dir.arrays)) is not None
+    ):
         return max(0.0, now - began)  # an array has no owner that could write a record
     if not times:
         return view.result.elapsed_s if view.result is not None else None
@@ -111,7 +107,7 @@ def _elapsed_s(view: "RunView", now: float) -> float | None:
 
 def whole(result: Result, run_dir: RunDir) -> Result:
     """Extend a result's time to the whole run; else it covers its link or last head only."""
-    return replace(result, elapsed_s=max(result.elapsed_s, recorded_seconds(run_dir.events)))
+    return replace(result, elapsed_s=max(result.elapsed_s, record.recorded_seconds(run_dir.events)))
 
 
 def _ended_by(view: "RunView") -> str | None:
@@ -124,7 +120,7 @@ def _ended_by(view: "RunView") -> str | None:
         if view.state is RunState.CANCELLED and result.exit_code > 128:
             return f"the {view.kind.value} was stopped with {contract.signal_name(result.exit_code - 128)}"
         return f"exit code {result.exit_code}"
-    if (damage := damage_of_result(view.run_dir)) is not None:
+    if (damage := record.damage_of_result(view.run_dir)) is not None:
         return damage
     from torchmuster.launcher.views.find import view_job
 
@@ -201,10 +197,10 @@ def _going_on(
     run_dir: RunDir, result: Result | None
 ) -> tuple[Saved | None, int | None, str | None] | None:
     """Return what is saved, the step of the stop, and the command that continues; None as above."""
-    plan = read_plan(run_dir)
+    plan = record.read_plan(run_dir)
     if plan is not None and plan.is_replay:
         return None
-    kept = result or read_result(run_dir)
+    kept = result or record.read_result(run_dir)
     if kept is not None and (
         kept.exit_code == MissingRecordError.exit_code or _found_none_good(kept)
     ):
@@ -228,7 +224,7 @@ def _going_on(
 
 def next_command(run_dir: RunDir, run_id: str) -> str | None:
     """Return what to type after the end of a run; None if it never started: its hint says that."""
-    result = read_result(run_dir)
+    result = record.read_result(run_dir)
     if result is not None and result.attempts == 0 and result.state is RunState.FAILED:
         return None
     has_stopped = result is not None and result.state in (RunState.PREEMPTED, RunState.CANCELLED)
@@ -298,7 +294,7 @@ def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) ->
 def describe_results(run_dir: RunDir) -> str:
     """Describe where the results of a run are: its snapshots, if any, and its logs."""
     parts = []
-    plan = read_plan(run_dir)
+    plan = record.read_plan(run_dir)
     saved = find_saved(run_dir) if plan is None or not plan.is_replay else None
     if saved is not None and saved.step is not None:
         place = saved.folder if "://" in saved.folder else near(saved.folder)
@@ -314,7 +310,7 @@ def describe_workflow_results(run_dir: RunDir, groups: tuple[str, ...]) -> str:
     versions = [
         one.event.version
         for group in groups
-        for one in read_events(run_dir.group(group).events)
+        for one in record.read_events(run_dir.group(group).events)
         if isinstance(one.event, DatasetVersionEvent)
     ]
     parts = []

@@ -21,15 +21,8 @@ from torchmuster.core.owner.record import Follow, recorded_seconds
 from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.jobs import NeverStartsWatch, cancel_jobs
+from torchmuster.launcher.views import find
 from torchmuster.launcher.views.elsewhere import RecordCopy, is_elsewhere
-from torchmuster.launcher.views.find import (
-    any_result,
-    owner_is_here,
-    owner_is_on,
-    owner_lives,
-    view_job,
-    view_run,
-)
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
 
@@ -42,11 +35,11 @@ async def wait_for_result(run_dir: RunDir, copy: RecordCopy | None = None) -> Re
     """Wait for the run's result; None if its owner left none. `copy` fetches it from pods."""
     never = NeverStartsWatch()
     while True:
-        result = any_result(run_dir)
+        result = find.any_result(run_dir)
         if result is not None:
             return result
-        if not owner_lives(run_dir) and (copy is None or copy.take_last_words()):
-            return any_result(run_dir)
+        if not find.owner_lives(run_dir) and (copy is None or copy.take_last_words()):
+            return find.any_result(run_dir)
         never.cancel_if_hopeless(run_dir)
         await asyncio.sleep(_POLL_S)
 
@@ -94,19 +87,21 @@ async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> None:
 def _has_no_head_yet(run_dir: RunDir) -> bool:
     if os.path.exists(run_dir.head) or is_elsewhere(run_dir):
         return False
-    return owner_is_here(run_dir) and owner_lives(run_dir)
+    return find.owner_is_here(run_dir) and find.owner_lives(run_dir)
 
 
 def _owner_ends_heads(run_dir: RunDir) -> bool:
     """Return whether an owner on this machine follows the head: it ends one that is silent."""
-    return os.path.isfile(run_dir.head) and owner_is_here(run_dir) and owner_lives(run_dir)
+    return (
+        os.path.isfile(run_dir.head) and find.owner_is_here(run_dir) and find.owner_lives(run_dir)
+    )
 
 
 def _signal_owner(view: RunView, signum: int, *, at_once: bool) -> None:
     """Stop the run by a signal to its owner on this machine."""
     owner = atomic.read_json(view.run_dir.owner)
-    if not isinstance(owner, dict) or not owner_is_here(view.run_dir):
-        raise owner_is_on(view, "ssh", f"cancel {short_id(view.run_id)}")
+    if not isinstance(owner, dict) or not find.owner_is_here(view.run_dir):
+        raise find.owner_is_on(view, "ssh", f"cancel {short_id(view.run_id)}")
     proc.kill_quietly(int(owner["pid"]), AT_ONCE if at_once else signum)
 
 
@@ -201,9 +196,9 @@ async def follow_logs(
             logs = log_files(view, choice)
             follow.skip_to({path: offset_of_last_lines(path, tail) for _, path in logs})
     while True:
-        over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
+        over = find.any_result(view.run_dir) is not None or not find.owner_lives(view.run_dir)
         with contextlib.suppress(NotFoundError):
-            for number, text in follow.texts(log_files(view_run(view.run_dir), choice)):
+            for number, text in follow.texts(log_files(find.view_run(view.run_dir), choice)):
                 write(number, text)
         if over:
             return
@@ -218,11 +213,11 @@ def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result |
         deadline = time.monotonic() + timeout_s
         ended_at: float | None = None
         while time.monotonic() < deadline:
-            result = any_result(view.run_dir)
+            result = find.any_result(view.run_dir)
             if result is not None:
                 return result
             if ended_at is None:
-                job = view_job(view.run_dir)
+                job = find.view_job(view.run_dir)
                 ended_at = time.monotonic() if job is not None and job.state.is_final else None
             if ended_at is not None and time.monotonic() - ended_at > _SETTLE_S:
                 return _cancelled(view)

@@ -40,14 +40,8 @@ from torchmuster.launcher.head.hang_watch import Seen, tell
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.port_owner import is_own_connection
 from torchmuster.launcher.node.stacks import take_stacks
+from torchmuster.launcher.views import find
 from torchmuster.launcher.views.elsewhere import is_elsewhere
-from torchmuster.launcher.views.find import (
-    any_result,
-    owner_is_here,
-    owner_is_on,
-    owner_lives,
-    view_run,
-)
 from torchmuster.launcher.views.head_call import call_head
 from torchmuster.launcher.views.run_view import RunView
 
@@ -300,15 +294,15 @@ def _no_such(kind: str, name: str, names: Sequence[str], view: RunView) -> NotFo
 
 
 def _check_running(view: RunView, task: Any) -> None:
-    if any_result(view.run_dir) is not None or not owner_lives(view.run_dir):
+    if find.any_result(view.run_dir) is not None or not find.owner_lives(view.run_dir):
         raise UsageError(
             f"the run {view.run_id} has ended: it is {view.state.value}",
             where=f"task {task.name}: {task.state.value}",
             fix=f"muster logs {short_id(view.run_id)} {task.name}",
         )
     in_pods = is_elsewhere(view.run_dir.group(task.group))
-    if not in_pods and not owner_is_here(view.run_dir):
-        raise owner_is_on(view, "ssh -t", f"exec {short_id(view.run_id)} {task.name}")
+    if not in_pods and not find.owner_is_here(view.run_dir):
+        raise find.owner_is_on(view, "ssh -t", f"exec {short_id(view.run_id)} {task.name}")
     if task.state is not State.RUNNING:
         word = "does not run any more" if task.state.is_final else "does not run yet"
         fix = "logs" if task.state.is_final else "status"
@@ -619,7 +613,7 @@ def _check_has_ranks(view: RunView) -> None:
             f"the run {view.run_id} is a workflow: its tasks have no ranks of their own",
             fix=f"muster exec {short_id(view.run_id)} TASK -- COMMAND; a training task's own run by its folder",
         )
-    if any_result(view.run_dir) is not None or not owner_lives(view.run_dir):
+    if find.any_result(view.run_dir) is not None or not find.owner_lives(view.run_dir):
         raise UsageError(
             f"the run {view.run_id} has ended: it is {view.state.value}",
             fix=f"muster explain {short_id(view.run_id)}",
@@ -751,7 +745,7 @@ class DebuggerServer:
     async def _session(self, rank: int, input_fd: int, write: Write) -> None:
         order = ExecOrder(argv=(), input_fd=input_fd, debugger=True)
         try:
-            await execute_at_rank(view_run(self._run_dir), f"rank {rank}", order, write)
+            await execute_at_rank(find.view_run(self._run_dir), f"rank {rank}", order, write)
         except MusterError as error:
             self._say(f"the debugger does not reach rank {rank}: {error.what}")
 

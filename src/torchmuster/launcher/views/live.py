@@ -21,14 +21,8 @@ from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.owner.record import DAMAGED, unreadable
 from torchmuster.errors import RunDirectoryError
+from torchmuster.launcher.model import live
 from torchmuster.launcher.model.job import describe_job
-from torchmuster.launcher.model.live import (
-    LiveAttempt,
-    LiveRun,
-    LiveTraining,
-    ProgressBar,
-    read_bar,
-)
 from torchmuster.launcher.model.progress import RankSample
 from torchmuster.launcher.model.run import (
     AttemptRecord,
@@ -57,7 +51,7 @@ class TrainingTail:
         self._reader = TrainingReader(run_dir)
         self._sized: tuple[int, int | None] | None = None
 
-    def read(self, *, is_over: bool) -> LiveTraining | None:
+    def read(self, *, is_over: bool) -> live.LiveTraining | None:
         """Return the state of the training; None if it has recorded nothing.
 
         Args:
@@ -69,7 +63,7 @@ class TrainingTail:
         saved, saving = state.saved, None if is_over else state.saving
         series = state.metrics.series()
         name, first = next(iter(series.items()), ("", None))
-        return LiveTraining(
+        return live.LiveTraining(
             step=state.step,
             total_steps=state.total_steps,
             epoch=state.ended_last,
@@ -150,7 +144,7 @@ class LiveReader:
         self._reader = RunReader(run_dir)
         self._training = TrainingTail(run_dir)
 
-    def read(self) -> LiveRun:
+    def read(self) -> live.LiveRun:
         """Return the current state of the run.
 
         Raises:
@@ -166,7 +160,7 @@ class LiveReader:
                 fix="`muster explain` reads its logs",
             ) from error
 
-    def _read(self) -> LiveRun:
+    def _read(self) -> live.LiveRun:
         view = view_run(self._run_dir, self._reader.read())
         now, record = time.time(), view.record
         account = account_of(view, now)
@@ -174,7 +168,7 @@ class LiveReader:
         sample, sample_at, unheard = self._sample(view)
         training = self._training.read(is_over=view.state.is_final)
         running = bool(attempts) and attempts[-1].ended_at is None and not view.state.is_final
-        return LiveRun(
+        return live.LiveRun(
             run_id=view.run_id,
             state=view.state.value,
             is_final=view.state.is_final,
@@ -212,9 +206,9 @@ class LiveReader:
         recorded = last_sample(self._run_dir)
         return recorded, moment_of(recorded.time) if recorded is not None else None, why
 
-    def _bar(self, attempts: list[LiveAttempt]) -> ProgressBar | None:
+    def _bar(self, attempts: list[live.LiveAttempt]) -> live.ProgressBar | None:
         path = self._run_dir.rank_log(attempts[-1].number, 0)
-        return read_bar(last_bytes(path, _LOG_BYTES).decode(errors="replace"))
+        return live.read_bar(last_bytes(path, _LOG_BYTES).decode(errors="replace"))
 
 
 def last_sample(run_dir: RunDir) -> RankSample | None:
@@ -234,11 +228,11 @@ def last_sample(run_dir: RunDir) -> RankSample | None:
         num_bytes *= 8
 
 
-def _shown(attempt: AttemptRecord) -> LiveAttempt:
+def _shown(attempt: AttemptRecord) -> live.LiveAttempt:
     """Return an attempt for display; without a failure, its head's end or loss ended it."""
     ended_by = attempt.failure.what if attempt.failure is not None else attempt.state
     cause = attempt.cause
-    return LiveAttempt(
+    return live.LiveAttempt(
         number=attempt.number,
         num_workers=attempt.num_workers or 0,
         num_nodes=attempt.start.num_nodes,
@@ -268,8 +262,8 @@ def said_of(record: RunRecord) -> tuple[str, ...]:
 
 
 def _closed(
-    attempts: list[LiveAttempt], view: RunView, elapsed_s: float | None
-) -> list[LiveAttempt]:
+    attempts: list[live.LiveAttempt], view: RunView, elapsed_s: float | None
+) -> list[live.LiveAttempt]:
     """Return the attempts; if the run has ended, end the last one, even if unrecorded."""
     if not attempts or not view.state.is_final or attempts[-1].ended_at is not None:
         return attempts

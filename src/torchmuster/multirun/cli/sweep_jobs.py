@@ -20,17 +20,7 @@ from torchmuster.launcher.jobs.answers import FIRST_POLL_S, LAST_POLL_S
 from torchmuster.launcher.jobs.batch import JobsFollower
 from torchmuster.launcher.jobs.jobs import cancel_job, make_job, note_refusal
 from torchmuster.launcher.views.elsewhere import copied, is_elsewhere
-from torchmuster.multirun.sweep.arrays import (
-    SweepArrays,
-    array_request,
-    cancel_sweep,
-    element_of,
-    find_arrays,
-    load_arrays,
-    object_members,
-    request_of,
-    submit_members,
-)
+from torchmuster.multirun.sweep import arrays
 from torchmuster.multirun.sweep.members import member_dir
 from torchmuster.multirun.sweep.metric import MetricReader, StopRule, load_rule
 from torchmuster.multirun.sweep.plan import SweepPlan
@@ -53,7 +43,7 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
     limits = read_job_limits(request, problems)
     check_stop_rule(given, problems)
     try:
-        dialect = find_arrays(load_dialect(site.kind), f"--on {site.name}")
+        dialect = arrays.find_arrays(load_dialect(site.kind), f"--on {site.name}")
     except UsageError as error:
         problems.found.append(error)
         raise ManyErrors(problems.found) from error
@@ -64,8 +54,8 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
     members = range(len(plan.members))
     if given["dry_run"]:
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-        one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
-        job = array_request(one, members, 0, plan.slots)
+        one = arrays.request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
+        job = arrays.array_request(one, members, 0, plan.slots)
         click.echo(f"$ {shlex.join(dialect.submit_argv(job, run_dir.job_script))}\n")
         click.echo(dialect.script(job), nl=False)
         click.echo("nothing was submitted (--dry-run)", err=True)
@@ -73,10 +63,10 @@ def submit_sweep(given: dict[str, Any], site: "Site", problems: "Problems") -> i
     stops_of(plan, RunDir(""))  # fail before anything is created
     run_dir = create_sweep_dir(plan)
     with note_refusal(run_dir):
-        one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
+        one = arrays.request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
         for sentence in dialect.unmapped(one):
             click.echo(f"muster: {sentence}", err=True)
-        job_ids = submit_members(plan, run_dir, dialect, one, members)
+        job_ids = arrays.submit_members(plan, run_dir, dialect, one, members)
     return follow_unless(plan, run_dir, job_ids, dialect.name, detach=given["detach"])
 
 
@@ -92,7 +82,7 @@ def submit_again(
     plan: "SweepPlan", run_dir: "RunDir", members: Sequence[int], *, detach: bool
 ) -> int:
     """Submit these members of a sweep again."""
-    loaded = load_arrays(run_dir)
+    loaded = arrays.load_arrays(run_dir)
     if loaded is None:
         raise UsageError("the arrays of the sweep can't be read", where=run_dir.arrays)
     dialect, noted = loaded
@@ -111,10 +101,10 @@ def submit_again(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # a member that waits in the queue has not ended
     job_ids: tuple[str, ...]
-    if (pods := object_members(dialect)) is not None:
+    if (pods := arrays.object_members(dialect)) is not None:
         job_ids = (pods.submit(plan, run_dir, noted.request, members, detach=detach),)
     else:
-        job_ids = submit_members(plan, run_dir, dialect, noted.request, members)
+        job_ids = arrays.submit_members(plan, run_dir, dialect, noted.request, members)
     return follow_unless(plan, run_dir, job_ids, dialect.name, detach=detach)
 
 
@@ -172,7 +162,7 @@ class _SweepFollower(JobsFollower["SweepView"]):
         return self._view if self._view is not None and self._view.result is not None else None
 
     def cancel(self) -> None:
-        cancel_sweep(self._run_dir)
+        arrays.cancel_sweep(self._run_dir)
 
     def ask(self) -> float:
         from torchmuster.multirun.cli.sweep_record import counted
@@ -236,7 +226,7 @@ class ArrayStops:
 
     def look(self, view: SweepView) -> None:
         """Read new metric values and stop members; may wait for a disk and for the scheduler."""
-        loaded = load_arrays(self.run_dir)
+        loaded = arrays.load_arrays(self.run_dir)
         for member in view.members:
             if member.number in self._ended or member.attempt is None or self.plan.metric is None:
                 continue
@@ -253,9 +243,9 @@ class ArrayStops:
                 self._stop(member.number, reader, loaded)
 
     def _stop(
-        self, number: int, reader: MetricReader, loaded: tuple[ArrayDialect, SweepArrays]
+        self, number: int, reader: MetricReader, loaded: tuple[ArrayDialect, arrays.SweepArrays]
     ) -> None:
-        if element_of(loaded, number) is None:
+        if arrays.element_of(loaded, number) is None:
             return
         step = reader.newest.step if reader.newest is not None else None
         line = event_line(
@@ -281,13 +271,15 @@ def stops_of(plan: SweepPlan, run_dir: RunDir) -> ArrayStops | None:
     return ArrayStops(plan, run_dir, load_rule(plan.stop, plan.metric), stopped)
 
 
-def cancel_member(run_dir: RunDir, loaded: tuple[ArrayDialect, SweepArrays], number: int) -> None:
+def cancel_member(
+    run_dir: RunDir, loaded: tuple[ArrayDialect, arrays.SweepArrays], number: int
+) -> None:
     """Cancel one member.
 
     Raises:
         MusterError: It can't be cancelled: it may have ended.
     """
-    if (pods := object_members(loaded[0])) is not None:
+    if (pods := arrays.object_members(loaded[0])) is not None:
         pods.stop(run_dir, number)
-    elif (element := element_of(loaded, number)) is not None:
+    elif (element := arrays.element_of(loaded, number)) is not None:
         cancel_job(loaded[0], element)

@@ -32,16 +32,9 @@ from torchmuster.core.node.spawner.start import control_pair
 from torchmuster.core.plainfile import write_all
 from torchmuster.core.proc import ForkedChild
 from torchmuster.core.programs.main import read_plan_file
-from torchmuster.multirun.server import messages
+from torchmuster.multirun.server import messages, modules
 from torchmuster.multirun.server.call import client_lives, own_setup, peer_uid, server_file
 from torchmuster.multirun.server.messages import SessionSetup
-from torchmuster.multirun.server.modules import (
-    Template,
-    imported_files,
-    read_by_imports,
-    recording_reads,
-    resident_bytes,
-)
 
 # What a fork of the server becomes: an agent, which forks its own spawner before anything else.
 
@@ -362,7 +355,7 @@ class SessionServer:
         self.time = SessionTime(self.setup, run_dir, place)
         self.num_runs = 0
         self.problem = ""
-        self.template: Template
+        self.template: modules.Template
         self.node: messages.NodeEnvironment
         self.listening: socket.socket
         self.socket_path = ""
@@ -378,20 +371,20 @@ class SessionServer:
     ) -> None:
         """Import what agents and workers need; record what the imports depended on."""
         environment = dict(os.environ)
-        with recording_reads() as read:
+        with modules.recording_reads() as read:
             _, problem = import_for_workers(folder, preload, for_calls=True)
             import_agents(self.root)
         sys.dont_write_bytecode = True  # docs/sessions.md: code may change twice in a second
         gc.collect()
         gc.freeze()
         self.problem = problem or reason_not_to_fork() or ""
-        self.template = Template(
+        self.template = modules.Template(
             python=python,
-            environment=read_by_imports(environment, read),
+            environment=modules.read_by_imports(environment, read),
             read=frozenset(read),
             preload=preload,
             folder=folder,
-            files=imported_files(begun_ns),
+            files=modules.imported_files(begun_ns),
         )
 
     def listen(self) -> None:
@@ -521,7 +514,7 @@ class SessionServer:
             idle_s=time.time() - self.time.used_at,
             ends_in_s=left_s,
             why_ends=why,
-            memory_bytes=resident_bytes(),
+            memory_bytes=modules.resident_bytes(),
             problem=self.problem,
         )
 

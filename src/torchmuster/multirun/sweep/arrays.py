@@ -13,13 +13,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import to_arguments
 from torchmuster.errors import MusterError, RunDirectoryError, UsageError
-from torchmuster.launcher.engines.base import (
-    PYTHON,
-    ArrayDialect,
-    Dialect,
-    array_dialect,
-    object_dialect,
-)
+from torchmuster.launcher.engines import base
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.answers import ask_scheduler
 from torchmuster.launcher.jobs.jobs import cancel_job, submit_script
@@ -54,13 +48,13 @@ class SweepArrays:
     arrays: tuple[MemberArray, ...] = ()
 
 
-def find_arrays(dialect: Dialect, where: str) -> ArrayDialect:
+def find_arrays(dialect: base.Dialect, where: str) -> base.ArrayDialect:
     """Return the dialect as one that has job arrays.
 
     Raises:
         UsageError: It has none.
     """
-    found = array_dialect(dialect)
+    found = base.array_dialect(dialect)
     if found is None:
         raise UsageError(
             f"sweeps can't be submitted to {dialect.name} yet",
@@ -91,7 +85,7 @@ def request_of(job: JobRequest, run_dir: RunDir, engine: str) -> JobRequest:
     )
     return replace(
         job,
-        head=(PYTHON, proc.NODE_ENTRY, "conduct-member", *to_arguments(words)),
+        head=(base.PYTHON, proc.NODE_ENTRY, "conduct-member", *to_arguments(words)),
         about="The head of one member: its number in the array says which.",
         log_path=run_dir.job_log,
         python=sys.executable,
@@ -164,7 +158,7 @@ def split_members(members: Sequence[int], slots: int, limit: int | None) -> list
 def submit_members(
     plan: SweepPlan,
     run_dir: RunDir,
-    dialect: ArrayDialect,
+    dialect: base.ArrayDialect,
     request: JobRequest,
     members: Sequence[int],
 ) -> tuple[str, ...]:
@@ -200,7 +194,7 @@ def submit_members(
     return tuple(job_ids)
 
 
-def _limit_of(dialect: ArrayDialect, num_members: int) -> int | None:
+def _limit_of(dialect: base.ArrayDialect, num_members: int) -> int | None:
     """Ask the scheduler how many elements an array may have; None if it does not say."""
     if num_members <= 1:
         return None
@@ -223,14 +217,14 @@ def read_arrays(run_dir: RunDir) -> SweepArrays | None:
         return None
 
 
-def load_arrays(run_dir: RunDir) -> tuple[ArrayDialect, SweepArrays] | None:
+def load_arrays(run_dir: RunDir) -> tuple[base.ArrayDialect, SweepArrays] | None:
     """Return the dialect and the recorded arrays of a sweep; None if it has none."""
     noted = read_arrays(run_dir)
-    dialect = array_dialect(load_dialect(noted.engine)) if noted is not None else None
+    dialect = base.array_dialect(load_dialect(noted.engine)) if noted is not None else None
     return (dialect, noted) if noted is not None and dialect is not None else None
 
 
-def element_of(loaded: tuple[ArrayDialect, SweepArrays], number: int) -> str | None:
+def element_of(loaded: tuple[base.ArrayDialect, SweepArrays], number: int) -> str | None:
     """Return the scheduler's id for a member's element or plain job; None while it has none."""
     dialect, noted = loaded
     for array in reversed(noted.arrays):
@@ -274,9 +268,9 @@ class ObjectMembers(Protocol):
         """
 
 
-def object_members(dialect: Dialect) -> ObjectMembers | None:
+def object_members(dialect: base.Dialect) -> ObjectMembers | None:
     """Return the handler of members that are API objects; None for array elements."""
-    if object_dialect(dialect) is None:
+    if base.object_dialect(dialect) is None:
         return None
     make: Callable[[], ObjectMembers] = plugs.find("arrays", "objects")
     return make()
@@ -316,7 +310,7 @@ def main(arguments: list[str]) -> int:
     if plan is None or noted is None or words.array >= len(noted.arrays):
         what = "the plan of the sweep can't be read, or does not have this array"
         raise RunDirectoryError(what, where=run_dir.arrays)
-    dialect = array_dialect(load_dialect(words.engine))
+    dialect = base.array_dialect(load_dialect(words.engine))
     variable = dialect.array_variable if dialect is not None else ""
     position = int(os.environ.get(variable) or 0)  # a plain job of one member has none
     number = noted.arrays[words.array].members[position]

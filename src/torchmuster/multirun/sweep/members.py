@@ -7,34 +7,11 @@ from dataclasses import replace
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir, runs_dir
-from torchmuster.core.model import codec
+from torchmuster.core.model import codec, events, verdict
 from torchmuster.core.model.contract import EX_TEMPFAIL
-from torchmuster.core.model.events import (
-    AttemptFailedEvent,
-    AttemptNode,
-    AttemptStartedEvent,
-    RecordEvent,
-    RunEndedEvent,
-    RunStartedEvent,
-    event_of_end,
-    line_of,
-)
 from torchmuster.core.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.verdict import (
-    Circumstances,
-    Report,
-    Result,
-    explain_failure,
-    final_exit_code,
-)
-from torchmuster.core.owner.create import (
-    create_member_dir,
-    make_dir,
-    unusable,
-    with_call,
-    write_owner,
-)
+from torchmuster.core.owner import create
 from torchmuster.core.owner.record import next_attempt
 from torchmuster.errors import MissingRecordError
 from torchmuster.launcher.owner.origin import note_origin
@@ -56,7 +33,7 @@ def prepare_member(run_dir: RunDir, plan: SweepPlan, number: int) -> tuple[RunDi
     """
     member = member_dir(run_dir, plan, number)
     if not os.path.isdir(member.path):
-        create_member_dir(plan.member_plan(number), run_dir)
+        create.create_member_dir(plan.member_plan(number), run_dir)
         return member, 0
     try:
         # A member with a result has no job any more, even if the cluster does not say so yet.
@@ -65,9 +42,9 @@ def prepare_member(run_dir: RunDir, plan: SweepPlan, number: int) -> tuple[RunDi
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         atomic.write_json(member.plan, codec.to_plain(plan.member_plan(number)))
-        write_owner(member)
+        create.write_owner(member)
     except OSError as error:
-        raise unusable(member.path, error.strerror or str(error)) from error
+        raise create.unusable(member.path, error.strerror or str(error)) from error
     return member, next_attempt(member)
 
 
@@ -78,16 +55,16 @@ def state_of_end(end: WorkerEnd) -> RunState:
     return RunState.PREEMPTED if end.kind is EndKind.PREEMPTED else RunState.FAILED
 
 
-def stopped_by_rule(plan: SweepPlan) -> Report:
+def stopped_by_rule(plan: SweepPlan) -> verdict.Report:
     """Return the report for a member that the sweep's rule has stopped."""
     metric = plan.metric.name if plan.metric else "metric"
     why = f"the rule `{plan.stop}` compares the members' {metric}"
-    return Report(error="the sweep stopped this member early", because=(why,))
+    return verdict.Report(error="the sweep stopped this member early", because=(why,))
 
 
 def result_of_end(
     plan: SweepPlan, number: int, end: WorkerEnd, state: RunState, log: str
-) -> Result:
+) -> verdict.Result:
     """Return the result of a member that was one process.
 
     Args:
@@ -97,23 +74,23 @@ def result_of_end(
         state: The member's state, which also depends on whether it was asked to stop.
         log: The path of its log.
     """
-    report: Report | None = None
+    report: verdict.Report | None = None
     code = 0
     if state is RunState.PREEMPTED:
         code = EX_TEMPFAIL
-        report = Report(error="the run was preempted and can be resumed")
+        report = verdict.Report(error="the run was preempted and can be resumed")
     elif state is RunState.STOPPED:
         code = end.shell_code
         report = stopped_by_rule(plan)
     elif state is RunState.CANCELLED:
         code = end.shell_code or 128 + 15
-        report = Report(error="the run was stopped", because=("its sweep was cancelled",))
+        report = verdict.Report(error="the run was stopped", because=("its sweep was cancelled",))
     elif state is not RunState.SUCCEEDED:
-        code = final_exit_code(end, first_cause_code=True)
-        report = explain_failure(
+        code = verdict.final_exit_code(end, first_cause_code=True)
+        report = verdict.explain_failure(
             end,
             [end],
-            Circumstances(
+            verdict.Circumstances(
                 world_size=1,
                 attempt=end.attempt,
                 restarts_spent=0,
@@ -125,7 +102,7 @@ def result_of_end(
                 log_path=log,
             ),
         )
-    return Result(
+    return verdict.Result(
         run_id=plan.member_id(number),
         state=state,
         exit_code=code,
@@ -153,39 +130,41 @@ class MemberRecords:
         """Record that an attempt of a member starts on this machine."""
         node, host = self._plan.run.node_name(0), os.uname().nodename
         run_id = self._plan.member_id(number)
-        self._event(run_dir, RunStartedEvent(run_id=run_id, first_attempt=attempt))
+        self._event(run_dir, events.RunStartedEvent(run_id=run_id, first_attempt=attempt))
         self._event(
             run_dir,
-            AttemptStartedEvent(
+            events.AttemptStartedEvent(
                 attempt=attempt,
                 world_size=1,
                 num_nodes=1,
-                nodes=(AttemptNode(node=node, host=host, ranks="rank 0"),),
+                nodes=(events.AttemptNode(node=node, host=host, ranks="rank 0"),),
                 why="first start" if attempt == 0 else "the sweep was started again",
             ),
         )
 
-    def end(self, run_dir: RunDir, end: WorkerEnd, result: Result) -> None:
+    def end(self, run_dir: RunDir, end: WorkerEnd, result: verdict.Result) -> None:
         """Record how a member has ended, and its result."""
-        self._event(run_dir, event_of_end(end))
+        self._event(run_dir, events.event_of_end(end))
         if result.state is RunState.FAILED:
             what = describe(end)
-            self._event(run_dir, AttemptFailedEvent(attempt=end.attempt, what=what, cause=end))
+            self._event(
+                run_dir, events.AttemptFailedEvent(attempt=end.attempt, what=what, cause=end)
+            )
         self._disk.replace(run_dir.result, atomic.as_json(codec.to_plain(result)))
-        self._event(run_dir, RunEndedEvent(result=result))
+        self._event(run_dir, events.RunEndedEvent(result=result))
         self._disk.close_file(run_dir.events)
 
-    def _event(self, run_dir: RunDir, event: RecordEvent) -> None:
-        self._disk.append(run_dir.events, line_of(event).encode())
+    def _event(self, run_dir: RunDir, event: events.RecordEvent) -> None:
+        self._disk.append(run_dir.events, events.line_of(event).encode())
 
 
-def lacks_files(result: Result) -> bool:
+def lacks_files(result: verdict.Result) -> bool:
     """Return whether a member succeeded but its files were lost with its pod."""
     code = MissingRecordError.exit_code
     return result.state is RunState.SUCCEEDED and result.exit_code == code
 
 
-def why_of(result: Result) -> str | None:
+def why_of(result: verdict.Result) -> str | None:
     """Return the error of a member that did not succeed, in one sentence."""
     return result.report.error if result.report is not None else None
 
@@ -199,10 +178,10 @@ def create_sweep_dir(plan: "SweepPlan") -> RunDir:
     """
 
     def fill(run_dir: RunDir) -> None:
-        carried = replace(plan, run=with_call(plan.run, run_dir))
+        carried = replace(plan, run=create.with_call(plan.run, run_dir))
         atomic.write_json(run_dir.sweep, codec.to_plain(carried))
         os.mkdir(run_dir.members, 0o700)
 
-    run_dir = make_dir(os.path.join(runs_dir(), plan.run_id), fill)
+    run_dir = create.make_dir(os.path.join(runs_dir(), plan.run_id), fill)
     note_origin(run_dir, plan.run.program)
     return run_dir

@@ -41,27 +41,10 @@ from torchmuster.core.owner.parts import RecordWriter, Stops
 from torchmuster.core.owner.record import read_result
 from torchmuster.core.owner.session import EarlyStop
 from torchmuster.errors import MusterError, RunDirectoryError
-from torchmuster.multirun.sweep.members import (
-    MemberRecords,
-    member_dir,
-    prepare_member,
-    result_of_end,
-    state_of_end,
-    stopped_by_rule,
-    why_of,
-)
+from torchmuster.multirun.sweep import members, runs
 from torchmuster.multirun.sweep.metric import MetricReader, StopRule, load_rule
 from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
 from torchmuster.multirun.sweep.policy import SweepPolicy
-from torchmuster.multirun.sweep.runs import (
-    HostSlots,
-    MemberEnd,
-    RunSlots,
-    SessionSlots,
-    Slots,
-    TakeEnd,
-    gpus_of_slots,
-)
 from torchmuster.multirun.views.sweep_view import view_sweep
 
 # The slots for members that are single processes: one spawner with torch imported forks them all.
@@ -99,7 +82,7 @@ class _MemberSpawnerLink:
         self._keeper.order(message, *fds)
 
 
-class ForkSlots(Slots):
+class ForkSlots(runs.Slots):
     """Starts members as forks of one spawner.
 
     Args:
@@ -117,7 +100,7 @@ class ForkSlots(Slots):
         gpus: Sequence[str | None],
         log: str,
         disk: DiskWriter,
-        take_end: TakeEnd,
+        take_end: runs.TakeEnd,
         say: Callable[[str], None],
     ) -> None:
         self.voice: Voice = LogVoice(log, disk)
@@ -265,7 +248,9 @@ class ForkSlots(Slots):
         for pid in attempt.pids:
             self.spawn(self._end_leftovers(pid))
         is_lost = end.kind is EndKind.NODE_LOST
-        self._take_end(number, MemberEnd(state=state_of_end(end), worker=end, is_lost=is_lost))
+        self._take_end(
+            number, runs.MemberEnd(state=members.state_of_end(end), worker=end, is_lost=is_lost)
+        )
 
     async def _end_leftovers(self, leader: int) -> None:
         """Kill what a member has left in its session or group (PBS), now the spawner's children."""
@@ -417,8 +402,8 @@ class SweepOwner:
     _policy: SweepPolicy = field(init=False)
     _record: RecordWriter = field(init=False)
     _disk: DiskWriter = field(init=False)
-    _slots: Slots = field(init=False)
-    _records: MemberRecords = field(init=False)
+    _slots: runs.Slots = field(init=False)
+    _records: members.MemberRecords = field(init=False)
     _stops: Stops = field(default_factory=Stops)
     _prepared: dict[int, tuple[RunDir, int]] = field(default_factory=dict)
     _members: dict[int, _Member] = field(default_factory=dict)
@@ -434,7 +419,7 @@ class SweepOwner:
         self._policy = SweepPolicy(self.plan.slots, self.plan.metric)
         self._record = RecordWriter(self.run_dir, self.say)
         self._disk = DiskWriter(root=self.run_dir.path)
-        self._records = MemberRecords(self.plan, self._disk)
+        self._records = members.MemberRecords(self.plan, self._disk)
 
     async def run(self) -> Result:
         """Run the sweep until it ends; return its result."""
@@ -445,21 +430,21 @@ class SweepOwner:
             finally:
                 await asyncio.to_thread(self._disk.flush, _FLUSH_S)
 
-    def _make_slots(self) -> Slots:
+    def _make_slots(self) -> runs.Slots:
         if self.plan.places:
-            return HostSlots(self.plan, self.run_dir, self.take_end, self.say)
+            return runs.HostSlots(self.plan, self.run_dir, self.take_end, self.say)
         if self.plan.run.session is not None:
-            return SessionSlots(self.plan.run.session, self.take_end, self.say)
+            return runs.SessionSlots(self.plan.run.session, self.take_end, self.say)
         gpus = visible_gpus() if self.plan.run.engine == "local" else []
         num_workers = self.plan.run.num_workers(0)
-        of_slot = gpus_of_slots(gpus, self.plan.slots, num_workers)
+        of_slot = runs.gpus_of_slots(gpus, self.plan.slots, num_workers)
         most = -(-self.plan.slots * num_workers // len(gpus)) if gpus else 0
         if most > self.plan.per_gpu:
             self.say(
                 f"{self.plan.slots} slots are more than --per-gpu {self.plan.per_gpu} makes: up to {most} workers share a GPU"
             )
         if not self.plan.is_forked:
-            return RunSlots(of_slot, self.take_end)
+            return runs.RunSlots(of_slot, self.take_end)
         ids = [found[0] if found else None for found in of_slot]
         log = self.run_dir.agent_log("slots")
         return ForkSlots(self.plan, ids, log, self._disk, self.take_end, self.say)
@@ -509,7 +494,7 @@ class SweepOwner:
             if member.value is not None:
                 self._policy.values[member.number] = member.value
             if self.rule is not None and self.plan.metric is not None:
-                run_dir = member_dir(self.run_dir, self.plan, member.number)
+                run_dir = members.member_dir(self.run_dir, self.plan, member.number)
                 for point in MetricReader(run_dir, self.plan.metric.name).read():
                     self.rule.report(member.number, point.step, point.value)
                 self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
@@ -544,7 +529,9 @@ class SweepOwner:
 
     async def _prepare(self, number: int) -> None:
         if number not in self._prepared:
-            prepared = await asyncio.to_thread(prepare_member, self.run_dir, self.plan, number)
+            prepared = await asyncio.to_thread(
+                members.prepare_member, self.run_dir, self.plan, number
+            )
             self._prepared[number] = prepared
             if (home := await asyncio.to_thread(self._slots.home_of, prepared[0])) is not None:
                 self._policy.homes[number] = home
@@ -566,7 +553,7 @@ class SweepOwner:
             self._records.begin(number, run_dir, attempt)
         self._slots.start(number, run_dir, attempt, slot)
 
-    def take_end(self, number: int, end: MemberEnd) -> None:
+    def take_end(self, number: int, end: runs.MemberEnd) -> None:
         """Handle the end of a member; its slot gets the next one in the same turn of the loop."""
         member = self._members.pop(number)
         fresh = OwnerPolicy(f"member {number}", RestartBudget(_MAX_LOSSES), self._stops.requests)
@@ -585,15 +572,17 @@ class SweepOwner:
             self._start_prepared()
         self._changed.set()
 
-    async def _settle(self, number: int, member: _Member, end: MemberEnd, state: RunState) -> None:
+    async def _settle(
+        self, number: int, member: _Member, end: runs.MemberEnd, state: RunState
+    ) -> None:
         """Record how a member has ended, with its last value, while the next one runs."""
         log = member.run_dir.rank_log(member.attempt, 0)
         result = await asyncio.to_thread(read_result, member.run_dir) if not end.worker else None
         if end.worker is not None:
-            result = result_of_end(self.plan, number, end.worker, state, log)
+            result = members.result_of_end(self.plan, number, end.worker, state, log)
             self._records.end(member.run_dir, end.worker, result)
         elif result is not None and state is RunState.STOPPED:  # its head only knows of a signal
-            result = replace(result, state=state, report=stopped_by_rule(self.plan))
+            result = replace(result, state=state, report=members.stopped_by_rule(self.plan))
             plain = codec.to_plain(result)
             await asyncio.to_thread(atomic.write_json, member.run_dir.result, plain)
         if member.reader is not None:
@@ -602,7 +591,7 @@ class SweepOwner:
         if self.rule is not None:
             self.rule.ended(number, state is RunState.SUCCEEDED)
         newest = member.reader.newest if member.reader is not None else None
-        why = why_of(result) if result is not None else "it left no result"
+        why = members.why_of(result) if result is not None else "it left no result"
         elapsed_s = round(time.monotonic() - member.started_at, 3)
         self._record.event(
             events.MemberEndedEvent(

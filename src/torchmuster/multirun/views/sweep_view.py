@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchmuster.core import proc
 from torchmuster.core.files.layout import Kind, RunDir, short_id
+from torchmuster.core.model import events
 from torchmuster.core.model.contract import EX_TEMPFAIL
-from torchmuster.core.model.events import (
-    MemberEndedEvent,
-    MemberEvent,
-    MemberLostEvent,
-    MemberMeasuredEvent,
-    MemberStartedEvent,
-    MemberStoppedEvent,
-    Stamped,
-    SweepEndedEvent,
-    SweepStartedEvent,
-)
 from torchmuster.core.model.plan import GRACE_S
 from torchmuster.core.model.states import JobState, RunState
 from torchmuster.core.model.text import few_of, in_one_line
@@ -215,12 +205,12 @@ def view_sweep(run_dir: RunDir, *, is_alive: bool) -> SweepView | None:
     is_going_on = False
     for one in read_events(run_dir.events):
         match one.event:
-            case SweepStartedEvent():
+            case events.SweepStartedEvent():
                 is_going_on = True
                 members = [_lost(member) for member in members]
-            case SweepEndedEvent():
+            case events.SweepEndedEvent():
                 is_going_on = False
-            case MemberEvent(member=number) if 0 <= number < len(members):
+            case events.MemberEvent(member=number) if 0 <= number < len(members):
                 members[number] = _after(members[number], one)
     result = read_result(run_dir) if not (is_going_on and is_alive) else None
     if result is not None and result.state is RunState.CANCELLED:
@@ -243,17 +233,17 @@ def _lost(member: MemberView) -> MemberView:
     return replace(member, state=RunState.LOST, why="it had not ended when its owner was killed")
 
 
-def _after(member: MemberView, one: Stamped) -> MemberView:
+def _after(member: MemberView, one: events.Stamped) -> MemberView:
     match one.event:
-        case MemberStartedEvent(attempt=attempt):
+        case events.MemberStartedEvent(attempt=attempt):
             return MemberView(
                 number=member.number, state=RunState.RUNNING, attempt=attempt, started=one.time
             )
-        case MemberLostEvent():
+        case events.MemberLostEvent():
             return replace(member, state=RunState.WAITING)
-        case MemberMeasuredEvent(value=value, step=step):
+        case events.MemberMeasuredEvent(value=value, step=step):
             return replace(member, value=value, step=step)
-        case MemberEndedEvent() as event:
+        case events.MemberEndedEvent() as event:
             if event.value is not None:
                 member = replace(member, value=event.value, step=event.step)
             return replace(
@@ -360,7 +350,7 @@ def _with_lost_job_state(member: MemberView, noted: "SweepArrays", run_dir: RunD
 def stopped_members(run_dir: RunDir) -> set[int]:
     """Return the members that a rule has ended, as the sweep's followers have recorded."""
     said = (one.event for one in read_events(run_dir.events))
-    return {event.member for event in said if isinstance(event, MemberStoppedEvent)}
+    return {event.member for event in said if isinstance(event, events.MemberStoppedEvent)}
 
 
 def _as_stopped(member: MemberView, plan: SweepPlan) -> MemberView:

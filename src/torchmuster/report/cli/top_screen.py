@@ -33,22 +33,8 @@ from torchmuster.launcher.views.execute import RawTerminal
 from torchmuster.launcher.views.find import find_run
 from torchmuster.launcher.views.live import LiveReader
 from torchmuster.launcher.views.run_view import RunView
+from torchmuster.report import top
 from torchmuster.report.live_list import ListReader
-from torchmuster.report.top import (
-    CancelRun,
-    Known,
-    Leave,
-    OnScreen,
-    OpenRun,
-    Order,
-    Page,
-    ShowFile,
-    ShowLog,
-    ShowStacks,
-    ViewState,
-    draw,
-    press,
-)
 
 if TYPE_CHECKING:
     from torchmuster.launcher.model.progress import RankSample
@@ -223,7 +209,7 @@ class _Viewer:
     """The live view on one terminal: its state, and the threads that read for it."""
 
     def __init__(self, view: RunView | None) -> None:
-        self.state = ViewState()
+        self.state = top.ViewState()
         self._stack = ExitStack()
         self._runs: _Feed[Sequence[LiveRow]] | None = None
         self._run: _Feed[LiveRun] | None = None
@@ -236,7 +222,7 @@ class _Viewer:
         if view is None:
             self._list()
         else:
-            self.state = ViewState(page=Page.RUN, is_alone=True, run_id=view.run_id)
+            self.state = top.ViewState(page=top.Page.RUN, is_alone=True, run_id=view.run_id)
             self._open(view)
 
     def wait(self, timeout_s: float) -> None:
@@ -245,13 +231,13 @@ class _Viewer:
         if feed is not None:
             feed.wait(timeout_s)
 
-    def known(self) -> Known:
+    def known(self) -> top.Known:
         """Return what has been read."""
         problem = next((f.problem for f in (self._run, self._runs) if f and f.problem), "")
         if problem and not self.state.message:
             self.state = replace(self.state, message=problem)
         text = self._text
-        return Known(
+        return top.Known(
             runs=self._runs.value if self._runs is not None else None,
             run=self._run.value if self._run is not None else None,
             text=([text.problem] if text.problem else text.value) if text is not None else None,
@@ -265,10 +251,10 @@ class _Viewer:
             self.state = replace(self.state, message=acts.problem or acts.value or "")
             self._acts = None
 
-    def take(self, key: str, shown: OnScreen) -> bool:
+    def take(self, key: str, shown: top.OnScreen) -> bool:
         """Handle a key; return whether the program continues."""
-        self.state, order = press(self.state, key, shown)
-        if self._text is not None and self.state.page is not Page.TEXT:
+        self.state, order = top.press(self.state, key, shown)
+        if self._text is not None and self.state.page is not top.Page.TEXT:
             self._text.close()
             self._text = None
         return order is None or self._carry_out(order)
@@ -280,21 +266,21 @@ class _Viewer:
                 feed.close()
         self._stack.close()
 
-    def _carry_out(self, order: Order) -> bool:
+    def _carry_out(self, order: top.Order) -> bool:
         match order:
-            case Leave():
+            case top.Leave():
                 return False
-            case OpenRun(run_id=None):
+            case top.OpenRun(run_id=None):
                 self._list()
-            case OpenRun(run_id=str(run_id)):
+            case top.OpenRun(run_id=str(run_id)):
                 self._open_word(run_id)
-            case ShowLog(rank=rank, attempt=attempt):
+            case top.ShowLog(rank=rank, attempt=attempt):
                 self._show(_Feed(lambda: self._log(rank, attempt)))
-            case ShowFile(path=path):
+            case top.ShowFile(path=path):
                 self._show(_Feed(lambda: _end_of(path)))
-            case ShowStacks(rank=first):
+            case top.ShowStacks(rank=first):
                 self._show(_Feed(lambda: self._stacks(first), every_s=None))
-            case CancelRun():
+            case top.CancelRun():
                 self._acts = _Feed(self._cancel, every_s=None)
         return True
 
@@ -311,7 +297,7 @@ class _Viewer:
         try:
             self._open(find_run(run_id))
         except MusterError as error:
-            self.state = replace(self.state, page=Page.OVERVIEW, message=error.what)
+            self.state = replace(self.state, page=top.Page.OVERVIEW, message=error.what)
 
     def _open(self, view: RunView) -> None:
         self._close_run()
@@ -421,7 +407,7 @@ def _loop(viewer: _Viewer, painter: Painter, terminal: RawTerminal) -> None:
         known = viewer.known()
         if frame is None or (viewer.state, known, rows, columns) != painted:
             painted = (viewer.state, known, rows, columns)
-            frame = draw(viewer.state, known, columns, rows, unicode=painter.has_unicode)
+            frame = top.draw(viewer.state, known, columns, rows, unicode=painter.has_unicode)
             painter.paint(frame.lines, columns)
         viewer.call_head()
         if not select.select([0], [], [], _TICK_S)[0]:
@@ -431,6 +417,6 @@ def _loop(viewer: _Viewer, painter: Painter, terminal: RawTerminal) -> None:
             return  # the terminal has gone
         for key in read_keys(data):
             # Keys come faster than frames: each refers to the screen after the keys before it.
-            now = draw(viewer.state, known, columns, rows)
+            now = top.draw(viewer.state, known, columns, rows)
             if not viewer.take(key, now.shown):
                 return

@@ -22,13 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.batches.loader import (
-    DatasetError,
-    Loader,
-    LoaderSettings,
-    digest,
-    open_batches,
-)
+from torchmuster.train.batches import loader
 from torchmuster.train.batches.order import Division, Share, mix
 from torchmuster.train.exchange import gather_int
 
@@ -51,7 +45,7 @@ class StreamReader(IterableDataset):
     def __init__(
         self,
         dataset: Any,
-        settings: LoaderSettings,
+        settings: loader.LoaderSettings,
         division: Division,
         *,
         rank: int,
@@ -72,7 +66,7 @@ class StreamReader(IterableDataset):
         position, head = self.start.position, None
         micro_batch = -self.start.micro_batches_done
         while samples := self._read(source, position):
-            head = digest(samples[0]) if head is None else head
+            head = loader.digest(samples[0]) if head is None else head
             state = self._state()
             for share in self._shares(position, len(samples)):
                 if micro_batch >= 0 and micro_batch % num_readers == reader:
@@ -95,7 +89,7 @@ class StreamReader(IterableDataset):
         while position < start.position:
             wanted = min(size, start.position - position)
             if len(self._draw(source, position, wanted)) < wanted:
-                raise DatasetError(
+                raise loader.DatasetError(
                     f"the stream ended before sample {start.position}, the position of the snapshot",
                     where=type(self.dataset).__name__,
                     fix="restore the data that the snapshot was made with",
@@ -152,7 +146,7 @@ class StreamReader(IterableDataset):
         return self._collate(samples[begin:end])
 
 
-class StreamLoader(Loader):
+class StreamLoader(loader.Loader):
     """A loader of an iterable dataset; made by `World.loader`.
 
     `compare` gathers a value from all ranks, in rank order.
@@ -175,7 +169,7 @@ class StreamLoader(Loader):
         )
         # The readers get the epoch when they are forked, so they must not outlive it.
         options = {**options, "persistent_workers": False}
-        return open_batches(reader, None, self.settings.num_workers, options)
+        return loader.open_batches(reader, None, self.settings.num_workers, options)
 
     @property
     def first_batch_is_collective(self) -> bool:
@@ -253,10 +247,10 @@ class StreamLoader(Loader):
 def open_loader(
     world: Any,
     dataset: Any,
-    settings: LoaderSettings,
+    settings: loader.LoaderSettings,
     collate: Callable[[list[Any]], Any] | None,
     options: dict[str, Any],
-) -> Loader:
+) -> loader.Loader:
     """Return this rank's loader for a map-style or iterable dataset.
 
     Raises:
@@ -277,7 +271,9 @@ def open_loader(
         )
     if not isinstance(dataset, IterableDataset):
         compare = gather_int if world.world_size > 1 else None
-        return Loader(world, dataset, settings, collate=collate, options=options, compare=compare)
+        return loader.Loader(
+            world, dataset, settings, collate=collate, options=options, compare=compare
+        )
     if settings.shuffle:
         raise UsageError(
             "an iterable dataset has its own order: shuffle=True has no effect",
@@ -289,8 +285,8 @@ def open_loader(
     )
 
 
-def _divides_itself(who: str) -> DatasetError:
-    return DatasetError(
+def _divides_itself(who: str) -> loader.DatasetError:
+    return loader.DatasetError(
         f"the iterable dataset gives {who} different samples",
         why="it shards itself by rank or worker, or shuffles with a seed of its own",
         fix="let it yield the whole sequence everywhere, the same for (seed, epoch): the loader"

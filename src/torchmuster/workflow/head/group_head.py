@@ -22,20 +22,8 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.head.head import SAY_EVERY_S, Head, HeadClient, Timers
-from torchmuster.core.model import codec
+from torchmuster.core.model import codec, events
 from torchmuster.core.model.codec import from_arguments, to_arguments
-from torchmuster.core.model.events import (
-    AgentLostEvent,
-    DatasetVersionEvent,
-    GroupEndedEvent,
-    GroupStartedEvent,
-    GroupStateEvent,
-    GroupWaitsEvent,
-    NoticeEvent,
-    TaskEndedEvent,
-    TaskStartedEvent,
-    TaskStateEvent,
-)
 from torchmuster.core.model.lease import SILENT_S, is_given_up
 from torchmuster.core.model.states import State
 from torchmuster.core.model.text import few_of
@@ -262,7 +250,7 @@ class GroupHead(Head[_Agent]):
     def forward(self, signum: int) -> None:
         """Pass a scheduler's signal that its time limit is near on to the tasks' processes."""
         text = f"{signal.Signals(signum).name} goes to the tasks' processes"
-        self.event(NoticeEvent(text=text))
+        self.event(events.NoticeEvent(text=text))
         for agent in self._agents.values():
             agent.channel.send_nowait(messages.Forward(signum=signum))
 
@@ -273,9 +261,9 @@ class GroupHead(Head[_Agent]):
 
     async def conduct(self) -> GroupOutcome:
         """Conduct the group to its end and return its outcome."""
-        self.event(GroupStartedEvent(group=self._group.name))
+        self.event(events.GroupStartedEvent(group=self._group.name))
         for note in self._notes:
-            self.event(NoticeEvent(text=f"group {self._group.name}: {note}"))
+            self.event(events.NoticeEvent(text=f"group {self._group.name}: {note}"))
         self._obey(self._gang.start(self._start.first_attempts))
         await self.run()
         outcome = self._conclude()
@@ -335,7 +323,7 @@ class GroupHead(Head[_Agent]):
             if limit_s is not None and self._running_since is not None:
                 left = f"; {limit_s - (time.monotonic() - self._running_since):.0f} s left"
             text = f"waiting for {few_of(waits, 8)}{left}"
-            self.event(GroupWaitsEvent(group=self._group.name, text=text))
+            self.event(events.GroupWaitsEvent(group=self._group.name, text=text))
 
     # Incoming messages.
 
@@ -386,23 +374,25 @@ class GroupHead(Head[_Agent]):
                 self._obey(self._gang.could_not_prepare(task, State(state), why, code))
             case task_messages.TaskStarted(attempt=attempt, pid=pid):
                 host = agent.hello.host
-                self.event(TaskStartedEvent(task=task, attempt=attempt, pid=pid, host=host))
+                self.event(events.TaskStartedEvent(task=task, attempt=attempt, pid=pid, host=host))
             case task_messages.TaskEnded(attempt=attempt, code=code, signum=signum):
                 took_s = message.elapsed_s
-                self.event(TaskEndedEvent(task=task, attempt=attempt, code=code, elapsed_s=took_s))
+                self.event(
+                    events.TaskEndedEvent(task=task, attempt=attempt, code=code, elapsed_s=took_s)
+                )
                 self._ends[task] = message
                 self._port_users.discard(task)
                 self._obey(self._gang.ended(task, code=code, signum=signum))
             case task_messages.TaskUploaded(error=error, notes=notes, versions=versions):
                 for note in notes:
-                    self.event(NoticeEvent(text=f"{task}: {note}"))
+                    self.event(events.NoticeEvent(text=f"{task}: {note}"))
                 for version in versions:
-                    self.event(DatasetVersionEvent(task=task, version=version))
+                    self.event(events.DatasetVersionEvent(task=task, version=version))
                 self._obey(self._gang.uploaded(task, error))
             case task_messages.TaskOutput():
                 self.show(message)
             case messages.Notice(text=text):
-                self.event(NoticeEvent(text=text))
+                self.event(events.NoticeEvent(text=text))
             case task_messages.BarrierCall(caller_id=caller_id):
                 self._callers[caller_id] = task
                 self._answer(self._barriers.arrive(task, message, time.monotonic()))
@@ -457,7 +447,7 @@ class GroupHead(Head[_Agent]):
         for caller_id in [one for one, owner in self._callers.items() if owner == task]:
             self._leave_barrier(caller_id)  # a retry may call again
         self._starter.kill(task)
-        self.event(AgentLostEvent(task=task, why=why))
+        self.event(events.AgentLostEvent(task=task, why=why))
         self._obey(self._gang.lost(task, why))
 
     # Carrying out actions.
@@ -530,7 +520,7 @@ class GroupHead(Head[_Agent]):
             code=order.code,
         )
         self.event(
-            TaskStateEvent(
+            events.TaskStateEvent(
                 group=self._group.name,
                 task=order.task,
                 attempt=order.attempt,
@@ -547,7 +537,7 @@ class GroupHead(Head[_Agent]):
         self._state = state
         if state is State.RUNNING and self._running_since is None:
             self._running_since = time.monotonic() - self._start.ran_s
-        self.event(GroupStateEvent(group=self._group.name, state=state.value))
+        self.event(events.GroupStateEvent(group=self._group.name, state=state.value))
 
     def _begin_message(self, task: str, attempt: int) -> task_messages.TaskBegin:
         if not self._port_users:  # who begins beside others must get the ports that they have
@@ -581,8 +571,8 @@ class GroupHead(Head[_Agent]):
             atomic.write_json(path, codec.to_plain(outcome))
         except OSError as error:  # the event below still reaches the owner
             text = f"the result of group {self._group.name} could not be written: {error.strerror}"
-            self.event(NoticeEvent(text=text))
-        self.event(GroupEndedEvent(outcome=outcome))
+            self.event(events.NoticeEvent(text=text))
+        self.event(events.GroupEndedEvent(outcome=outcome))
         return outcome
 
     def _exit_code(self, state: State) -> int:

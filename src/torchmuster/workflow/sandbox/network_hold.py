@@ -18,17 +18,7 @@ from typing import Any
 
 from torchmuster.core.model import codec
 from torchmuster.launcher.node import namespaces
-from torchmuster.workflow.sandbox.network import (
-    GATEWAY,
-    RESOLVER,
-    TAP,
-    Guard,
-    NetworkHolderArguments,
-    NetworkStack,
-    address_of,
-    fork_guard,
-    task_paths,
-)
+from torchmuster.workflow.sandbox import network
 
 # Route netlink: links, addresses, a default route. Raw, because `ip` is missing in many images and
 # would be a process for every step.
@@ -139,8 +129,8 @@ def main(arguments: list[str]) -> int:
     """Make the network, print its descriptors, and wait for the end of standard input."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # they are meant for the run; the lifeline decides
-    wanted = codec.from_word(NetworkHolderArguments, arguments)
-    guard = fork_guard() if wanted.stack is not None else None
+    wanted = codec.from_word(network.NetworkHolderArguments, arguments)
+    guard = network.fork_guard() if wanted.stack is not None else None
     try:
         answer = make_network(list(wanted.addresses), wanted.interface)
         if guard is not None and wanted.stack is not None:
@@ -185,16 +175,16 @@ def make_network(addresses: list[str], interface: str) -> dict[str, Any]:
 
 
 def open_network_stack(
-    guard: Guard, stack: NetworkStack, made: dict[str, Any], interface: str
+    guard: network.Guard, stack: network.NetworkStack, made: dict[str, Any], interface: str
 ) -> dict[str, Any]:
     """Start the network stack and route the tasks to it; a failure is no error, only reported."""
     pid, user_fd = os.getpid(), made["user_fd"]
-    (hub,) = task_paths(pid, [made["hub_fd"]])
+    (hub,) = network.task_paths(pid, [made["hub_fd"]])
     stack = replace(
         stack,
         hub=hub,
-        user=None if user_fd is None else task_paths(pid, [user_fd])[0],
-        tasks=task_paths(pid, made["fds"]),
+        user=None if user_fd is None else network.task_paths(pid, [user_fd])[0],
+        tasks=network.task_paths(pid, made["fds"]),
     )
     lacking = list(made["fds"])
     why = guard.open(stack, lambda: stack.kind == "pasta" and _have_routes(lacking))
@@ -202,13 +192,13 @@ def open_network_stack(
         return {"stack_error": why}
     is_slirp = stack.kind == "slirp4netns"
     subnet = stack.subnet if is_slirp else stack.outside
-    gateway = address_of(subnet, GATEWAY)
+    gateway = network.address_of(subnet, network.GATEWAY)
     if is_slirp:
         try:
             _route_through_tap(made, interface, gateway)
         except OSError as error:
             return {"stack_error": f"{stack.kind}: {error.strerror}"}
-    return {"gateway": gateway, "resolver": address_of(subnet, RESOLVER)}
+    return {"gateway": gateway, "resolver": network.address_of(subnet, network.RESOLVER)}
 
 
 def _have_routes(fds: list[int]) -> bool:
@@ -225,8 +215,8 @@ def _have_routes(fds: list[int]) -> bool:
 def _route_through_tap(made: dict[str, Any], interface: str, gateway: str) -> None:
     namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
     hub = Netlink()
-    hub.set_master(TAP, made["bridge"])
-    hub.set_up(TAP)
+    hub.set_master(network.TAP, made["bridge"])
+    hub.set_up(network.TAP)
     hub.close()
     for fd in made["fds"]:
         namespaces.join_fd(fd, namespaces.NEW_NETWORK)

@@ -10,30 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from torchmuster.core.spec.problems import FileProblems, KeyPath
-from torchmuster.launcher.spec.scalars import (
-    Credential,
-    DatasetName,
-    EnvironmentValue,
-    ExitRanges,
-    FileFormat,
-    FilePath,
-    Flag,
-    FolderPath,
-    Name,
-    Nodes,
-    PathInOutput,
-    PathsInOutput,
-    Regex,
-    Seconds,
-    Size,
-    Text,
-    Url,
-    Variable,
-    WholeNumber,
-    Words,
-    Workers,
-    hint_for_key,
-)
+from torchmuster.launcher.spec import scalars
 
 
 class _Model(BaseModel):
@@ -43,39 +20,39 @@ class _Model(BaseModel):
 class Topology(_Model):
     """Which nodes should be close to each other."""
 
-    key: Text
-    group: Text = "default"
+    key: scalars.Text
+    group: scalars.Text = "default"
     requirementType: Literal["required", "preferred"] = "required"
 
 
 class ResourceSpec(_Model):
     """The resources that a task requests."""
 
-    cpu: WholeNumber | None = None
-    gpu: WholeNumber | None = None
-    memory: Size | None = None
-    storage: Size | None = None
-    platform: Text | None = None
-    nodesExcluded: Words = Field(default_factory=list)
+    cpu: scalars.WholeNumber | None = None
+    gpu: scalars.WholeNumber | None = None
+    memory: scalars.Size | None = None
+    storage: scalars.Size | None = None
+    platform: scalars.Text | None = None
+    nodesExcluded: scalars.Words = Field(default_factory=list)
     topology: list[Topology] = Field(default_factory=list)
 
 
 class Timeout(_Model):
     """Time limits of a group: from RUNNING on, and in SCHEDULING."""
 
-    exec_timeout: Seconds | None = None
-    queue_timeout: Seconds | None = None
+    exec_timeout: scalars.Seconds | None = None
+    queue_timeout: scalars.Seconds | None = None
 
 
 class DatasetInput(_Model):
     """A versioned dataset, which a task finds at `{{input:N}}/<name>`."""
 
-    name: DatasetName
-    path: PathInOutput | None = None
-    metadata: Words = Field(default_factory=list)
-    labels: Words = Field(default_factory=list)
-    regex: Regex | None = None
-    localpath: Text | None = None
+    name: scalars.DatasetName
+    path: scalars.PathInOutput | None = None
+    metadata: scalars.Words = Field(default_factory=list)
+    labels: scalars.Words = Field(default_factory=list)
+    regex: scalars.Regex | None = None
+    localpath: scalars.Text | None = None
 
 
 class DatasetOutput(DatasetInput):
@@ -85,104 +62,104 @@ class DatasetOutput(DatasetInput):
 class UpdateDataset(_Model):
     """A new version of a dataset, made from its newest one and these files."""
 
-    name: DatasetName
-    paths: PathsInOutput = Field(default_factory=list)
-    metadata: Words = Field(default_factory=list)
-    labels: Words = Field(default_factory=list)
+    name: scalars.DatasetName
+    paths: scalars.PathsInOutput = Field(default_factory=list)
+    metadata: scalars.Words = Field(default_factory=list)
+    labels: scalars.Words = Field(default_factory=list)
 
 
 class InputModel(_Model):
     """One input: the output of a task, a URL or a dataset."""
 
-    task: Text | None = None
-    url: Url | None = None
+    task: scalars.Text | None = None
+    url: scalars.Url | None = None
     dataset: DatasetInput | None = None
-    regex: Regex | None = None
+    regex: scalars.Regex | None = None
 
 
 class OutputModel(_Model):
     """One output: a URL or a dataset."""
 
-    url: Url | None = None
+    url: scalars.Url | None = None
     dataset: DatasetOutput | None = None
     update_dataset: UpdateDataset | None = None
-    regex: Regex | None = None
+    regex: scalars.Regex | None = None
 
 
 class FileSpec(_Model):
     """A file that a task finds at `path`."""
 
-    path: FilePath
-    contents: Text | None = None
-    localpath: Text | None = None
-    base64: Flag = False
-    templated: Flag = False
+    path: scalars.FilePath
+    contents: scalars.Text | None = None
+    localpath: scalars.Text | None = None
+    base64: scalars.Flag = False
+    templated: scalars.Flag = False
 
 
 class CheckpointModel(_Model):
     """A folder that is uploaded while the task runs."""
 
-    path: FolderPath
-    url: Url
-    frequency: Seconds
-    regex: Regex | None = None
+    path: scalars.FolderPath
+    url: scalars.Url
+    frequency: scalars.Seconds
+    regex: scalars.Regex | None = None
 
 
 class Kpi(_Model):
     """A file of measurements; accepted, but without effect."""
 
-    index: Text
-    path: Text
+    index: scalars.Text
+    path: scalars.Text
 
 
 class Task(_Model):
     """One command, or one training run on several nodes."""
 
-    name: Name
-    image: Text | None = None
-    command: Words | None = None
-    args: Words = Field(default_factory=list)
-    lead: Flag = False
-    environment: dict[Variable, EnvironmentValue] = Field(default_factory=dict)
-    credentials: dict[Text, Credential] = Field(default_factory=dict)
+    name: scalars.Name
+    image: scalars.Text | None = None
+    command: scalars.Words | None = None
+    args: scalars.Words = Field(default_factory=list)
+    lead: scalars.Flag = False
+    environment: dict[scalars.Variable, scalars.EnvironmentValue] = Field(default_factory=dict)
+    credentials: dict[scalars.Text, scalars.Credential] = Field(default_factory=dict)
     inputs: list[InputModel] = Field(default_factory=list)
     outputs: list[OutputModel] = Field(default_factory=list)
     files: list[FileSpec] = Field(default_factory=list)
-    resource: Text | None = None
-    exitActions: dict[Text, ExitRanges] = Field(default_factory=dict)
+    resource: scalars.Text | None = None
+    exitActions: dict[scalars.Text, scalars.ExitRanges] = Field(default_factory=dict)
     checkpoint: list[CheckpointModel] = Field(default_factory=list)
-    privileged: Flag = False
-    hostNetwork: Flag = False
-    volumeMounts: Words = Field(default_factory=list)
-    downloadType: Text | None = None
-    cacheSize: Text | None = None
+    privileged: scalars.Flag = False
+    hostNetwork: scalars.Flag = False
+    volumeMounts: scalars.Words = Field(default_factory=list)
+    downloadType: scalars.Text | None = None
+    cacheSize: scalars.Text | None = None
     kpis: list[Kpi] = Field(default_factory=list)
     resources: Any = None
     backend: Any = None
-    nodes: Nodes | None = None
-    nproc_per_node: Workers | None = None
-    script: Text | None = None
-    max_restarts: WholeNumber | None = None
-    max_retries: WholeNumber | None = None
+    nodes: scalars.Nodes | None = None
+    nproc_per_node: scalars.Workers | None = None
+    script: scalars.Text | None = None
+    max_restarts: scalars.WholeNumber | None = None
+    max_retries: scalars.WholeNumber | None = None
 
 
 class GroupModel(_Model):
     """Tasks that start together."""
 
-    name: Name
-    barrier: Flag = True
-    ignoreNonleadStatus: Flag = True
+    name: scalars.Name
+    barrier: scalars.Flag = True
+    ignoreNonleadStatus: scalars.Flag = True
     tasks: list[Task]
 
 
 class Workflow(_Model):
     """The section `workflow:`."""
 
-    name: Name
-    labels: dict[Text, Any] = Field(default_factory=dict)
-    pool: Text | None = None
-    backend: Text | None = None
-    resources: dict[Text, ResourceSpec] = Field(default_factory=dict)
+    name: scalars.Name
+    labels: dict[scalars.Text, Any] = Field(default_factory=dict)
+    pool: scalars.Text | None = None
+    backend: scalars.Text | None = None
+    resources: dict[scalars.Text, ResourceSpec] = Field(default_factory=dict)
     timeout: Timeout = Field(default_factory=Timeout)
     tasks: list[Task] = Field(default_factory=list)
     groups: list[GroupModel] = Field(default_factory=list)
@@ -245,7 +222,7 @@ def _unknown_hint(path: KeyPath) -> str | None:
     is_resource = model is Task and key.lower() in _A_RESOURCE
     if is_resource:
         return "it belongs to `workflow.resources`; `resource` names an entry there"
-    return hint_for_key(key, known, _KEY_SYNONYMS, _level_hint(key, known))
+    return scalars.hint_for_key(key, known, _KEY_SYNONYMS, _level_hint(key, known))
 
 
 def _level_hint(key: str, known: list[str]) -> str | None:
@@ -273,4 +250,4 @@ def _model_at(path: KeyPath) -> Any:
     return next((_MODELS[str(part)] for part in reversed(path[:-1]) if part in _MODELS), None)
 
 
-_FORMAT = FileFormat(missing="{}: ...", unknown=_unknown_hint, map=_map_hint)
+_FORMAT = scalars.FileFormat(missing="{}: ...", unknown=_unknown_hint, map=_map_hint)

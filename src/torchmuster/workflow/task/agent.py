@@ -23,18 +23,9 @@ from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir, WorkingFolder
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import State
-from torchmuster.core.net import messages
+from torchmuster.core.net import ipc, messages
 from torchmuster.core.net.address import read_secret, split_endpoint
 from torchmuster.core.net.channel import Channel
-from torchmuster.core.net.ipc import (
-    AgentAnswer,
-    BarrierReleased,
-    BarrierWaits,
-    CallFailed,
-    IpcCall,
-    IpcServer,
-    TaskRequest,
-)
 from torchmuster.core.node.head_link import HeadLink
 from torchmuster.core.node.kernel import explain_kill, read_counters
 from torchmuster.core.node.options import HeadPlace, take_environment
@@ -86,7 +77,7 @@ class TaskAgent:
         heads = HeadPlace(addresses=options.heads, secret=options.secret, join_timeout_s=_JOIN_S)
         self._link = HeadLink(heads, voice.say)
         self._why_gone = ""
-        self._calls: dict[str, IpcCall[TaskRequest]] = {}
+        self._calls: dict[str, ipc.IpcCall[ipc.TaskRequest]] = {}
         self._num_calls = 0
         self._has_inputs = False
         self._is_set_up = False
@@ -96,7 +87,7 @@ class TaskAgent:
     async def run(self) -> int:
         """Serve the head until it releases us; return the exit code of the agent itself."""
         path = self._options.socket_path
-        serving = IpcServer(path, self._command_pids, TaskRequest, self._answer_call)
+        serving = ipc.IpcServer(path, self._command_pids, ipc.TaskRequest, self._answer_call)
         await serving.open()
         channel = await self._link.call()
         self._link.lease.begin()  # only now: the call may have taken long
@@ -402,7 +393,7 @@ class TaskAgent:
     def _has_process(self) -> bool:
         return self._command is not None and self._command.pid > 0 and self._command.poll() is None
 
-    async def _answer_call(self, call: IpcCall[TaskRequest]) -> None:
+    async def _answer_call(self, call: ipc.IpcCall[ipc.TaskRequest]) -> None:
         """Pass a process's call to the head; its answers carry the number of the call."""
         self._num_calls += 1
         caller_id = f"{self._options.task.name}/{os.getpid()}/{self._num_calls}"
@@ -422,15 +413,15 @@ class TaskAgent:
                 call.closed.set()
 
 
-def answer_of_barrier(answer: task_messages.BarrierAnswer) -> AgentAnswer:
+def answer_of_barrier(answer: task_messages.BarrierAnswer) -> ipc.AgentAnswer:
     """Convert the head's answer about a barrier into that for the waiting process."""
     match answer.kind:
         case task_messages.BarrierState.RELEASED:
-            return BarrierReleased()
+            return ipc.BarrierReleased()
         case task_messages.BarrierState.WAITING:
-            return BarrierWaits(what=answer.what, left_s=answer.left_s)
+            return ipc.BarrierWaits(what=answer.what, left_s=answer.left_s)
         case task_messages.BarrierState.FAILED:
-            return CallFailed(
+            return ipc.CallFailed(
                 what=answer.what,
                 where=answer.where,
                 why=answer.why,

@@ -14,14 +14,7 @@ from torchmuster.core.model.text import show_transfer
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files.tree import copy_tree
 from torchmuster.launcher.node.shell import SAY_OF_TRANSFER_S, Transfer
-from torchmuster.workflow.plan import (
-    CheckpointPlan,
-    InputKind,
-    InputPlan,
-    OutputKind,
-    OutputPlan,
-    TaskPlan,
-)
+from torchmuster.workflow import plan
 from torchmuster.workflow.task.setup import credential_variables, read_credentials
 
 Say = Callable[[str], None]
@@ -29,7 +22,7 @@ Resolve = Callable[[str], str]
 
 
 async def fetch_inputs(
-    task: TaskPlan, place: WorkingFolder, run_dir: RunDir, doing: Say, resolve: Resolve
+    task: plan.TaskPlan, place: WorkingFolder, run_dir: RunDir, doing: Say, resolve: Resolve
 ) -> None:
     """Fetch every input into its folder.
 
@@ -40,7 +33,7 @@ async def fetch_inputs(
         folder = place.input(number)
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
-        if entry.kind is InputKind.TASK:
+        if entry.kind is plan.InputKind.TASK:
             what = f"copying input {number}: the output of {entry.source}"
             doing(what)
             await copy_with_progress(task_output(entry, run_dir), folder, entry.regex, what, doing)
@@ -49,12 +42,12 @@ async def fetch_inputs(
         what = f"downloading input {number}: {source}"
         doing(what)
         words = ["download", source, "--to", folder]
-        if entry.kind is InputKind.DATASET:
+        if entry.kind is plan.InputKind.DATASET:
             inside = os.path.join(folder, entry.folder or "")
             words = ["dataset-download", "--name", source, "--to", inside]
         words += ["--regex", entry.regex] if entry.regex else []
         await _start(words, doing, credential_variables_of(task)).finish_aloud(what)
-        if entry.kind is InputKind.DATASET:
+        if entry.kind is plan.InputKind.DATASET:
             with contextlib.suppress(OSError):  # only a resumed download needs it
                 os.unlink(os.path.join(folder, f".{entry.folder}.muster.jsonl"))
 
@@ -96,7 +89,7 @@ async def copy_with_progress(
     copying.result()
 
 
-def task_output(entry: InputPlan, run_dir: RunDir) -> str:
+def task_output(entry: plan.InputPlan, run_dir: RunDir) -> str:
     """Return the output folder of a task of this or another run.
 
     Raises:
@@ -118,7 +111,7 @@ class UploadResult:
 
 
 async def upload_outputs(
-    task: TaskPlan,
+    task: plan.TaskPlan,
     place: WorkingFolder,
     doing: Say,
     *,
@@ -137,7 +130,7 @@ async def upload_outputs(
     stored = UploadResult()
     for entry in task.outputs:
         target = resolve(entry.target)
-        if entry.kind is not OutputKind.URL and not succeeded:
+        if entry.kind is not plan.OutputKind.URL and not succeeded:
             stored.notes.append(f"the dataset {target} gets no version: the command failed")
             continue
         sources = [os.path.join(place.output, resolve(path)) for path in entry.paths]
@@ -150,20 +143,20 @@ async def upload_outputs(
         words = _upload_words(entry, target, place, run_id, resolve)
         moving = _start(words, doing, credential_variables_of(task))
         done = await moving.finish_aloud(f"uploading to {target}")
-        if entry.kind is not OutputKind.URL and "version" in done:
+        if entry.kind is not plan.OutputKind.URL and "version" in done:
             stored.versions.append(f"{done.get('name')}:{done['version']}")
     return stored
 
 
 def _upload_words(
-    entry: OutputPlan, target: str, place: WorkingFolder, run_id: str, resolve: Resolve
+    entry: plan.OutputPlan, target: str, place: WorkingFolder, run_id: str, resolve: Resolve
 ) -> list[str]:
     regex = ["--regex", entry.regex] if entry.regex else []
-    if entry.kind is OutputKind.URL:
+    if entry.kind is plan.OutputKind.URL:
         return ["upload", place.output, target, *regex]
     words = ["dataset-upload", "--name", target, "--from", place.output]
     words += ["--run-id", run_id, *regex]
-    if entry.kind is OutputKind.UPDATE_DATASET:
+    if entry.kind is plan.OutputKind.UPDATE_DATASET:
         words.append("--update")
     for path in entry.paths:
         words += ["--path", resolve(path)]
@@ -175,7 +168,7 @@ def _upload_words(
 
 
 def start_checkpoint(
-    entry: CheckpointPlan, path: str, resolve: Resolve, doing: Say, login: Mapping[str, str]
+    entry: plan.CheckpointPlan, path: str, resolve: Resolve, doing: Say, login: Mapping[str, str]
 ) -> Transfer:
     """Start the repeated upload of the host's folder `path`."""
     words = ["checkpoint", "--path", path, "--url", resolve(entry.url)]
@@ -184,7 +177,7 @@ def start_checkpoint(
     return _start(words, doing, login, keeps_stdin=True)
 
 
-def credential_variables_of(task: TaskPlan) -> dict[str, str]:
+def credential_variables_of(task: plan.TaskPlan) -> dict[str, str]:
     """Return the credential variables of a task: in a pod, transfers have no other login.
 
     Raises:

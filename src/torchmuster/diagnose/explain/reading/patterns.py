@@ -11,21 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from torchmuster.diagnose.explain.catalogue.index import (
-    CATALOGUE,
-    TABLES,
-    Row,
-    Telling,
-    read_rows,
-    shorten_stems,
-)
+from torchmuster.diagnose.explain.catalogue import index
 from torchmuster.diagnose.explain.events import LineRole
 
 # The C library's texts for the kernel's error numbers, in the languages in which logs are written.
 
 
 SENTENCES: dict[str, int] = {os.strerror(number).lower(): number for number in errno.errorcode}
-SENTENCES |= {text: getattr(errno, name) for text, name in TABLES["sentences"].table.items()}
+SENTENCES |= {text: getattr(errno, name) for text, name in index.TABLES["sentences"].table.items()}
 
 # File errors: where such a text ends a message it is the cause, whatever raised it.
 _OF_FILES = (
@@ -104,7 +97,7 @@ _MAX_WORD_BYTES = 64
 _MAX_LINE_BYTES = 8000  # longer lines are examined up to here
 
 # The first row that fits wins.
-LINES = read_rows("lines", {"trouble": _SAID})
+LINES = index.read_rows("lines", {"trouble": _SAID})
 ROLES = {row.kind: row.role for row in LINES}
 _BY_SHAPE = ("raised_line", "error_line")  # these say least
 # A line without any of these means nothing here; searched before the rows, for speed.
@@ -144,8 +137,8 @@ def match(text: str, *, is_raised: bool = False) -> Meaning | None:
 
     A message of the catalogue says more than any row here, unless it is only a hint.
     """
-    known = CATALOGUE.find(text, is_raised=is_raised)
-    if known is not None and known[0].tells is not Telling.HINTS:
+    known = index.CATALOGUE.find(text, is_raised=is_raised)
+    if known is not None and known[0].tells is not index.Telling.HINTS:
         return _as_meaning(*known)
     # Many lines pass only because of common words of the catalogue: these need no rows.
     rows = LINES if is_raised or _ANY_STEM.search(text) is not None else ()
@@ -158,7 +151,7 @@ def match(text: str, *, is_raised: bool = False) -> Meaning | None:
     return _as_meaning(*known) if known is not None else None
 
 
-def _as_meaning(row: Row, fields: Mapping[str, str]) -> Meaning:
+def _as_meaning(row: index.Row, fields: Mapping[str, str]) -> Meaning:
     return Meaning(kind=row.kind, role=ROLES.get(row.kind, row.role), fields=fields)
 
 
@@ -179,7 +172,7 @@ def one_of(words: Iterable[str]) -> str:
 
 
 _ANY_STEM = re.compile(one_of(STEMS))
-_ANY_WORD = re.compile(one_of(CATALOGUE.stems))
+_ANY_WORD = re.compile(one_of(index.CATALOGUE.stems))
 
 
 def may_mean_something(text: str) -> bool:
@@ -194,7 +187,7 @@ class _AnyOf:
     """A search for any of many pieces of words: a quick one for their ends comes first."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
-        self._end = re.compile(one_of(shorten_stems(pieces)).encode())
+        self._end = re.compile(one_of(index.shorten_stems(pieces)).encode())
         self._whole = re.compile(one_of(pieces).encode())
 
     def is_in(self, text: bytes) -> bool:
@@ -210,7 +203,7 @@ def _any_stem() -> _AnyOf:
 
 @cache
 def _any_word() -> _AnyOf:
-    return _AnyOf(CATALOGUE.stems)
+    return _AnyOf(index.CATALOGUE.stems)
 
 
 class WordFilter:

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from torchmuster.diagnose.explain.advice import remedy_of
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.catalogue.index import (
-    CATALOGUE,
-    MESSAGE_PREFIX,
-    RULE_ROWS,
-    Row,
-    Weight,
-    rule_rows,
-)
+from torchmuster.diagnose.explain.catalogue import index
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.patterns import file_errno
 from torchmuster.diagnose.explain.reading.tracebacks import BETWEEN, STANDARD_LIBRARY
@@ -29,8 +22,10 @@ from torchmuster.diagnose.finding import Confidence
 
 
 # Messages that name a cause, by the kind of their events.
-ROWS: dict[str, Row] = {
-    f"{MESSAGE_PREFIX}{row.name}": row for row in CATALOGUE.by_name.values() if row.cause
+ROWS: dict[str, index.Row] = {
+    f"{index.MESSAGE_PREFIX}{row.name}": row
+    for row in index.CATALOGUE.by_name.values()
+    if row.cause
 }
 
 
@@ -52,12 +47,12 @@ def messages_of_programs(case: Case) -> Iterator[LogFinding]:
         yield replace(finding, because=(*finding.because, *because))
 
 
-def row_of_exception(event: LogEvent) -> Row | None:
+def row_of_exception(event: LogEvent) -> index.Row | None:
     """Return the catalogue's row for an exception; None when its message is unknown."""
     row = ROWS.get(event.get("told"))
     if row is None:
         return None
-    return replace(row, weight=max(row.weight, Weight.PROGRAM))
+    return replace(row, weight=max(row.weight, index.Weight.PROGRAM))
 
 
 # Failed programs that a rank had started: their own messages are above the exception, which only
@@ -111,7 +106,7 @@ def with_words_of_child(case: Case, event: LogEvent, finding: LogFinding) -> Log
 
 
 # The meaning of a type or a message; the first row that fits wins.
-EXCEPTIONS = rule_rows("raised.")
+EXCEPTIONS = index.rule_rows("raised.")
 
 
 _SERVER_IS_AWAY = re.compile(
@@ -120,7 +115,7 @@ _SERVER_IS_AWAY = re.compile(
 )
 
 
-def row_of(event: LogEvent) -> Row:
+def row_of(event: LogEvent) -> index.Row:
     """Return an exception's row: a proved cause, else a type or message known here, else any."""
     known = row_of_exception(event)
     if known is not None and known.confidence is HIGH:
@@ -180,8 +175,8 @@ _NAMES_NOTHING = re.compile(
 _GUESSED = frozenset({"package-missing", "open-files", "system-error", "download-failed"})
 
 
-_OWN_CONNECTION = RULE_ROWS["program.own-connection"]
-_EXIT_CODE = RULE_ROWS["program.exit-code"]
+_OWN_CONNECTION = index.RULE_ROWS["program.own-connection"]
+_EXIT_CODE = index.RULE_ROWS["program.exit-code"]
 # What torchmuster.train prints, with its exit code, when it ends as requested.
 _STOPPED_AS_REQUESTED = "muster: stopped after step "
 
@@ -314,7 +309,7 @@ def _last_line_exceptions(case: Case) -> Iterator[LogFinding]:
         [event],
         {"advice": general_advice(event)},
         confidence=LOW if had_lost else MEDIUM,
-        weight=Weight.ENVELOPE - 1 if had_lost else Weight.SIGNAL + 2,
+        weight=index.Weight.ENVELOPE - 1 if had_lost else index.Weight.SIGNAL + 2,
     )
 
 
@@ -326,7 +321,7 @@ def cut_traceback(case: Case) -> Iterator[LogFinding]:
         event = case.earliest(found)
         yield found_by(
             case,
-            RULE_ROWS["program.cut"],
+            index.RULE_ROWS["program.cut"],
             [event],
             at=event.get("where"),
             because=event.detail[-4:-1],
@@ -395,7 +390,7 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
         [event],
         {"ended": ended or "a process", "how": f"exit code {code}" if code else "a failure"},
         hint=_AFTER_AN_EXCEPTION if code == 1 else _EXIT_CODE.hint,
-        weight=_EXIT_CODE.weight if code not in (0, 1) else Weight.ENVELOPE + 5,
+        weight=_EXIT_CODE.weight if code not in (0, 1) else index.Weight.ENVELOPE + 5,
         # Python ends with 1 after an exception: it is not in these logs.
         confidence=MEDIUM if event.kind == "child_failed" and code != 1 else LOW,
         because=_last_words(case, event),
@@ -420,10 +415,10 @@ def _first_without_words(case: Case) -> LogFinding | None:
         return None  # these may be the words of this rank
     return found_by(
         case,
-        RULE_ROWS["program.first-in-table"],
+        index.RULE_ROWS["program.first-in-table"],
         [ranks[0], codes[0]],
         {"rank": rank, "code": str(code)},
-        weight=_EXIT_CODE.weight if code != 1 else Weight.ENVELOPE + 5,
+        weight=_EXIT_CODE.weight if code != 1 else index.Weight.ENVELOPE + 5,
         confidence=LOW if code == 1 else MEDIUM,
         ruled_out=_echoes_ruled_out(case),
     )

@@ -20,15 +20,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
 from torchmuster.core.net import ipc
 from torchmuster.core.plainfile import open_own, write_all
-from torchmuster.launcher.model.carried import (
-    MAX_CALL_BYTES,
-    CallHead,
-    CarryError,
-    own_python,
-    pack_value,
-    split_call,
-    unpack,
-)
+from torchmuster.launcher.model import carried
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -44,12 +36,14 @@ def call(sha256: str, socket_path: str) -> None:
     sys.path[1:1] = [path for one in head.paths if (path := os.path.abspath(one)) not in sys.path]
     for name, text in head.sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    function, args, kwargs, *members = unpack(pickled, lambda module: _missing(head, module))
+    function, args, kwargs, *members = carried.unpack(
+        pickled, lambda module: _missing(head, module)
+    )
     if members:
         kwargs = {**kwargs, **members[0][int(os.environ[contract.MEMBER_VARIABLE])]}
     value = function(*args, **kwargs)
     _print_metric(value)
-    data = pack_value(value, f"what `{head.name}` returned", "value")
+    data = carried.pack_value(value, f"what `{head.name}` returned", "value")
     _keep(data, socket_path)
 
 
@@ -82,26 +76,28 @@ def leave() -> None:
         os._exit(0)
 
 
-def _read(path: str, sha256: str) -> tuple[CallHead, bytes]:
+def _read(path: str, sha256: str) -> tuple[carried.CallHead, bytes]:
     try:
         with open_own(path) as file:
-            data = file.read(MAX_CALL_BYTES + (2 << 20))
+            data = file.read(carried.MAX_CALL_BYTES + (2 << 20))
     except OSError as error:
-        raise CarryError("the call file can't be read", where=path, why=str(error)) from None
+        raise carried.CarryError(
+            "the call file can't be read", where=path, why=str(error)
+        ) from None
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise CarryError(
+        raise carried.CarryError(
             "the call file is not the one of this run",
             where=path,
             why="its hash is not that in the plan, so nothing of it was unpickled",
             fix="launch the function again",
         )
-    return split_call(data)
+    return carried.split_call(data)
 
 
-def _check_interpreter(head: CallHead) -> None:
-    if head.python != own_python():
-        raise CarryError(
-            f"`{head.name}` was sent by Python {head.python}, the job's interpreter is Python {own_python()}",
+def _check_interpreter(head: carried.CallHead) -> None:
+    if head.python != carried.own_python():
+        raise carried.CarryError(
+            f"`{head.name}` was sent by Python {head.python}, the job's interpreter is Python {carried.own_python()}",
             where=sys.executable,
             why="functions and values are pickled, and pickles fit the same minor version only",
             fix="python=PATH names an interpreter of the client's version; a script needs no such thing",
@@ -111,14 +107,14 @@ def _check_interpreter(head: CallHead) -> None:
     try:
         import cloudpickle  # before the pickle, whose own error would say less
     except ImportError:
-        raise CarryError(
+        raise carried.CarryError(
             f"`{head.name}` travels by value, and the job's interpreter has no cloudpickle",
             where=sys.executable,
             fix=f"{sys.executable} -m pip install cloudpickle=={head.cloudpickle}, or move the function into a module",
         ) from None
     own = str(getattr(cloudpickle, "__version__", ""))
     if own.partition(".")[0] != head.cloudpickle.partition(".")[0]:
-        raise CarryError(
+        raise carried.CarryError(
             f"`{head.name}` was pickled by cloudpickle {head.cloudpickle}, the job's interpreter has {own}",
             where=sys.executable,
             why="what it pickles names its own functions, which other major versions call otherwise",
@@ -126,8 +122,8 @@ def _check_interpreter(head: CallHead) -> None:
         )
 
 
-def _missing(head: CallHead, module: str) -> CarryError:
-    return CarryError(
+def _missing(head: carried.CallHead, module: str) -> carried.CarryError:
+    return carried.CarryError(
         f"`{head.name}` needs the module `{module}`, which the job's interpreter does not find",
         where=sys.executable,
         why=f"it looks in {', '.join(path for path in sys.path[:4] if path)}, ...",
@@ -145,7 +141,7 @@ def _keep(data: bytes, socket_path: str) -> None:
     finally:
         os.close(fd)
     sha256 = hashlib.sha256(data).hexdigest()
-    note = ipc.ValueKept(size_bytes=len(data), sha256=sha256, python=own_python())
+    note = ipc.ValueKept(size_bytes=len(data), sha256=sha256, python=carried.own_python())
     ipc.tell(socket_path, note)
 
 
