@@ -13,14 +13,14 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_100,
-    "launcher": 26_760,
-    "diagnose": 11_380,
-    "workflow": 10_880,
-    "train": 7_540,
-    "kubernetes": 7_830,
-    "multirun": 6_200,
-    "report": 4_070,
+    "core": 15_020,
+    "launcher": 26_670,
+    "diagnose": 11_030,
+    "workflow": 10_830,
+    "train": 7_520,
+    "kubernetes": 7_770,
+    "multirun": 6_140,
+    "report": 4_010,
     "gpucheck": 1_410,
     "(top)": 120,
 }
