@@ -15,6 +15,7 @@ from torchmuster.diagnose import logs as sources
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import as_values, render_verdict
+from torchmuster.diagnose.explain.reading import ends
 from torchmuster.diagnose.explain.reading.ends import Notes, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
 from torchmuster.diagnose.logs import read_logs
@@ -156,7 +157,7 @@ def test_zeros_in_a_log_are_dropped_and_one_line_says_so(tmp_path, data, number)
 
 @pytest.mark.parametrize("size", [1, 7, 4999])
 def test_a_hole_that_spans_reads_is_one(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(sources, "BLOCK_BYTES", size)
+    monkeypatch.setattr(ends, "BLOCK_BYTES", size)
     data = HOLE + b"a\n" + HOLE + b"b\n" + HOLE + b"\nc" + HOLE + b"d\n" + HOLE
     opened = sources.open_sources([str(write(tmp_path, data))], Notes())
     assert [b"".join(source.blocks) for source in opened] == [b"a\nb\n\nc\nd\n"]
@@ -387,7 +388,7 @@ def test_folder_that_links_to_itself_is_read_once(tmp_path):
 
 
 def test_file_that_grows_is_read_as_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(ends, "BLOCK_BYTES", 1 << 14)
     path = write(tmp_path, b"step 1\n" * 10_000)
     size = path.stat().st_size
     num_bytes = 0

@@ -22,7 +22,7 @@ GARBAGE = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"MUSTERCH" + b"\xff" * 2
 @pytest.fixture
 def patient(monkeypatch):
     """Let strangers keep their seats longer than any test takes: who gets in did not wait for their time to be up."""
-    monkeypatch.setattr(listening_side, "HANDSHAKE_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 3600.0)
     monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", 3600.0)
 
 
@@ -131,7 +131,7 @@ def call_and_say_nothing(port, address, over, counts):
 
 
 async def test_a_stranger_who_says_nothing_is_dropped_by_himself(monkeypatch):
-    monkeypatch.setattr(listening_side, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.05)
 
     async with listening() as (listener, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)

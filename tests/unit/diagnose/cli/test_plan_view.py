@@ -4,6 +4,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from torchmuster.diagnose.cli import plan as view
+from torchmuster.diagnose.plan import scaling
 from torchmuster.diagnose.plan.scaling import (
     Cluster,
     JobChange,
@@ -23,13 +24,13 @@ FOUND = [predict(WORK, CLUSTER, count) for count in (1, 2, 16)]
     ("seconds", "words"), [(4.784, "4.78 s"), (0.47, "470 ms"), (6e-5, "60 us"), (0.0, "0 us")]
 )
 def test_times_are_said_in_the_unit_that_suits_them(seconds, words):
-    assert view.format_seconds(seconds) == words
+    assert scaling.format_seconds(seconds) == words
 
 
 def test_sizes_are_said_in_decimal_units():
-    assert view.say_bytes(2.6e9) == "2.6 GB"
-    assert view.say_bytes(4) == "4 B"
-    assert view.say_bytes(3e15) == "3e+03 TB"
+    assert scaling.say_bytes(2.6e9) == "2.6 GB"
+    assert scaling.say_bytes(4) == "4 B"
+    assert scaling.say_bytes(3e15) == "3e+03 TB"
 
 
 def test_the_table_has_a_row_for_each_number_of_nodes():
