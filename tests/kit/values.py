@@ -2,12 +2,12 @@
 
 import dataclasses
 
+from torchmuster.core.files.claims import Term
 from torchmuster.core.head.membership import Member
 from torchmuster.core.model.contract import AttemptFacts, WorkerRanks
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.succession import Term
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.net import messages
 

@@ -13,8 +13,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 15_020,
-    "launcher": 26_670,
+    "core": 14_930,
+    "launcher": 26_750,
     "diagnose": 11_030,
     "workflow": 10_830,
     "train": 7_520,

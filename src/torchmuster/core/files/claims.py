@@ -1,4 +1,4 @@
-"""The folder where heads claim terms and agents vote that one is lost (`core/model/succession.py`).
+"""The folder where heads claim terms and agents vote that one is lost (`launcher/model/succession.py`).
 
 It may be on a network file system. A claim is written first and then linked, which only one process
 can do for each number. NFS clients cache a directory's listing for up to a minute unless they see
@@ -12,12 +12,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.core.model.succession import Term
 from torchmuster.core.plainfile import open_own
 
 _TERM = re.compile(r"term-(\d{1,9})\.json")
@@ -27,6 +26,29 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _MOST_BYTES = 1 << 20
 _ODD = (errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EPERM, errno.EACCES)
 _VOID_S = 10.0  # a claim is completely written by then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A claimed term: what the next head has to know.
+
+    Attributes:
+        number: Number of the term.
+        holder: Random id of the claimant, shared by later heads of the same owner.
+        place: Place of the agent with the head.
+        node: Its node's name in the engine.
+        members: Places of its agents: a majority of them may vote it out.
+        next_attempt: The first attempt number that no earlier term has started.
+        restarts_spent: Restarts that the run has spent.
+    """
+
+    number: int
+    holder: str
+    place: int
+    node: str
+    members: tuple[int, ...]
+    next_attempt: int
+    restarts_spent: int
 
 
 class Claims:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.core import proc
+from torchmuster.core.files.claims import Term
 from torchmuster.core.head.options import HeadCredentials
 from torchmuster.core.model import contract
 from torchmuster.core.model.events import StoppingEvent
@@ -22,7 +23,6 @@ from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.lease import SILENT_S, is_given_up
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.ranks import free_places, natural_key
-from torchmuster.core.model.succession import Term
 from torchmuster.core.model.text import name_on
 from torchmuster.core.model.verdict import StopCause, better_cause
 from torchmuster.core.net.channel import Channel

@@ -23,7 +23,7 @@ class AgentOrder:
         listen_fd: The head's socket, which the agent of place 0 inherits.
         lifeline_fd: The end of this file means that the run's owner is gone.
         first_attempt: For the head, as is `restarts_spent`.
-        term: The newest term, for a head that may have a successor (`core/model/succession.py`);
+        term: The newest term, for a head that may have a successor (`launcher/model/succession.py`);
             else None.
         holder: Who has claimed that term.
         environment: A file with the variables to use; None keeps those it was started with.

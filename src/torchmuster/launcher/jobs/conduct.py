@@ -29,7 +29,6 @@ from torchmuster.core.model.narration import shortened
 from torchmuster.core.model.owner_policy import JobTime
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.succession import SucceedOrder
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import write_owner
@@ -49,6 +48,7 @@ from torchmuster.launcher.engines.wait_reasons import EndReason, reasons_of
 from torchmuster.launcher.jobs import jobs, succession
 from torchmuster.launcher.jobs.answers import ask_views
 from torchmuster.launcher.jobs.succession import ConductOptions, read_estate
+from torchmuster.launcher.model.succession import SucceedOrder
 from torchmuster.launcher.notify.watcher import notifying_inside
 from torchmuster.launcher.owner.resubmit import (
     COMMAND_TIMEOUT_S,

@@ -13,12 +13,11 @@ from typing import Any
 
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.claims import Claims
+from torchmuster.core.files.claims import Claims, Term
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.succession import NodeLostOrder, Term
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.parts import RunDisplay
 from torchmuster.core.owner.record import read_result
@@ -28,6 +27,7 @@ from torchmuster.launcher.engines.base import NodeQuestion
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.answers import find_node_loss
 from torchmuster.launcher.model.job import Allocation
+from torchmuster.launcher.model.succession import NodeLostOrder
 
 _POLL_S = 1.0
 _CALL_EVERY_S = 5.0

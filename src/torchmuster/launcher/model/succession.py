@@ -8,6 +8,7 @@ claimed is no longer the head.
 from dataclasses import dataclass
 from enum import Enum
 
+from torchmuster.core.files.claims import Term
 from torchmuster.core.model.lease import LEASE_S
 
 TURN_S = 0.5  # between claims of agents that see the same votes
@@ -31,29 +32,6 @@ class NodeLostOrder:
 
     run_dir: str
     node: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """A claimed term: what the next head has to know.
-
-    Attributes:
-        number: Number of the term.
-        holder: Random id of the claimant, shared by later heads of the same owner.
-        place: Place of the agent with the head.
-        node: Its node's name in the engine.
-        members: Places of its agents: a majority of them may vote it out.
-        next_attempt: The first attempt number that no earlier term has started.
-        restarts_spent: Restarts that the run has spent.
-    """
-
-    number: int
-    holder: str
-    place: int
-    node: str
-    members: tuple[int, ...]
-    next_attempt: int
-    restarts_spent: int
 
 
 class Move(Enum):

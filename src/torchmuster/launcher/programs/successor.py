@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
 
 from torchmuster.core import proc
-from torchmuster.core.files.claims import Claims
+from torchmuster.core.files.claims import Claims, Term
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir, last_lines, size_of
 from torchmuster.core.head.attempt import EndRun
@@ -24,14 +24,6 @@ from torchmuster.core.model.codec import to_arguments
 from torchmuster.core.model.events import AttemptFailedEvent, HeadReplacedEvent
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.succession import (
-    Heir,
-    HeirView,
-    Move,
-    NodeLostOrder,
-    SucceedOrder,
-    Term,
-)
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net.address import bind, own_endpoints, split_endpoint
 from torchmuster.core.node.agent import Agent
@@ -40,6 +32,7 @@ from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.programs.head_host import HeadHost
 from torchmuster.core.programs.main import began_at, machines_left_out
 from torchmuster.errors import MusterError
+from torchmuster.launcher.model.succession import Heir, HeirView, Move, NodeLostOrder, SucceedOrder
 
 _LOOK_EVERY_S = 0.5
 _SELDOM_S = 10.0  # while the head is present, to know its term if it is lost

@@ -1,4 +1,4 @@
-"""Nodes that lose each other: a simulation of heads and agents that follow `core/model/succession.py`, in steps of half a second.
+"""Nodes that lose each other: a simulation of heads and agents that follow `launcher/model/succession.py`, in steps of half a second.
 
 Every node has a clock that stands still while the node is paused. The folder of claims gives claims out one after the
 other, but what a node reads there may be old. Orders are on their way for some steps. What is checked after each step:
@@ -9,8 +9,9 @@ other, but what a node reads there may be old. Orders are on their way for some 
 
 from dataclasses import dataclass, field
 
+from torchmuster.core.files.claims import Term
 from torchmuster.core.model.lease import LEASE_S, SILENT_S
-from torchmuster.core.model.succession import Heir, HeirView, Move, Term
+from torchmuster.launcher.model.succession import Heir, HeirView, Move
 
 STEP_S = 0.5
 _LOOK_EVERY = 4

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kit.values import term
 from torchmuster.core.model.lease import LEASE_S
-from torchmuster.core.model.succession import ASK_EVERY_S, Heir, HeirView, Move, is_voted_out
-from unit.core.model.succession_world import World
+from torchmuster.launcher.model.succession import ASK_EVERY_S, Heir, HeirView, Move, is_voted_out
+from unit.launcher.model.succession_world import World
 
 HISTORIES = int(os.environ.get("MUSTER_SUCCESSIONS", "300"))
 QUIET_STEPS = 160  # 80 s: two leases, the votes, a gathering
