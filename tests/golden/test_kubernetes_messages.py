@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from kit.command import SOURCE, ran
+from kit.packages import keep_package
 from kit.transcripts import GOLDEN, read_sections
 
 FAKES = SOURCE.parent / "tests" / "fakes" / "kubernetes"
@@ -410,6 +411,7 @@ def run(place, site, words, case, *, path=None, command=None):
     (place / "case.json").write_text(json.dumps(case))
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MUSTER", "KUBE"))}
     shown = command or f"run --on kube --run-id wrong {words} train.py".replace("  ", " ")
+    keep_package(place / "home")
     if "--name" in words:
         shown = shown.replace("--run-id wrong ", "")
     done = ran(

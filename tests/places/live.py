@@ -10,6 +10,7 @@ from cluster.netns import Nodes
 from kit import missing
 from kit.command import SOURCE, muster_env, run_muster
 from kit.namespaces import why_no_networks
+from kit.packages import keep_package
 from kit.waiting import wait_until
 
 FAKES = SOURCE.parent / "tests" / "fakes" / "pods"
@@ -32,6 +33,7 @@ class Lab:
         (self.state / "nodes.json").write_text(json.dumps(nodes))
         self.code = folder / "code"
         self.code.mkdir()
+        keep_package(folder / "home")
         home = self.state / "scratch" / "muster"
         (self.code / "muster.toml").write_text(SITE.format(home=home, python=sys.executable))
 

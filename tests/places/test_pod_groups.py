@@ -8,6 +8,7 @@ import pytest
 from cluster.netns import Nodes
 from kit import missing
 from kit.namespaces import why_no_networks
+from kit.packages import keep_package
 from kit.waiting import wait_until
 from kit.workflows import workflow_plan
 from places.pods import PodWorld
@@ -46,6 +47,7 @@ def pods_of_group(tmp_path, monkeypatch, lead, other):
     if (reason := why_no_networks()) is not None:
         missing.stop(reason)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    keep_package(tmp_path / "home")
     stop = tmp_path / "stop"
     made = InputPlan(kind=InputKind.TASK, source="made")
     plan = workflow_plan(

@@ -9,6 +9,7 @@ import pytest
 from cluster.netns import Nodes
 from kit import missing
 from kit.namespaces import why_no_networks
+from kit.packages import keep_package
 from kit.waiting import wait_until
 from places.pods import PodWorld
 from torchmuster.core.model.states import RunState
@@ -40,6 +41,7 @@ def world(tmp_path, monkeypatch):
     if (reason := why_no_networks()) is not None:
         missing.stop(reason)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    keep_package(tmp_path / "home")
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from kit.command import SOURCE, run_muster
+from kit.packages import keep_package
 
 FAKES = SOURCE.parent / "tests" / "fakes" / "kubernetes"
 SITE = (
@@ -27,6 +28,8 @@ def muster(tmp_path):
         "MUSTER_HOME": str(tmp_path / "home"),
         "FAKE_KUBECTL": str(case),
     }
+
+    keep_package(tmp_path / "home")
 
     def call(*words):
         return run_muster(*words, env=environment, cwd=tmp_path)

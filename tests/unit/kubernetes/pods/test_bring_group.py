@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from kit.packages import keep_package
 from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
@@ -68,6 +69,7 @@ def task(name, **more):
 @pytest.fixture
 def code(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    keep_package(tmp_path / "home")
     monkeypatch.delenv("MUSTER_DATASETS", raising=False)
     folder = tmp_path / "code"
     (folder / "inner").mkdir(parents=True)
@@ -192,7 +194,6 @@ def test_a_plan_travels_packed_however_large_it_is(code):
 
 
 def test_only_the_credentials_that_the_group_names_go_along(code):
-    (code.parent / "home").mkdir()
     known = b'[wandb]\nkey = "s3\\"cret"\n[other]\nkey = "mine"\n'
     atomic.replace_file(str(code.parent / "home" / "credentials.toml"), known, mode=0o600)
     named = Credential(name="wandb", variables={"TOKEN": "key"})
@@ -205,7 +206,6 @@ def test_only_the_credentials_that_the_group_names_go_along(code):
 
 def test_credentials_are_not_left_here_when_they_have_been_sent(code, cluster):
     known = b'[wandb]\nkey = "s3cret"\n'
-    (code.parent / "home").mkdir()
     atomic.replace_file(str(code.parent / "home" / "credentials.toml"), known, mode=0o600)
     named = Credential(name="wandb", variables={"TOKEN": "key"})
     plan, run_dir, _ = planned(code, task("a", credentials=(named,)))
