@@ -6,8 +6,9 @@ show it. The texts of doctor and lint are data: `doctor/checks.txt`, `lint/rules
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report
@@ -146,22 +147,36 @@ def _lines_of(text: str, names: Mapping[str, object]) -> list[str]:
     return listed if isinstance(listed, list) else [text.format_map(names)]
 
 
+# How the values are read that are no text.
+_READ: dict[str, Callable[[str], Any]] = {
+    "level": Level,
+    "weight": int,
+    "is_certain": {"yes": True}.__getitem__,
+}
+
+
 def _text_of(paragraph: Paragraph) -> CheckText:
-    return CheckText(
-        of=paragraph.one("of"),
-        cause=paragraph.one("cause", paragraph.name),
-        level=Level(paragraph.one("level", "note")),
-        error=paragraph.one("error"),
-        because=tuple(paragraph.fields.get("because", ())),
-        hint=paragraph.one("hint") or None,
-        weight=int(paragraph.one("weight", "0")),
-        is_certain=paragraph.one("certain") == "yes",
-        what=paragraph.one("what"),
-    )
+    fields: dict[str, Any] = {"cause": paragraph.name}
+    try:
+        for key, values in paragraph.fields.items():
+            name = "is_certain" if key == "certain" else key
+            if name == "because":
+                fields[name] = tuple(values)
+            else:
+                (value,) = values
+                fields[name] = _READ.get(name, str)(value)
+        return CheckText(**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{paragraph.where}: {paragraph.name}: {error}") from error
 
 
 def read_texts(path: str) -> Mapping[str, CheckText]:
-    """Return the texts of a file by name; the cause is the name unless it is given."""
+    """Return the texts of a file by name; the cause is the name unless it is given.
+
+    Raises:
+        ValueError: A field or its value is unknown, the error is missing, or a field but `because`
+            has several lines.
+    """
     return {paragraph.name: _text_of(paragraph) for paragraph in read_paragraphs(path)}
 
 

@@ -11,6 +11,7 @@ import pytest
 import torchmuster
 from torchmuster.diagnose.doctor import checks
 from torchmuster.diagnose.doctor.show import NodeView
+from torchmuster.diagnose.finding import read_texts
 from torchmuster.diagnose.lint import starts
 from torchmuster.diagnose.lint.job import Option
 from torchmuster.diagnose.lint.shell import Assignment, ShellCommand
@@ -144,3 +145,21 @@ def test_every_text_is_said_and_every_word_is_used(what):
     for form, where, names, words in calls:
         used = {p.split(".")[0] for name in names for p in placeholders(texts[name])}
         assert words <= used or form == "Check", where  # checks share functions for their words
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["becuase: x", "level: bad", "certain: true", "hint: two", "weight: much"],
+)
+def test_a_mistake_in_a_file_of_texts_is_refused_when_it_is_read(tmp_path, lines):
+    path = tmp_path / "texts.txt"
+    path.write_text(f"[one]\nerror: it fails\nhint: one\n{lines}\n")
+    with pytest.raises(ValueError, match=r"texts.txt, line 1: one: "):
+        read_texts(str(path))
+
+
+def test_a_text_without_its_error_is_refused(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("[one]\nhint: one\n")
+    with pytest.raises(ValueError, match="error"):
+        read_texts(str(path))
