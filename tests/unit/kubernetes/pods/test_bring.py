@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.packages import keep_package
 from kit.values import run_plan
 from torchmuster.core import proc
 from torchmuster.core.owner.create import create_run_dir
@@ -44,10 +45,11 @@ FORBIDDEN = (
 PLAIN = replace(DEFAULT, own_keys=(("image", "x"),))
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """One home for all: torchmuster is packed once."""
-    return tmp_path_factory.mktemp("home")
+@pytest.fixture
+def home(tmp_path):
+    """A home that has torchmuster packed."""
+    keep_package(tmp_path / "home")
+    return tmp_path / "home"
 
 
 @pytest.fixture

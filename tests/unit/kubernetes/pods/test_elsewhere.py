@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from kit.packages import keep_package
 from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
@@ -47,18 +48,11 @@ def group(name, *after, **more):
 GROUPS = (group("made"), group("work", "made"), group("told", "work"))
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """What pods bring along is packed once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def workflow(tmp_path, monkeypatch, cache):
+def workflow(tmp_path, monkeypatch):
     """Return plan and folder of a workflow as the machine has them that submits it."""
     for home in ("theirs", "mine"):
-        (tmp_path / home).mkdir()
-        (tmp_path / home / "cache").symlink_to(cache)
+        keep_package(tmp_path / home)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "theirs"))
     monkeypatch.delenv("MUSTER_DATASETS", raising=False)
     plan = workflow_plan(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.packages import keep_package
 from kit.records import start
 from kit.training import view_training
 from kit.values import run_plan, run_result
@@ -42,17 +43,10 @@ JOB = replace(DEFAULT, own_keys=(("image", "x"), ("context", "lab"), ("namespace
 ABOUT = {"namespace": "research", "annotations": {"torchmuster.dev/context": "lab"}}
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """What pods bring along is packed once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def sweep(tmp_path, monkeypatch, cache):
+def sweep(tmp_path, monkeypatch):
     """Return a sweep of three members, not submitted yet, with its plan."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "cache").symlink_to(cache)
+    keep_package(tmp_path / "home")
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sweep_view, "FIRST_POLL_S", 0.0)
     code = tmp_path / "code"
