@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
     "core": 14_930,
-    "launcher": 26_750,
-    "diagnose": 11_030,
+    "launcher": 26_740,
+    "diagnose": 11_040,
     "workflow": 10_830,
     "train": 7_520,
     "kubernetes": 7_770,

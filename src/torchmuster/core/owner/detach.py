@@ -8,7 +8,6 @@ from torchmuster.core import plugs, proc
 from torchmuster.core.files.layout import Kind, RunDir
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.owner.create import write_owner
-from torchmuster.errors import RunDirectoryError
 
 
 def start_background_owner(run_dir: RunDir) -> None:
@@ -46,12 +45,10 @@ def own_in_background(run_dir: RunDir) -> int:
     from torchmuster.core.engines.local import LocalEngine
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.owner.create import note_failed_start
-    from torchmuster.core.owner.record import next_attempt, read_plan
+    from torchmuster.core.owner.record import next_attempt, plan_to_own
     from torchmuster.core.owner.supervise import own_run
 
-    plan = read_plan(run_dir)
-    if plan is None:
-        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    plan = plan_to_own(run_dir)
     sweep = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
     special = "session" if plan.session is not None else None
     special = special or ("member" if os.path.exists(sweep.member_request) else None)

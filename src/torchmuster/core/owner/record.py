@@ -25,6 +25,7 @@ from torchmuster.core.model.events import (
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import GroupOutcome, Result
 from torchmuster.core.plainfile import open_plain
+from torchmuster.errors import RunDirectoryError
 
 T = TypeVar("T")
 _BLOCK_BYTES = 1 << 20
@@ -200,6 +201,18 @@ def read_plan(run_dir: RunDir) -> RunPlan | None:
         return codec.from_plain(RunPlan, plain)
     except codec.CodecError:
         return None
+
+
+def plan_to_own(run_dir: RunDir) -> RunPlan:
+    """Return the plan of a run for its owner.
+
+    Raises:
+        RunDirectoryError: There is no readable one.
+    """
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    return plan
 
 
 def read_result(run_dir: RunDir) -> Result | None:

@@ -576,12 +576,12 @@ def claim_or_find_head(
 
 def is_muster(host: str, port: int) -> bool:
     """Return whether a head of muster answers there."""
+    from torchmuster.core.net import channel
+
     with contextlib.suppress(OSError):
         limit_s = _ANSWERS_WITHIN_S
         with socket.create_connection((host, port), timeout=limit_s) as connection:
             connection.settimeout(limit_s)
-            from torchmuster.core.net import channel
-
             connection.sendall(channel.greeting())
             wanted = len(channel.MAGIC)
             return connection.recv(wanted, socket.MSG_WAITALL) == channel.MAGIC

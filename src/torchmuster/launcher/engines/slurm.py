@@ -21,7 +21,6 @@ from torchmuster.launcher.engines.base import (
     PreemptionQuestion,
     Queue,
     QueueQuestion,
-    clock_seconds,
 )
 from torchmuster.launcher.engines.wait_reasons import read_scheduler_texts
 from torchmuster.launcher.model.job import (
@@ -88,7 +87,7 @@ def _too_low_limit(asked: Mapping[str, str], partitions: str) -> str | None:
     lines = (line for line in partitions.splitlines() if f"PartitionName={name} " in line)
     allowed = dict(re.findall(r"(?:^| )(MaxTime|MaxNodes)=(\S+)", next(lines, "")))
     most_s, wanted_s = (
-        clock_seconds(text or "") for text in (allowed.get("MaxTime"), asked.get("TimeLimit"))
+        base.clock_seconds(text or "") for text in (allowed.get("MaxTime"), asked.get("TimeLimit"))
     )
     if most_s is not None and wanted_s is not None and wanted_s > most_s:
         return (

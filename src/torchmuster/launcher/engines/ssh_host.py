@@ -26,7 +26,6 @@ from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.files.code_copy import CodeFolder
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.relay import Relay
-from torchmuster.launcher.net.remote_messages import CODE_FILE, FrameReader, FrameWriter
 from torchmuster.launcher.net.replica import send_file
 from torchmuster.launcher.node.remote.files import TOKEN_FILE, mark_of
 
@@ -129,7 +128,7 @@ class CodeArchive:
     def __init__(self, program: Program, run_dir: RunDir, root: str | None = None) -> None:
         self.base = root or code_copy.root_of(program.cwd)  # its files are not read here
         self._program = program
-        self._path = os.path.join(run_dir.path, CODE_FILE)
+        self._path = os.path.join(run_dir.path, messages.CODE_FILE)
         self._lock = threading.Lock()
         self._folder: CodeFolder | None = None
 
@@ -287,7 +286,7 @@ class RemoteHost:
         self._num_agents = 0
         self.problem: ssh_command.HostProblem | None = None
         self._changed = threading.Condition()
-        self._writer: FrameWriter | None = None
+        self._writer: messages.FrameWriter | None = None
 
     @property
     def pid(self) -> int:
@@ -330,7 +329,7 @@ class RemoteHost:
         name = self.host.name
         threading.Thread(target=self._read, args=(reader,), name=name, daemon=True).start()
 
-    def _start_ssh(self) -> tuple[FrameReader, FrameWriter]:
+    def _start_ssh(self) -> tuple[messages.FrameReader, messages.FrameWriter]:
         os.makedirs(os.path.dirname(self._stderr_path), exist_ok=True)
         error = os.open(self._stderr_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         way = self._bundle.way
@@ -342,12 +341,12 @@ class RemoteHost:
                 self._child, to, out = start_between_pipes(self._bundle.start, argv, error)
         finally:
             os.close(error)
-        self._writer = FrameWriter(to)
+        self._writer = messages.FrameWriter(to)
         if way is None:
             self._writer.send_raw(self._bundle.loader())
-        return FrameReader(out), self._writer
+        return messages.FrameReader(out), self._writer
 
-    def _meet(self, reader: FrameReader, writer: FrameWriter) -> None:
+    def _meet(self, reader: messages.FrameReader, writer: messages.FrameWriter) -> None:
         """Wait for the loader, read the host's facts, send the package if it lacks it."""
         marker = ssh_command.marker_of(self._bundle.sha).encode()
         limit_s = self._bundle.connect_limit_s
@@ -367,7 +366,7 @@ class RemoteHost:
             writer.send_raw(messages.LENGTH.pack(len(package)) + package)
         writer.ping_every(_PING_EVERY_S)
 
-    def _read_facts(self, reader: FrameReader) -> messages.RemoteFacts:
+    def _read_facts(self, reader: messages.FrameReader) -> messages.RemoteFacts:
         try:
             facts = reader.read(_FACTS_LIMIT_S)
         except messages.FrameError:
@@ -436,7 +435,7 @@ class RemoteHost:
         self.placed = placed
         return done.note
 
-    def _read(self, reader: FrameReader) -> None:
+    def _read(self, reader: messages.FrameReader) -> None:
         reason = "the connection ended"
         try:
             while (message := reader.read(_SILENCE_S)) is not None:

@@ -23,7 +23,6 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id, size_of
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec, contract
-from torchmuster.core.model.codec import from_arguments
 from torchmuster.core.model.links import ResubmitMethod
 from torchmuster.core.model.narration import shortened
 from torchmuster.core.model.owner_policy import JobTime
@@ -33,10 +32,10 @@ from torchmuster.core.model.text import render_report
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import write_owner
 from torchmuster.core.owner.parts import Deadline, RunDisplay
-from torchmuster.core.owner.record import next_attempt, read_plan, read_result
+from torchmuster.core.owner.record import next_attempt, plan_to_own, read_result
 from torchmuster.core.owner.session import EarlyStop
 from torchmuster.core.owner.supervise import own_run
-from torchmuster.errors import HeadLostError, MusterError, RunDirectoryError
+from torchmuster.errors import HeadLostError, MusterError
 from torchmuster.launcher.engines.allocation import (
     AllocationEngine,
     InheritedEngine,
@@ -188,9 +187,7 @@ def main(arguments: list[str]) -> int:
 def conduct(words: ConductOptions) -> int:
     """Conduct the run in a directory to its end; return the exit code."""
     run_dir = RunDir(words.run_dir)
-    plan = read_plan(run_dir)
-    if plan is None:
-        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    plan = plan_to_own(run_dir)
     job = own_job(words.engine, run_dir.path)
     job = job.from_here() or job  # the agent next to the head is a process of this node
     if plan.job_id is not None:  # a session in the job may hold some of its nodes
@@ -400,7 +397,7 @@ def note_the_end(job: OwnJob, ask: Ask = ask_quickly) -> None:
 
 def main_of_successor(arguments: list[str]) -> int:
     """Own the run to its end, then end the job; return the exit code."""
-    words = from_arguments(SucceedOrder, arguments)
+    words = codec.from_arguments(SucceedOrder, arguments)
     with notifying_inside(RunDir(words.run_dir)):
         return succeed(words)
 
@@ -408,9 +405,7 @@ def main_of_successor(arguments: list[str]) -> int:
 def succeed(words: SucceedOrder) -> int:
     """Own the run to its end, then end the job; return the exit code."""
     run_dir = RunDir(words.run_dir)
-    plan = read_plan(run_dir)
-    if plan is None:
-        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    plan = plan_to_own(run_dir)
     proc.die_with_parent(words.head_pid)
     estate = read_estate(run_dir)
     job = estate.job.with_launcher(estate.words.way)

@@ -226,7 +226,6 @@ class SessionInJob(SessionCell):
 
     def own(self, plan: "RunPlan", run_dir: "RunDir", given: "Mapping[str, Any]") -> None:
         """Start `conduct`, which heads a run in a job, on the first node in the background."""
-        from torchmuster.core import proc
         from torchmuster.launcher.jobs.succession import ConductOptions
 
         conduct = ConductOptions(run_dir=run_dir.path, engine=plan.engine, warn=WARN_S)

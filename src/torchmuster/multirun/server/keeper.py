@@ -34,7 +34,6 @@ from torchmuster.core.proc import ForkedChild
 from torchmuster.core.programs.main import read_plan_file
 from torchmuster.multirun.server import messages, modules
 from torchmuster.multirun.server.call import client_lives, own_setup, peer_uid, server_file
-from torchmuster.multirun.server.messages import SessionSetup
 
 # What a fork of the server becomes: an agent, which forks its own spawner before anything else.
 
@@ -270,7 +269,7 @@ class SessionTime:
         warned: Whether the user has been warned that it ends soon.
     """
 
-    def __init__(self, setup: SessionSetup, run_dir: RunDir, place: int) -> None:
+    def __init__(self, setup: messages.SessionSetup, run_dir: RunDir, place: int) -> None:
         self.began_at = self.used_at = time.time()
         self.ends: str | None = None
         self.warned = False

@@ -48,7 +48,6 @@ from torchmuster.workflow.head import group_policy as gang
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.head.barriers import Barriers
 from torchmuster.workflow.head.group_policy import Failure, GroupPolicy, TaskPhase
-from torchmuster.workflow.head.task_messages import TaskEnded, TaskNotPrepared
 from torchmuster.workflow.plan import GroupInput, GroupNodes, GroupPlan, TaskNetwork, WorkflowPlan
 from torchmuster.workflow.sandbox.container import remove_containers
 from torchmuster.workflow.sandbox.network import PrivateNetwork
@@ -226,7 +225,7 @@ class GroupHead(Head[_Agent]):
         self._agents: dict[str, _Agent] = {}
         self._timers = Timers()
         self._outcomes: dict[str, TaskOutcome] = {}
-        self._ends: dict[str, TaskEnded | TaskNotPrepared] = {}
+        self._ends: dict[str, task_messages.TaskEnded | task_messages.TaskNotPrepared] = {}
         self._started_at = time.monotonic()
         self._running_since: float | None = None
         self._say_at = self._started_at + SAY_EVERY_S
@@ -598,8 +597,8 @@ class GroupHead(Head[_Agent]):
 
     def _facts(self, failure: Failure) -> FailureFacts:
         end = self._ends.get(failure.task)
-        ended = end if isinstance(end, TaskEnded) else None
-        refused = end if isinstance(end, TaskNotPrepared) else None
+        ended = end if isinstance(end, task_messages.TaskEnded) else None
+        refused = end if isinstance(end, task_messages.TaskNotPrepared) else None
         shared = self._plan.network is TaskNetwork.SHARED
         others = [t.name for t in self._group.tasks if t.name != failure.task] if shared else []
         return FailureFacts(

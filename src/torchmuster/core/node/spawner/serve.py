@@ -35,7 +35,6 @@ from torchmuster.core.model.lease import OwnClock, is_given_up, is_stopped
 from torchmuster.core.model.plan import look_for_torch
 from torchmuster.core.node.spawner import last_words, mainmodule, messages
 from torchmuster.core.node.spawner.mainmodule import WorkerTask
-from torchmuster.core.node.spawner.messages import BeginSpawner, ImportsRefused
 
 # What a spawner knows about the script before it forks: nothing here; another room reads the source
 # (table `script_readers`).
@@ -49,7 +48,7 @@ class EarlyImports(ABC):
         is_spoilt: This process has tried one that it may not make, and can fork no worker.
     """
 
-    stopped: ImportsRefused | None
+    stopped: messages.ImportsRefused | None
     is_spoilt: bool
 
     @abstractmethod
@@ -73,7 +72,7 @@ class ScriptReader:
         imports_library: The script imports `torchmuster.train`.
     """
 
-    def __init__(self, config: BeginSpawner, at_start: Collection[str]) -> None:
+    def __init__(self, config: messages.BeginSpawner, at_start: Collection[str]) -> None:
         self._config, self._at_start = config, at_start
         self.imports_torch = self.imports_library = False
 
@@ -86,7 +85,7 @@ class ScriptReader:
         return None
 
 
-def read_script(config: BeginSpawner, at_start: Collection[str]) -> ScriptReader:
+def read_script(config: messages.BeginSpawner, at_start: Collection[str]) -> ScriptReader:
     """Return what is known about the script; `at_start` are the modules that every interpreter starts with."""
     reader: type[ScriptReader] = next(plugs.every("script_readers"), ScriptReader)
     return reader(config, at_start)
