@@ -15,8 +15,8 @@ import pytest
 from kit.command import SOURCE
 from lab.netlab import Host, NetLab, Network
 from torchmuster.diagnose.cli.plan_measure import _read_measured, read_cluster
+from torchmuster.diagnose.plan import step_probe, tiny_job
 from torchmuster.diagnose.plan.scaling import predict
-from torchmuster.launcher.facts import step_probe, tiny_job
 
 pytestmark = pytest.mark.netns
 TRAIN = SOURCE.parent / "tests" / "lab" / "plan_train.py"

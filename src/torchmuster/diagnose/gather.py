@@ -86,9 +86,9 @@ def prepare_job() -> str:
     """
     folder = os.path.join(muster_home(), "doctor")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    from torchmuster.launcher import facts
+    from torchmuster.diagnose import plan
 
-    source = os.path.join(os.path.dirname(os.path.abspath(facts.__file__)), JOB_FILE)
+    source = os.path.join(os.path.dirname(os.path.abspath(plan.__file__)), JOB_FILE)
     with open(source, encoding="utf-8") as file:
         _keep(os.path.join(folder, JOB_FILE), file.read())
     return folder

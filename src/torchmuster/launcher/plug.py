@@ -118,7 +118,6 @@ PLUGS = {
         "launcher/spec/scalars.py": "as core/spec; as the next ones",
         "launcher/spec/site.py": "the same; where credentials of data sets stand",
         "launcher/spec/site_files.py": "the same",
-        "launcher/spec/source.py": "the same",
         "launcher/ui/ranks.py": "the calls follow runs",
         "launcher/ui/run_lines.py": "the calls follow runs",
         "launcher/ui/table.py": "the calls follow runs",

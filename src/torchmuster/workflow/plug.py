@@ -53,6 +53,7 @@ PLUGS = {
         "workflow/sandbox": "what a task sees on its node",
         "workflow/task": "runs on the nodes of tasks",
         "workflow/task_call.py": "a task's program calls its agent",
+        "workflow/tokens.py": "agents resolve the tokens of a task",
     },
     "stops": {"jobs": "workflow.owner.view:stop_jobs"},
 }

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from torchmuster.core.files.layout import short_id
+from torchmuster.diagnose.plan import step_probe, tiny_job
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
 from torchmuster.diagnose.plan.scaling import (
     Arrival,
@@ -21,7 +22,6 @@ from torchmuster.diagnose.plan.scaling import (
     say_link,
 )
 from torchmuster.errors import MusterError, NotFoundError
-from torchmuster.launcher.facts import step_probe, tiny_job
 
 _NUM_STEPS = 10
 _STEPS_LIMIT_S = 60.0

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from torchmuster.launcher.files.tree import LocalFile
 from torchmuster.workflow.data import copying
 from torchmuster.workflow.data.dataset import listed_file, stored_file, write_next_number
 from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.files import NoteCallback, compile_regex, local_files
 from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.store import Entry, FileChangedError, Store
+from torchmuster.workflow.data.tree import LocalFile
 
 POINTER = "CHECKPOINT.json"
 FORMAT = "muster-checkpoint-1"

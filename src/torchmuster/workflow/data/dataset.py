@@ -23,7 +23,6 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from torchmuster.errors import UsageError
-from torchmuster.launcher.files.tree import LocalFile
 from torchmuster.workflow.data import copying
 from torchmuster.workflow.data.faults import DataError, retrying
 from torchmuster.workflow.data.fetch import fetch_all
@@ -48,6 +47,7 @@ from torchmuster.workflow.data.reference import (
 )
 from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.store import Entry, FileChangedError, Store
+from torchmuster.workflow.data.tree import LocalFile
 
 FORMAT = "muster-dataset-1"
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchmuster.launcher.files.tree import copy_file
 from torchmuster.workflow.data import copying
 from torchmuster.workflow.data.copying import Stamp
 from torchmuster.workflow.data.faults import DataError, explain
@@ -23,6 +22,7 @@ from torchmuster.workflow.data.files import (
     target_path,
 )
 from torchmuster.workflow.data.store import Entry, LocalStore, Store
+from torchmuster.workflow.data.tree import copy_file
 
 _MAX_BYTES = 1 << 30
 _MAX_ROUNDS = 3

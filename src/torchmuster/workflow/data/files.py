@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torchmuster.launcher.files.tree import LocalFile, is_inside, local_file, walk_tree
 from torchmuster.workflow.data.faults import DataError
+from torchmuster.workflow.data.tree import LocalFile, is_inside, local_file, walk_tree
 
 _SHOWN = 5
 

@@ -5,7 +5,6 @@ import secrets
 import threading
 from dataclasses import replace
 
-from torchmuster.launcher.files.tree import LocalFile
 from torchmuster.workflow.data import copying
 from torchmuster.workflow.data.faults import DataError, explain
 from torchmuster.workflow.data.fetch import fetch_all
@@ -20,6 +19,7 @@ from torchmuster.workflow.data.files import (
 )
 from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.store import Entry, FileChangedError, LocalStore, Store
+from torchmuster.workflow.data.tree import LocalFile
 
 _MAX_SENDS = 3
 _NUM_PARALLEL = 8

@@ -40,7 +40,6 @@ from torchmuster.core.net.channel import Channel, HandshakeError
 from torchmuster.core.net.listener import Listener
 from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.head.parts import ExecRelay
-from torchmuster.launcher.model.tokens import find_tokens
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.remote_messages import StartTask
 from torchmuster.launcher.node.remote.proxy import proxy_argv
@@ -53,6 +52,7 @@ from torchmuster.workflow.sandbox.container import remove_containers
 from torchmuster.workflow.sandbox.network import PrivateNetwork
 from torchmuster.workflow.sandbox.place import clear_views
 from torchmuster.workflow.task.setup import GroupOrder, TaskOrder
+from torchmuster.workflow.tokens import find_tokens
 
 TICK_S = 0.25
 _START_LIMIT_S = 120.0

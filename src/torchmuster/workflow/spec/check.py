@@ -12,8 +12,8 @@ from typing import Any
 
 from torchmuster.core.model.text import did_you_mean, few_of
 from torchmuster.core.spec.problems import FileProblems, KeyPath
-from torchmuster.launcher.model.tokens import Token, find_tokens
 from torchmuster.launcher.spec.scalars import kind_of, split_ranges, truth_of
+from torchmuster.workflow.tokens import Token, find_tokens
 
 # References: to resources, tasks of the same group, inputs, and groups that run earlier.
 

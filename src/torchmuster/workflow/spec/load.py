@@ -34,8 +34,12 @@ from torchmuster.core.spec.problems import (
     show_path,
 )
 from torchmuster.errors import ManyErrors, MusterError, UsageError
-from torchmuster.launcher.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
-from torchmuster.launcher.spec.source import (
+from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
+from torchmuster.workflow.spec import schema
+from torchmuster.workflow.spec.check import check_workflow, is_label_key, is_label_value
+from torchmuster.workflow.spec.compile import CompileContext, LocalDataset, plan_groups
+from torchmuster.workflow.spec.sandbox import pack
+from torchmuster.workflow.spec.source import (
     MAX_BYTES,
     Default,
     Document,
@@ -47,11 +51,7 @@ from torchmuster.launcher.spec.source import (
     parse_sets,
     parse_yaml,
 )
-from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
-from torchmuster.workflow.spec import schema
-from torchmuster.workflow.spec.check import check_workflow, is_label_key, is_label_value
-from torchmuster.workflow.spec.compile import CompileContext, LocalDataset, plan_groups
-from torchmuster.workflow.spec.sandbox import pack
+from torchmuster.workflow.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
 
 KNOWN = ("workflow", "default-values", "version")
 # Keys of the level below, which a fragment of a file has at its top level.

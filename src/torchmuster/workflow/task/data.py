@@ -12,9 +12,9 @@ from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir, WorkingFolder, runs_dir
 from torchmuster.core.model.text import show_transfer
 from torchmuster.errors import MusterError
-from torchmuster.launcher.files.tree import copy_tree
 from torchmuster.launcher.node.shell import SAY_OF_TRANSFER_S, Transfer
 from torchmuster.workflow import plan
+from torchmuster.workflow.data.tree import copy_tree
 from torchmuster.workflow.task.setup import credential_variables, read_credentials
 
 Say = Callable[[str], None]

@@ -11,9 +11,9 @@ from torchmuster.core.files.layout import RunDir, WorkingFolder, muster_home
 from torchmuster.core.model import contract
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.errors import MusterError
-from torchmuster.launcher.model.tokens import Token, resolve
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.workflow.plan import GroupPlan, NetworkShare, TaskFile, TaskPlan, WorkflowPlan
+from torchmuster.workflow.tokens import Token, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import ARCHIVE_SUFFIXES, Stage, StageOrder
 from torchmuster.core.model.text import show_size
 from torchmuster.errors import MusterError
-from torchmuster.launcher.files.tree import copy_file
+from torchmuster.workflow.data.tree import copy_file
 
 OWN_FOLDER = ".muster"  # below the scratch folder: markers and incomplete stages
 _BLOCK_BYTES = 4 << 20

@@ -3,8 +3,8 @@ import time
 import pytest
 
 from torchmuster.core.spec.problems import Problems
-from torchmuster.launcher.spec.source import Source
 from torchmuster.workflow.spec.load import split_sections
+from torchmuster.workflow.spec.source import Source
 
 
 def split(text):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from torchmuster.core import proc
 from torchmuster.core.spec.problems import Problems
-from torchmuster.launcher.model.tokens import find_tokens
-from torchmuster.launcher.spec.source import MAX_BYTES, Source
 from torchmuster.workflow.spec.load import protect_tokens, render_file
+from torchmuster.workflow.spec.source import MAX_BYTES, Source
+from torchmuster.workflow.tokens import find_tokens
 
 SEEDS = [folder / "shared/seeds/osmo-multi-node-training.rst" for folder in Path(__file__).parents]
 # Comparing these two takes 2**40 steps inside one operation, where no Python handler runs.

@@ -28,12 +28,13 @@ TRAVELS = (
     *("launcher/api", "launcher/engines", "launcher/facts", "launcher/files", "launcher/head"),
     *("launcher/jobs", "launcher/model", "launcher/net", "launcher/node", "launcher/notify"),
     *("launcher/owner", "launcher/programs", "launcher/spec/scalars.py"),
-    *("launcher/spec/site.py", "launcher/spec/site_files.py", "launcher/spec/source.py"),
+    *("launcher/spec/site.py", "launcher/spec/site_files.py"),
     *("launcher/ui/ranks.py", "launcher/ui/run_lines.py", "launcher/ui/table.py"),
     *("launcher/views", "multirun/api", "multirun/background.py", "multirun/engine.py"),
     *("multirun/held.py", "multirun/server", "multirun/sweep", "multirun/views", "train"),
     *("workflow/data", "workflow/head", "workflow/jobs.py", "workflow/owner"),
     *("workflow/plan.py", "workflow/sandbox", "workflow/task", "workflow/task_call.py"),
+    "workflow/tokens.py",
 )
 PATIENCE_S = 120
 

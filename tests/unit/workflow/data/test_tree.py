@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.launcher.files.tree import copy_file, copy_tree
+from torchmuster.workflow.data.tree import copy_file, copy_tree
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.spec.problems import Problems, parse_set_env
-from torchmuster.launcher.spec.source import default_values, parse_set_strings, parse_sets
+from torchmuster.workflow.spec.source import default_values, parse_set_strings, parse_sets
 
 
 def accepted(parse, *words):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from kit.ports import reserve_port
-from torchmuster.launcher.facts import tiny_job
+from torchmuster.diagnose.plan import tiny_job
 
 
 def start(rank, world_size, folder, *words, group_rank=None):

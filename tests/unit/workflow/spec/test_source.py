@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kit.work import num_calls
 from torchmuster.errors import UsageError
-from torchmuster.launcher.spec.source import MAX_BYTES, parse_yaml
+from torchmuster.workflow.spec.source import MAX_BYTES, parse_yaml
 
 TASK = """\
   - name: task-{}

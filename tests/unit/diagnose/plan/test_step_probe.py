@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from kit.command import ran
-from torchmuster.launcher.facts import step_probe
+from torchmuster.diagnose.plan import step_probe
 
 SCRIPT = """
 import sys

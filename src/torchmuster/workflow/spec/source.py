@@ -19,7 +19,7 @@ from yaml.composer import Composer
 
 from torchmuster.core.spec.problems import KeyPath, Problems
 from torchmuster.errors import UsageError
-from torchmuster.launcher.model.tokens import BARE_KINDS
+from torchmuster.workflow.tokens import BARE_KINDS
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 100

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.launcher.model.tokens import find_tokens, resolve
+from torchmuster.workflow.tokens import find_tokens, resolve
 
 
 @pytest.mark.parametrize(
