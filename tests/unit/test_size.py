@@ -14,9 +14,9 @@ PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
     "core": 14_930,
-    "launcher": 26_740,
-    "diagnose": 11_040,
-    "workflow": 10_830,
+    "launcher": 25_940,
+    "diagnose": 11_300,
+    "workflow": 11_380,
     "train": 7_520,
     "kubernetes": 7_770,
     "multirun": 6_140,
