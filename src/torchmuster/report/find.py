@@ -10,22 +10,23 @@ from typing import Any
 import torchmuster
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.events import (
-    GroupStateEvent,
-    GroupWaitsEvent,
-    TaskStartedEvent,
-    TaskStateEvent,
-    parse,
-)
+from torchmuster.core.model.events import parse
 from torchmuster.core.model.states import RunState
-from torchmuster.core.owner.record import DAMAGED, RecordTail, newest_training, read_events
+from torchmuster.core.owner.record import DAMAGED, RecordTail, read_events
 from torchmuster.errors import NotFoundError
 from torchmuster.launcher.model.run import lines, listed, mapped, number, text, whole
 from torchmuster.launcher.views.find import find_run, view_run
 from torchmuster.launcher.views.run_view import RunView
+from torchmuster.launcher.views.training import newest_training
 from torchmuster.multirun.views.sweep_view import MemberView, SweepRun, SweepView
 from torchmuster.report import read, story
 from torchmuster.workflow.owner.view import WorkflowRun
+from torchmuster.workflow.record import (
+    GroupStateEvent,
+    GroupWaitsEvent,
+    TaskStartedEvent,
+    TaskStateEvent,
+)
 
 # The story of a sweep: its members with values, metric and state, the best first.
 

@@ -16,7 +16,7 @@ from torchmuster.core.model.events import AttemptNode
 from torchmuster.core.model.failure import RanCode, WorkerEnd
 from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import HIDDEN, hide_in_arguments, hide_secrets, is_secret_name
+from torchmuster.core.model.text import HIDDEN, hide_secrets, is_secret_name
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.record import DAMAGED, RecordTail
 from torchmuster.core.plainfile import open_plain
@@ -569,3 +569,19 @@ def _variables(setup: Mapping[str, Any]) -> list[tuple[str, str]]:
             name, value = text(pair[0], 200), text(pair[1])
             found.append((name, HIDDEN if is_secret_name(name) else hide_secrets(value)))
     return found
+
+
+def hide_in_arguments(words: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line without the values of options that name a secret."""
+    found: list[str] = []
+    follows = False
+    for word in words:
+        name, is_pair, _ = word.partition("=")
+        if follows and not word.startswith("-"):
+            found.append(HIDDEN)
+        elif is_pair and is_secret_name(name):
+            found.append(f"{name}={HIDDEN}")
+        else:
+            found.append(hide_secrets(word))
+        follows = word.startswith("-") and not is_pair and is_secret_name(word)
+    return tuple(found)

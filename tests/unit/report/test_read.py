@@ -22,9 +22,11 @@ from kit.records import (
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import HIDDEN
 from torchmuster.errors import NotFoundError
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
+from torchmuster.report.read import hide_in_arguments
 from torchmuster.report.sheet import sheet_of
 
 
@@ -390,3 +392,14 @@ def test_only_lines_that_are_objects_count(folder):
 
     assert found.ranks is None
     assert any("samples.jsonl" in gap for gap in found.gaps)
+
+
+def test_the_word_after_an_option_is_hidden():
+    assert hide_in_arguments(["--token", "abc", "--lr", "1", "--token", "--x"]) == (
+        "--token",
+        HIDDEN,
+        "--lr",
+        "1",
+        "--token",
+        "--x",
+    )

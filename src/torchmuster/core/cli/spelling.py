@@ -160,25 +160,3 @@ def warn_of_misplaced(script: str, names: Sequence[str]) -> str:
     comes, them = ("comes", "it") if len(names) == 1 else ("come", "them")
     shown = ", ".join(f"`{name}`" for name in names)
     return f"{shown} {comes} after {script}, so {script} gets {them}; options of muster go before the script"
-
-
-class NearMissGroup(click.Group):
-    """A command group that suggests the nearest command."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Show the help if no command is given."""
-        return super().parse_args(ctx, args or ["--help"])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the nearest command for one that does not exist."""
-        name = args[0] if args else ""
-        if name and name not in self.commands and not name.startswith("-"):
-            from torchmuster.core.model.text import nearest
-
-            near = nearest(name, self.commands)
-            path = ctx.command_path
-            fix = f"did you mean `{path} {near}`?" if near else f"{path} --help"
-            raise UsageError(f"`{path}` has no command `{name}`", fix=fix)
-        return super().resolve_command(ctx, args)

@@ -214,9 +214,6 @@ class WorkingFolder:
 # Read the end of a log without reading the whole log.
 
 
-_BLOCK_BYTES = 1 << 16
-
-
 def last_lines(path: str, num_lines: int, num_bytes: int = 4096) -> list[str]:
     """Return the last lines of a text file, for a progress bar its last state; [] if unreadable."""
     from torchmuster.core.model.lines import last_state  # late: a spawner imports torch first
@@ -241,29 +238,6 @@ def size_of(path: str) -> int:
         return os.stat(path).st_size
     except OSError:  # usually not written yet
         return 0
-
-
-def offset_of_last_lines(path: str, num_lines: int) -> int:
-    """Return the byte offset of the last lines of a file; 0 if it has fewer or can't be read."""
-    try:
-        with open_plain(path) as file:
-            end = file.seek(0, os.SEEK_END)
-            if num_lines == 0:
-                return end
-            position, found = end, 0
-            while position > 0:
-                begin = max(0, position - _BLOCK_BYTES)
-                file.seek(begin)
-                block = file.read(position - begin)
-                at = len(block) - 1 if position == end and block.endswith(b"\n") else len(block)
-                while (at := block.rfind(b"\n", 0, at)) >= 0:
-                    found += 1
-                    if found == num_lines:
-                        return begin + at + 1
-                position = begin
-    except OSError:
-        pass
-    return 0
 
 
 # What the end of a run's record tells a successor.

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torchmuster.core.model.verdict import Report
 from torchmuster.errors import MusterError
@@ -42,22 +42,6 @@ def hide_secrets(text: str) -> str:
     return _ASSIGNED.sub(rf"\1\2{HIDDEN}\2", text)
 
 
-def hide_in_arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """Return a command line without the values of options that name a secret."""
-    found: list[str] = []
-    follows = False
-    for word in words:
-        name, is_pair, _ = word.partition("=")
-        if follows and not word.startswith("-"):
-            found.append(HIDDEN)
-        elif is_pair and is_secret_name(name):
-            found.append(f"{name}={HIDDEN}")
-        else:
-            found.append(hide_secrets(word))
-        follows = word.startswith("-") and not is_pair and is_secret_name(word)
-    return tuple(found)
-
-
 # Characters that control a terminal or reorder text: C0 and C1 controls except \t and \n, Unicode's
 # directional marks, and surrogates, which can't be encoded.
 _CONTROL = re.compile(
@@ -81,18 +65,6 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: _visible(found[0]), _COLOUR.sub("", text))
 
 
-def as_output(text: str) -> str:
-    """Return a rank's output for a later viewer: keep colours, escape or drop other controls.
-
-    A progress bar's cursor movements are dropped: its lines are shown separately here.
-    """
-    if text.isprintable():
-        return text
-    return _OUTPUT.sub(
-        lambda found: found[1] or (_visible(found[0]) if len(found[0]) == 1 else ""), text
-    )
-
-
 def as_bytes(text: str) -> bytes:
     """Return the original bytes of a rank's output, even where they are not UTF-8."""
     try:
@@ -104,6 +76,18 @@ def as_bytes(text: str) -> bytes:
 def _visible(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def as_output(text: str) -> str:
+    """Return a rank's output for a later viewer: keep colours, escape or drop other controls.
+
+    A progress bar's cursor movements are dropped: its lines are shown separately here.
+    """
+    if text.isprintable():
+        return text
+    return _OUTPUT.sub(
+        lambda found: found[1] or (_visible(found[0]) if len(found[0]) == 1 else ""), text
+    )
 
 
 def in_one_line(text: str) -> str:
@@ -126,25 +110,6 @@ def few_of(names: Iterable[str], most: int, num_names: int | None = None) -> str
     listed = [in_one_line(name) for name in names]
     more = (num_names or len(listed)) - len(listed[:most])
     return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def name_missing(names: Sequence[str], num_missing: int) -> str:
-    """Return `b, c`, or `2 of b, c, d` when any two of these are enough, or `5 more`.
-
-    Args:
-        names: Possible names; the first few suffice if all are missing.
-        num_missing: How many are still missing.
-    """
-    if not names:
-        return f"{num_missing} more"
-    if len(names) > num_missing:
-        return f"{num_missing} of {few_of(names, MAX_NAMES)}"
-    return few_of(names, MAX_NAMES, num_missing)
-
-
-def say_missing(num_here: int, num_needed: int, who: str) -> str:
-    """Return the sentence for a progress line."""
-    return f"{num_here} of {num_needed} {'is' if num_here == 1 else 'are'} here, missing: {who}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

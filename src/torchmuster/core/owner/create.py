@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 
@@ -22,15 +22,12 @@ from torchmuster.core.net.address import new_secret, write_secret
 from torchmuster.core.plainfile import open_own
 from torchmuster.errors import MusterError, RunDirectoryError, UsageError
 
-# Room for a run: free bytes, inodes and the user's quota, where its records and snapshots go.
+# Room for a run: free bytes and inodes, where its records and snapshots go.
 
 
 MIN_FREE_BYTES = 4 << 20
 LOW_FREE_BYTES = 1 << 30
-_LOW_INODES = 1000
-_QUOTA_TIMEOUT_S = 1.0
-_KIB = 1024
-Ask = Callable[[Sequence[str]], proc.CommandOutput]
+LOW_INODES = 1000
 Statvfs = Callable[[str], os.statvfs_result]
 
 
@@ -58,57 +55,8 @@ def room_warnings(path: str, statvfs: Statvfs = os.statvfs) -> list[str]:
     free = disk.f_bavail * disk.f_frsize
     if free < LOW_FREE_BYTES:
         found.append(f"{folder} has only {free >> 20} MiB free: `muster prune` makes room")
-    if disk.f_files and disk.f_favail < _LOW_INODES:
+    if disk.f_files and disk.f_favail < LOW_INODES:
         found.append(f"{folder} can take only {disk.f_favail} more files: `muster prune` helps")
-    return found
-
-
-def quota_warnings(path: str, asking: Ask | None = None) -> list[str]:
-    """Return warnings where the user's quota is nearly used up; abandon a hung tool after 1 s."""
-    import shutil
-
-    folder = nearest_folder(os.path.realpath(path))
-    found = []
-    for argv in (
-        ["quota", "-w", "-p"],
-        ["lfs", "quota", "-q", "-u", str(os.getuid()), folder],
-    ):
-        if not shutil.which(argv[0]):
-            continue
-        try:
-            said = asking(argv) if asking is not None else proc.ask(argv, b"", _QUOTA_TIMEOUT_S)
-        except MusterError:
-            continue
-        for disk, left, unit in parse_quota(said.stdout.decode(errors="replace")):
-            if unit == "KiB" and left * _KIB < LOW_FREE_BYTES:
-                size = f"{max(0, left) // _KIB} MiB"
-                found.append(f"your quota on {disk} leaves {size} (`{' '.join(argv[:2])}`)")
-            if unit == "files" and left < _LOW_INODES:
-                found.append(f"your quota on {disk} leaves {max(0, left)} files")
-    return found
-
-
-def parse_quota(text: str) -> list[tuple[str, int, str]]:
-    """Return (file system, amount left, `KiB` or `files`) per limit of `quota` or `lfs quota -q`.
-
-    Both print: file system, blocks of 1 KiB, soft limit, hard limit, grace, files, soft limit, hard
-    limit, grace. The grace may be missing; a `*` marks what is over its limit.
-    """
-    found: list[tuple[str, int, str]] = []
-    for line in text.splitlines():
-        words = line.split()
-        is_disk = words and (words[0].startswith(("/", "[")) or ":" in words[0])
-        if len(words) < 7 or not is_disk:
-            continue
-        numbers = [int(w.rstrip("*")) for w in words[1:] if re.fullmatch(r"\d+\*?", w)]
-        if len(numbers) == 8:  # `-p` writes the grace times as numbers too
-            numbers = [*numbers[:3], *numbers[4:7]]
-        if len(numbers) != 6:
-            continue
-        for (used, soft, hard), unit in ((numbers[:3], "KiB"), (numbers[3:], "files")):
-            limit = soft or hard
-            if limit:
-                found.append((words[0], limit - used, unit))
     return found
 
 
@@ -342,17 +290,6 @@ def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
         "host": socket.gethostname(),
     }
     atomic.write_json(run_dir.owner, owner)
-
-
-def owner_process_lives(run_dir: RunDir) -> bool:
-    """Say whether the recorded owner process still exists; on another machine, assume so."""
-    owner = atomic.read_json(run_dir.owner)
-    if not isinstance(owner, dict):
-        return False
-    if owner.get("boot_id") != proc.boot_id():
-        return owner.get("host") != socket.gethostname()
-    facts = proc.read_process(int(owner.get("pid", -1)))
-    return facts is not None and facts.can_run and facts.start_ticks == owner.get("start_ticks")
 
 
 def _remove(path: str) -> None:

@@ -39,67 +39,6 @@ class Problems:
         return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileProblem:
-    """An error or a warning about a file.
-
-    Attributes:
-        path: Keys and indices from the top of the file; `workflow` is the first.
-        at_key: It concerns the key itself, not its value.
-    """
-
-    path: KeyPath
-    what: str
-    why: str | None = None
-    fix: str | None = None
-    at_key: bool = False
-
-    def as_error(self, where: str | None) -> UsageError:
-        """Return the error with its location."""
-        return UsageError(self.what, where=where, why=self.why, fix=self.fix)
-
-
-@dataclass(slots=True)
-class FileProblems:
-    """Collects errors and warnings about a file."""
-
-    with_effect: frozenset[str] = frozenset()
-    errors: list[FileProblem] = field(default_factory=list)
-    warnings: list[FileProblem] = field(default_factory=list)
-
-    def add(
-        self,
-        path: KeyPath,
-        what: str,
-        fix: str | None = None,
-        *,
-        why: str | None = None,
-        at_key: bool = False,
-    ) -> None:
-        """Add an error."""
-        self.errors.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
-
-    def warn(
-        self,
-        path: KeyPath,
-        what: str,
-        fix: str | None = None,
-        *,
-        why: str | None = None,
-        at_key: bool = True,
-    ) -> None:
-        """Add a warning."""
-        self.warnings.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
-
-
-def show_path(path: KeyPath) -> str:
-    """Return `workflow.groups[0].tasks[1].image`."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
-
-
 def near_file(path: str, folder: str = ".", suffixes: Sequence[str] = ("",)) -> str | None:
     """Return a hint with the file that was probably meant."""
     above, name = os.path.split(path)

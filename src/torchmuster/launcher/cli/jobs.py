@@ -1,9 +1,10 @@
 """Runs as jobs of a scheduler that sees our files, and on the nodes of the job around us."""
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,13 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, last_lines, runs_dir, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import WARN_S
-from torchmuster.core.model.states import JobState
 from torchmuster.core.node.kernel import visible_gpus
-from torchmuster.core.owner.create import quota_warnings, room_warnings
+from torchmuster.core.owner.create import LOW_FREE_BYTES, LOW_INODES, nearest_folder, room_warnings
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.cli.ship import place_archive, with_shipped
 from torchmuster.launcher.cli.sites import nodes_of_site
 from torchmuster.launcher.engines.sites import with_node_setup
+from torchmuster.launcher.model.job import JobState
 from torchmuster.launcher.views.account import how_to_go_on
 from torchmuster.launcher.views.elsewhere import is_elsewhere
 
@@ -320,3 +321,57 @@ class InsideJobPlace(Place):
             return own_run_inside(engine, voice, make_deadline(job, warn_s=self._warn_s))
 
         return follow
+
+
+_QUOTA_TIMEOUT_S = 1.0
+_KIB = 1024
+Ask = Callable[[Sequence[str]], proc.CommandOutput]
+
+
+def quota_warnings(path: str, asking: Ask | None = None) -> list[str]:
+    """Return warnings where the user's quota is nearly used up; abandon a hung tool after 1 s."""
+    import shutil
+
+    folder = nearest_folder(os.path.realpath(path))
+    found = []
+    for argv in (
+        ["quota", "-w", "-p"],
+        ["lfs", "quota", "-q", "-u", str(os.getuid()), folder],
+    ):
+        if not shutil.which(argv[0]):
+            continue
+        try:
+            said = asking(argv) if asking is not None else proc.ask(argv, b"", _QUOTA_TIMEOUT_S)
+        except MusterError:
+            continue
+        for disk, left, unit in parse_quota(said.stdout.decode(errors="replace")):
+            if unit == "KiB" and left * _KIB < LOW_FREE_BYTES:
+                size = f"{max(0, left) // _KIB} MiB"
+                found.append(f"your quota on {disk} leaves {size} (`{' '.join(argv[:2])}`)")
+            if unit == "files" and left < LOW_INODES:
+                found.append(f"your quota on {disk} leaves {max(0, left)} files")
+    return found
+
+
+def parse_quota(text: str) -> list[tuple[str, int, str]]:
+    """Return (file system, amount left, `KiB` or `files`) per limit of `quota` or `lfs quota -q`.
+
+    Both print: file system, blocks of 1 KiB, soft limit, hard limit, grace, files, soft limit, hard
+    limit, grace. The grace may be missing; a `*` marks what is over its limit.
+    """
+    found: list[tuple[str, int, str]] = []
+    for line in text.splitlines():
+        words = line.split()
+        is_disk = words and (words[0].startswith(("/", "[")) or ":" in words[0])
+        if len(words) < 7 or not is_disk:
+            continue
+        numbers = [int(w.rstrip("*")) for w in words[1:] if re.fullmatch(r"\d+\*?", w)]
+        if len(numbers) == 8:  # `-p` writes the grace times as numbers too
+            numbers = [*numbers[:3], *numbers[4:7]]
+        if len(numbers) != 6:
+            continue
+        for (used, soft, hard), unit in ((numbers[:3], "KiB"), (numbers[3:], "files")):
+            limit = soft or hard
+            if limit:
+                found.append((words[0], limit - used, unit))
+    return found

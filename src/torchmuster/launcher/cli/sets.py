@@ -12,6 +12,28 @@ MANY = ("--set", "--set-string", "--set-env", "--env", "--label", "--grid", "--z
 _PAIR = re.compile(r"[^-=][^=]*=")
 
 
+class NearMissGroup(click.Group):
+    """A command group that suggests the nearest command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help if no command is given."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest the nearest command for one that does not exist."""
+        name = args[0] if args else ""
+        if name and name not in self.commands and not name.startswith("-"):
+            from torchmuster.core.model.text import nearest
+
+            near = nearest(name, self.commands)
+            path = ctx.command_path
+            fix = f"did you mean `{path} {near}`?" if near else f"{path} --help"
+            raise UsageError(f"`{path}` has no command `{name}`", fix=fix)
+        return super().resolve_command(ctx, args)
+
+
 def spread(words: list[str]) -> list[str]:
     """Repeat the option before each of its several values.
 

@@ -28,7 +28,7 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.contract import ATTEMPT_VARIABLE, SIGNALS_VARIABLE
 from torchmuster.core.model.plan import RunPlan, Tee
 from torchmuster.core.model.text import few_of
-from torchmuster.core.net.address import bind, is_own_address, new_secret, read_secret, write_secret
+from torchmuster.core.net.address import bind, new_secret, read_secret, write_secret
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.node.options import AgentOptions, HeadPlace
 from torchmuster.core.owner.create import new_run_id, unusable, write_owner
@@ -37,7 +37,7 @@ from torchmuster.core.programs.main import AgentLaunch, job_environment, run_age
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import JoinTimeoutError, MusterError, UsageError
 from torchmuster.launcher.engines.schedulers import may_be_in_job, own_jobs
-from torchmuster.launcher.net.port_owner import port_owner
+from torchmuster.launcher.net.interfaces import is_own_address, port_owner
 from torchmuster.launcher.node.launcher_ranks import (
     are_one_step,
     is_one_of_many,

@@ -17,9 +17,9 @@ from torchmuster.core.cli import ending, options
 from torchmuster.core.cli.ending import AnswerCommand, answers, last_line
 from torchmuster.core.cli.messages import paint_report, uses_colour
 from torchmuster.core.cli.options import complete_runs
-from torchmuster.core.files.layout import RunDir, offset_of_last_lines, short_id
+from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model.lines import LineJoiner
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import as_bytes, as_output, in_one_line, span
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import damage_of_result
@@ -27,9 +27,10 @@ from torchmuster.core.plainfile import open_plain
 from torchmuster.errors import MissingRecordError, MusterError, NotFoundError, UsageError
 from torchmuster.launcher.cli.echo import echo, echo_json
 from torchmuster.launcher.cli.record import clock, commands_of, plain_of, report_reach
-from torchmuster.launcher.model.job import describe_job
+from torchmuster.launcher.model.job import JobState, describe_job
 from torchmuster.launcher.ui.table import render_table
 from torchmuster.launcher.views.account import Account, account_of, how_to_go_on
+from torchmuster.launcher.views.control import offset_of_last_lines
 from torchmuster.launcher.views.elsewhere import copied, elsewhere, is_elsewhere
 from torchmuster.launcher.views.find import all_runs, find_run, look_at, newest_and_open, view_job
 from torchmuster.launcher.views.training import bad_loss_of

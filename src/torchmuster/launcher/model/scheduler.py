@@ -4,8 +4,10 @@ Those of torchmuster are rows of `launcher/engines/facts.py`; the dialect of ano
 """
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 
 from torchmuster.errors import UsageError
 
@@ -89,3 +91,73 @@ def refuse_removed_engine(kind: str, where: str) -> None:
     if kind in REMOVED_ENGINES:
         what, instead = REMOVED_ENGINES[kind]
         raise UsageError(what, where=where, fix=instead)
+
+
+MAX_NODES = 65536
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_WORD = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")  # commas in brackets are a part of it
+
+
+def _expand_word(word: str, room: int) -> list[str]:
+    """Expand one name; several brackets give all combinations, the last varying fastest."""
+    pieces = _BRACKETS.split(word)
+    choices: list[list[str]] = []
+    total = 1
+    for position, piece in enumerate(pieces):
+        choices.append(_expand_range(piece, room) if position % 2 else [piece])
+        total *= len(choices[-1])
+        if total > room:
+            raise ValueError(f"`{word}` are more than {MAX_NODES} names")
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _expand_range(text: str, room: int) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"`[{text}]` is not a range of numbers")
+        first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+        if last < first or last - first >= room:
+            raise ValueError(f"`[{text}]` is not a range, or is one of more than {MAX_NODES}")
+        width = len(match.group(1))  # leading zeros are part of the name
+        numbers += [f"{number:0{width}d}" for number in range(first, last + 1)]
+    return numbers
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """Return the names in a host list, in its order.
+
+    Raises:
+        ValueError: It is invalid, or has more than 65536 names.
+
+    Source: https://slurm.schedmd.com/scontrol.html, "show hostnames".
+    """
+    text = text.strip()
+    words = _WORD.findall(text)
+    if not words or ",".join(words) != text:
+        raise ValueError(f"`{text}` is not a valid host list")
+    names: list[str] = []
+    for word in words:
+        names += _expand_word(word, MAX_NODES - len(names))
+    return tuple(names)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """Return one number per node from `8(x2),4`.
+
+    Raises:
+        ValueError: It is invalid or too long.
+
+    Source: https://slurm.schedmd.com/sbatch.html, SLURM_JOB_CPUS_PER_NODE.
+    """
+    counts: list[int] = []
+    for word in text.split(","):
+        match = _COUNT.fullmatch(word)
+        repeat = int(match.group(2) or 1) if match else 0
+        if match is None or repeat > MAX_NODES - len(counts):
+            raise ValueError(f"`{text}` is not a valid list of counts")
+        counts += [int(match.group(1))] * repeat
+    return tuple(counts)

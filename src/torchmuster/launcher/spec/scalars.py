@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Tag, ValidationError
@@ -18,14 +18,13 @@ from pydantic_core import PydanticCustomError
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.spec.launch import parse_nodes, parse_workers
 from torchmuster.core.spec.problems import (
-    FileProblems,
     KeyPath,
     Problems,
     near_duration,
     parse_size,
     parse_timeout,
-    show_path,
 )
+from torchmuster.errors import UsageError
 
 NAME = re.compile(r"[a-zA-Z]([a-zA-Z0-9_-]*[a-zA-Z0-9])?")
 MAX_NAME = 64
@@ -43,6 +42,67 @@ _DATASET = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(?::[A-Za-z0-9_-]+)?")
 _TOKEN = re.compile(r"\{\{[^{}]*\}\}")
 _TIMES = "e.g. 30s, 90m, 8h, 1:30:00, PT1H30M"
 _SIZES = "e.g. 64Gi, 500Mi"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileProblem:
+    """An error or a warning about a file.
+
+    Attributes:
+        path: Keys and indices from the top of the file; `workflow` is the first.
+        at_key: It concerns the key itself, not its value.
+    """
+
+    path: KeyPath
+    what: str
+    why: str | None = None
+    fix: str | None = None
+    at_key: bool = False
+
+    def as_error(self, where: str | None) -> UsageError:
+        """Return the error with its location."""
+        return UsageError(self.what, where=where, why=self.why, fix=self.fix)
+
+
+@dataclass(slots=True)
+class FileProblems:
+    """Collects errors and warnings about a file."""
+
+    with_effect: frozenset[str] = frozenset()
+    errors: list[FileProblem] = field(default_factory=list)
+    warnings: list[FileProblem] = field(default_factory=list)
+
+    def add(
+        self,
+        path: KeyPath,
+        what: str,
+        fix: str | None = None,
+        *,
+        why: str | None = None,
+        at_key: bool = False,
+    ) -> None:
+        """Add an error."""
+        self.errors.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
+
+    def warn(
+        self,
+        path: KeyPath,
+        what: str,
+        fix: str | None = None,
+        *,
+        why: str | None = None,
+        at_key: bool = True,
+    ) -> None:
+        """Add a warning."""
+        self.warnings.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
+
+
+def show_path(path: KeyPath) -> str:
+    """Return `workflow.groups[0].tasks[1].image`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
 
 
 def wrong(what: str, fix: str | None = None) -> PydanticCustomError:

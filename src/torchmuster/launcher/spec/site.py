@@ -18,7 +18,7 @@ from pydantic import field_validator as checked
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.plainfile import open_plain
 from torchmuster.core.spec.launch import parse_nodes
-from torchmuster.core.spec.problems import FileProblems, KeyPath, Problems, show_path
+from torchmuster.core.spec.problems import KeyPath, Problems
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.launcher.model.job import WayOfSite
 from torchmuster.launcher.model.scheduler import (
@@ -30,10 +30,12 @@ from torchmuster.launcher.model.scheduler import (
 from torchmuster.launcher.spec import site_files
 from torchmuster.launcher.spec.scalars import (
     FileFormat,
+    FileProblems,
     Seconds,
     hint_for_key,
     in_quotes,
     kind_of,
+    show_path,
     shown,
     wrong,
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torchmuster.core import plugs, proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir, offset_of_last_lines, short_id
+from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.ranks import name_ranks
 from torchmuster.core.model.states import RunState
@@ -18,6 +18,7 @@ from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.model.verdict import AT_ONCE, Report, Result
 from torchmuster.core.net import messages
 from torchmuster.core.owner.record import Follow, recorded_seconds
+from torchmuster.core.plainfile import open_plain
 from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.jobs import NeverStartsWatch, cancel_jobs
@@ -241,3 +242,29 @@ def _cancelled(view: RunView) -> Result:
     )
     atomic.write_json(view.run_dir.result, codec.to_plain(result))
     return result
+
+
+_BLOCK_BYTES = 1 << 16
+
+
+def offset_of_last_lines(path: str, num_lines: int) -> int:
+    """Return the byte offset of the last lines of a file; 0 if it has fewer or can't be read."""
+    try:
+        with open_plain(path) as file:
+            end = file.seek(0, os.SEEK_END)
+            if num_lines == 0:
+                return end
+            position, found = end, 0
+            while position > 0:
+                begin = max(0, position - _BLOCK_BYTES)
+                file.seek(begin)
+                block = file.read(position - begin)
+                at = len(block) - 1 if position == end and block.endswith(b"\n") else len(block)
+                while (at := block.rfind(b"\n", 0, at)) >= 0:
+                    found += 1
+                    if found == num_lines:
+                        return begin + at + 1
+                position = begin
+    except OSError:
+        pass
+    return 0

@@ -1,6 +1,8 @@
 """What the training library has recorded about a run: its state, and the ledger of each epoch."""
 
+import glob
 import hashlib
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -139,3 +141,16 @@ def bad_loss_of(run_dir: RunDir) -> str:
         return ""
     training = training_of(run_dir)
     return bad_loss(training.values, training.not_finite) if training is not None else ""
+
+
+def newest_training(workflow: RunDir, task: str) -> str | None:
+    """Return the directory of a training task's last run; None without one."""
+    folder = glob.escape(os.path.dirname(workflow.training_folder(task, 0)))
+    found = glob.glob(os.path.join(folder, "attempt-*", "*", os.path.basename(workflow.plan)))
+    runs = [os.path.dirname(path) for path in found]
+
+    def key(path: str) -> tuple[int, str]:
+        number = os.path.basename(os.path.dirname(path)).removeprefix("attempt-")
+        return (int(number) if number.isdigit() else -1, path)
+
+    return max(runs, key=key, default=None)

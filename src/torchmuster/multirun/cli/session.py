@@ -16,7 +16,6 @@ from torchmuster.core import proc
 from torchmuster.core.cli import options
 from torchmuster.core.cli.find import find_place, where_of_options
 from torchmuster.core.cli.options import complete
-from torchmuster.core.cli.spelling import NearMissGroup
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, last_lines, short_id
 from torchmuster.core.model import codec, contract
@@ -38,6 +37,7 @@ from torchmuster.core.owner.create import choose_run_id, create_run_dir, write_o
 from torchmuster.core.owner.record import read_result
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
+from torchmuster.launcher.cli.sets import NearMissGroup
 from torchmuster.launcher.ui.table import render_table
 from torchmuster.multirun.server import messages
 from torchmuster.multirun.server.call import SESSION_FILE, ask

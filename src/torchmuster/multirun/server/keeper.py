@@ -30,7 +30,7 @@ from torchmuster.core.node.setup import go_on_holding, keep_holding, make_socket
 from torchmuster.core.node.spawner.serve import import_for_workers, reason_not_to_fork
 from torchmuster.core.node.spawner.start import control_pair
 from torchmuster.core.plainfile import write_all
-from torchmuster.core.proc import ForkedChild
+from torchmuster.core.proc import kill_quietly
 from torchmuster.core.programs.main import read_plan_file
 from torchmuster.multirun.server import messages, modules
 from torchmuster.multirun.server.call import client_lives, own_setup, peer_uid, server_file
@@ -75,6 +75,37 @@ _MUSTER_VARIABLES = (
     "RES_OPTIONS",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 )
+
+
+class ForkedChild:
+    """A child that this process forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while the process runs."""
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # already reaped elsewhere
+                pid, status = self.pid, 0
+            if pid != 0:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the end; return the exit status or None when the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while self.poll() is None and time.monotonic() < deadline:
+            select.select([], [], [], 0.005)
+        return self._status
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless the process has been reaped already."""
+        if self.poll() is None:
+            kill_quietly(self.pid, signum)
 
 
 def import_agents(root: str) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self
 import click
 
 from torchmuster.core.cli import options
-from torchmuster.core.cli.spelling import NearMissGroup
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.cli.echo import echo
+from torchmuster.launcher.cli.sets import NearMissGroup
 
 if TYPE_CHECKING:
     from torchmuster.workflow.data.dataset import DatasetStore

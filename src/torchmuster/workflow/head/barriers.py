@@ -7,9 +7,10 @@ makes the wait of all hopeless (a task that ended, counts that disagree) fails a
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.core.model.text import MAX_NAMES, name_missing, say_missing
+from torchmuster.core.model.text import MAX_NAMES, few_of
 from torchmuster.errors import BarrierError
 from torchmuster.workflow.head.task_messages import BarrierAnswer, BarrierCall, BarrierState
 
@@ -299,3 +300,22 @@ def _counted(arrival: _Arrival) -> str:
     number = "one call of each task" if call.count is None else str(call.count)
     rank = "" if call.rank is None else f" (rank {call.rank})"
     return f"task {arrival.member}{rank} waits for {number}"
+
+
+def name_missing(names: Sequence[str], num_missing: int) -> str:
+    """Return `b, c`, or `2 of b, c, d` when any two of these are enough, or `5 more`.
+
+    Args:
+        names: Possible names; the first few suffice if all are missing.
+        num_missing: How many are still missing.
+    """
+    if not names:
+        return f"{num_missing} more"
+    if len(names) > num_missing:
+        return f"{num_missing} of {few_of(names, MAX_NAMES)}"
+    return few_of(names, MAX_NAMES, num_missing)
+
+
+def say_missing(num_here: int, num_needed: int, who: str) -> str:
+    """Return the sentence for a progress line."""
+    return f"{num_here} of {num_needed} {'is' if num_here == 1 else 'are'} here, missing: {who}"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.core.model.text import did_you_mean, few_of
-from torchmuster.core.spec.problems import FileProblems, KeyPath
-from torchmuster.launcher.spec.scalars import kind_of, split_ranges, truth_of
+from torchmuster.core.spec.problems import KeyPath
+from torchmuster.launcher.spec.scalars import FileProblems, kind_of, split_ranges, truth_of
 from torchmuster.workflow.tokens import Token, find_tokens
 
 # References: to resources, tasks of the same group, inputs, and groups that run earlier.

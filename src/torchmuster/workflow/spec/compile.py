@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from torchmuster.core.model.plan import MAX_RESTARTS
 from torchmuster.core.plainfile import open_plain
-from torchmuster.core.spec.problems import FileProblems, KeyPath, near_file
+from torchmuster.core.spec.problems import KeyPath, near_file
+from torchmuster.launcher.spec.scalars import FileProblems
 from torchmuster.workflow import plan as model
 from torchmuster.workflow.spec import schema
 

@@ -25,15 +25,9 @@ from torchmuster.core import proc
 from torchmuster.core.model import codec
 from torchmuster.core.model.text import did_you_mean, report_of_error
 from torchmuster.core.plainfile import open_plain
-from torchmuster.core.spec.problems import (
-    FileProblem,
-    FileProblems,
-    Problems,
-    near_file,
-    parse_set_env,
-    show_path,
-)
+from torchmuster.core.spec.problems import Problems, near_file, parse_set_env
 from torchmuster.errors import ManyErrors, MusterError, UsageError
+from torchmuster.launcher.spec.scalars import FileProblem, FileProblems, show_path
 from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
 from torchmuster.workflow.spec import schema
 from torchmuster.workflow.spec.check import check_workflow, is_label_key, is_label_value

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from torchmuster.core.spec.problems import FileProblems, KeyPath
+from torchmuster.core.spec.problems import KeyPath
 from torchmuster.launcher.spec import scalars
+from torchmuster.launcher.spec.scalars import FileProblems
 
 
 class _Model(BaseModel):

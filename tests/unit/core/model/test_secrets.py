@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.core.model.text import HIDDEN, hide_in_arguments, hide_secrets, is_secret_name
+from torchmuster.core.model.text import HIDDEN, hide_secrets, is_secret_name
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,3 @@ def test_secrets_in_a_text_are_hidden(text):
 )
 def test_code_stays_as_it_is(text):
     assert hide_secrets(text) == text
-
-
-def test_the_word_after_an_option_is_hidden():
-    assert hide_in_arguments(["--token", "abc", "--lr", "1", "--token", "--x"]) == (
-        "--token",
-        HIDDEN,
-        "--lr",
-        "1",
-        "--token",
-        "--x",
-    )

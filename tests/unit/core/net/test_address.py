@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.core.net.address import interface_of, is_own_address
+from torchmuster.core.net.address import interface_of
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1"])
@@ -11,12 +11,3 @@ def test_a_loopback_address_is_on_lo(address):
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
 def test_an_address_of_another_machine_has_no_interface_here(address):
     assert interface_of(address) is None
-
-
-def test_an_address_that_we_could_bind_is_ours():
-    assert is_own_address("127.0.0.1")
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "a..b", "x" * 64 + ".example"])
-def test_an_address_that_we_can_t_bind_is_not_ours(host):
-    assert not is_own_address(host)

@@ -5,14 +5,7 @@ import json
 from kit.records import start
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.text import as_bytes
-from torchmuster.core.owner.record import (
-    Follow,
-    next_attempt,
-    read_lines,
-    read_outcome,
-    read_plan,
-    read_result,
-)
+from torchmuster.core.owner.record import Follow, next_attempt, read_lines, read_plan, read_result
 
 
 def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
@@ -28,7 +21,6 @@ def test_a_run_without_records_has_none(tmp_path):
     assert list(read_lines(str(tmp_path / "none"))) == []
     assert read_plan(run_dir) is None
     assert read_result(run_dir) is None
-    assert read_outcome(run_dir, "g") is None
 
 
 def test_a_result_of_another_shape_is_none(tmp_path):

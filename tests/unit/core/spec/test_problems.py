@@ -3,7 +3,6 @@ import time
 import pytest
 
 from torchmuster.core.model.text import did_you_mean
-from torchmuster.core.spec.problems import FileProblems, show_path
 
 
 @pytest.mark.parametrize(
@@ -28,19 +27,3 @@ def test_a_near_miss_among_many_names_is_found_at_once():
     assert did_you_mean("worker_19999", names) is not None
     assert did_you_mean("x" * 100_000, names) is None
     assert time.process_time() - began < 3  # it takes 5 ms; a comparison with each name, a minute
-
-
-def test_a_path_is_shown_as_a_person_would_write_it():
-    path = ("workflow", "groups", 0, "tasks", 1, "image")
-
-    assert show_path(path) == "workflow.groups[0].tasks[1].image"
-
-
-def test_errors_and_warnings_are_kept_apart():
-    findings = FileProblems()
-    findings.add(("workflow",), "wrong", "mend it")
-    findings.warn(("workflow", "pool"), "no effect")
-
-    assert [found.what for found in findings.errors] == ["wrong"]
-    assert [found.what for found in findings.warnings] == ["no effect"]
-    assert findings.warnings[0].at_key

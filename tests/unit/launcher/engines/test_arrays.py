@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.states import JobState
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.model.job import JobArray, JobRequest, NodeChunk
+from torchmuster.launcher.model.job import JobArray, JobRequest, JobState, NodeChunk
 
 JOB = JobRequest(name="s", chunks=(NodeChunk(),), head=("/x",), log_path="/s/job.log")
 

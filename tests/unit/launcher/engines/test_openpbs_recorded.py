@@ -5,10 +5,9 @@ import json
 import pytest
 from tests.unit.launcher.model.jobs import request
 
-from torchmuster.core.model.states import JobState
 from torchmuster.launcher.engines.base import EngineError, NodeStart
 from torchmuster.launcher.engines.pbs import DIALECT, view_of
-from torchmuster.launcher.model.job import AllocatedNode, NodeChunk
+from torchmuster.launcher.model.job import AllocatedNode, JobState, NodeChunk
 
 RUN = "Job run at Fri Nov 20 at 10:28 on (n1:ncpus=2:ngpus=1)+(n2:ncpus=2:ngpus=1)"
 # `qstat -x -f -F json`, whole.

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from tests.unit.launcher.model.jobs import AFTER, JOBS, ODD_PATH, request
 
-from torchmuster.core.model.states import JobState
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.base import EngineError, NodeStart
 from torchmuster.launcher.engines.pbs import DIALECT
-from torchmuster.launcher.model.job import AllocatedNode, NodeChunk, NodeLauncher
+from torchmuster.launcher.model.job import AllocatedNode, JobState, NodeChunk, NodeLauncher
 
 RUNNING = {
     "Job_Name": "okjob",

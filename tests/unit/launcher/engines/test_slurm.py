@@ -5,12 +5,17 @@ import re
 import pytest
 from tests.unit.launcher.model.jobs import AFTER, JOBS, ODD_PATH, request
 
-from torchmuster.core.model.states import JobState
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines import slurm
 from torchmuster.launcher.engines.base import EngineError, NodeStart
 from torchmuster.launcher.engines.slurm import DIALECT, REASONS, REFUSALS, STATES
-from torchmuster.launcher.model.job import AllocatedNode, NodeChunk, NodeLauncher, describe_job
+from torchmuster.launcher.model.job import (
+    AllocatedNode,
+    JobState,
+    NodeChunk,
+    NodeLauncher,
+    describe_job,
+)
 
 SQUEUE = """squeue|4|CANCELLED|DependencyNeverSatisfied|2026-11-21T13:21:10|
 squeue|6|CANCELLED|None|2026-11-21T13:21:10|n1

@@ -3,12 +3,11 @@ import re
 
 import pytest
 
-from torchmuster.core.model.states import JobState
 from torchmuster.launcher.engines import pbs as pbs_reasons
 from torchmuster.launcher.engines import slurm as slurm_reasons
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.engines.wait_reasons import reasons_of
-from torchmuster.launcher.model.job import JobView, describe_job
+from torchmuster.launcher.model.job import JobState, JobView, describe_job
 
 # Source: https://slurm.schedmd.com/job_reason_codes.html
 SLURM = """

@@ -2,14 +2,13 @@
 
 from kit.values import READY, member_of
 from torchmuster.core.model.events import fields_of
-from torchmuster.core.model.network import Interface
 from torchmuster.launcher.head.start_checks import (
     CONNECT_S,
     LIMIT_S,
     PATIENT_CONNECT_S,
     NetworkSurvey,
 )
-from torchmuster.launcher.model.network import PairResult
+from torchmuster.launcher.model.network import Interface, PairResult
 from torchmuster.launcher.net import part_messages
 
 

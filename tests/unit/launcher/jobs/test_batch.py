@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from kit.waiting import wait_until_async
-from torchmuster.core.model.states import JobState
 from torchmuster.errors import MusterError
 from torchmuster.launcher.jobs import batch
 from torchmuster.launcher.jobs.batch import JobReportFilter, JobsFollower
-from torchmuster.launcher.model.job import JobView, Wait
+from torchmuster.launcher.model.job import JobState, JobView, Wait
 
 WAIT = Wait(sentence="the node prepares it", hint=None, never=False)
 BEING_CREATED = JobView(job_id="7", state=JobState.PENDING, wait=WAIT)

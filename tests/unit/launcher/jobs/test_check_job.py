@@ -3,11 +3,10 @@
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import JobState
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.create import failed_before_start
 from torchmuster.launcher.cli.engine_job import JobWatch
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 
 
 def test_a_test_job_that_can_never_start_is_not_waited_for(tmp_path):

@@ -9,7 +9,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.links import Links
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.proc import CommandOutput
 from torchmuster.launcher.jobs import jobs
 from torchmuster.launcher.jobs.jobs import (
@@ -18,7 +18,7 @@ from torchmuster.launcher.jobs.jobs import (
     settled_result,
     write_links,
 )
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 
 PREEMPTED = run_result(RunState.PREEMPTED, 75, elapsed_s=9.0)
 

@@ -1,5 +1,4 @@
-from torchmuster.core.model.states import JobState
-from torchmuster.launcher.model.job import JobRequest, NodeChunk
+from torchmuster.launcher.model.job import JobRequest, JobState, NodeChunk
 
 
 def request(**given):

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.network import Interface
 from torchmuster.launcher.model.network import (
     CLEARLY,
     MAX_CANDIDATES,
     Choice,
+    Interface,
     NetworkFindings,
     NetworkNode,
     NoNetwork,

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from torchmuster.launcher.net import port_owner as owners
-from torchmuster.launcher.net.port_owner import PortOwner, port_owner
+from torchmuster.launcher.net import interfaces as owners
+from torchmuster.launcher.net.interfaces import PortOwner, port_owner
 
 SERVE = "import socket,sys; s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
 

@@ -24,7 +24,6 @@ from torchmuster.launcher.spec.site import Site
 from torchmuster.launcher.views.account import (
     account_of,
     describe_results,
-    describe_workflow_results,
     how_to_go_on,
 )
 from torchmuster.launcher.views.find import find_run, view_run
@@ -270,18 +269,6 @@ def test_the_status_of_a_lost_run_says_how_to_go_on(run_dir):
 
     shown = CliRunner().invoke(status, [RUN_ID]).output
     assert shown.endswith("saved at step 10; continue with: muster restart train-ab12\n")
-
-
-def test_the_last_lines_of_a_workflow_name_the_versions_that_it_made(run_dir, monkeypatch):
-    monkeypatch.chdir(run_dir.path)
-    write_events(
-        run_dir.group("train").events,
-        '{"time":"2026-01-01T00:00:00Z","event":"dataset_version","task":"a","version":"model:3"}',
-    )
-
-    left = describe_workflow_results(run_dir, ("train", "other"))
-
-    assert left == "dataset model:3; outputs in tasks; logs in logs"
 
 
 def test_a_shown_id_is_short_and_finds_its_run_also_where_it_is_a_part_of_another(run_dir):

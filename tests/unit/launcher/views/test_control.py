@@ -14,7 +14,7 @@ from torchmuster.core.net.address import bind
 from torchmuster.core.owner.create import write_owner
 from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.views.control import LogChoice, log_files, send_stop
+from torchmuster.launcher.views.control import LogChoice, log_files, offset_of_last_lines, send_stop
 from torchmuster.launcher.views.find import view_run
 
 
@@ -118,3 +118,26 @@ async def test_a_stop_of_a_run_that_has_only_begun_waits_for_its_head(view, monk
     atomic.write_json(view.run_dir.head, {"pid": os.getpid()})
     await sending
     assert seen == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "num_lines", "rest"),
+    [
+        ("a\nb\nc\n", 1, "c\n"),
+        ("a\nb\nc\n", 2, "b\nc\n"),
+        ("a\nb\nc", 1, "c"),  # a line that still grows
+        ("a\nb\n", 9, "a\nb\n"),
+        ("a\nb\n", 0, ""),
+        ("", 3, ""),
+        ("x" * 70_000 + "\n" + "y" * 70_000 + "\n", 1, "y" * 70_000 + "\n"),
+    ],
+)
+def test_the_last_lines_begin_where_they_begin(tmp_path, text, num_lines, rest):
+    path = tmp_path / "log"
+    path.write_text(text)
+
+    assert text[offset_of_last_lines(str(path), num_lines) :] == rest
+
+
+def test_a_file_that_is_not_there_has_no_last_lines(tmp_path):
+    assert offset_of_last_lines(str(tmp_path / "none"), 3) == 0

@@ -12,7 +12,6 @@ from kit.waiting import run, wait_until_async
 from kit.workflows import workflow_plan
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.states import State
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import ChannelClosedError, HandshakeError, Role, connect
@@ -25,6 +24,7 @@ from torchmuster.workflow.head.group_head import (
     port_names,
 )
 from torchmuster.workflow.plan import ExitAction, ExitRule, GroupInput, GroupPlan, TaskPlan
+from torchmuster.workflow.record import State
 from unit.core.net.loopback import SECRET, raw_connection
 
 AGAIN = ExitRule(action=ExitAction.RESCHEDULE, ranges=((7, 7),))

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmuster.core.model.states import State
 from torchmuster.workflow.head import group_policy as gang
 from torchmuster.workflow.head.group_policy import (
     CODE_AGENT_LOST,
@@ -15,6 +14,7 @@ from torchmuster.workflow.head.group_policy import (
     TaskPhase,
 )
 from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan
+from torchmuster.workflow.record import State
 
 AGAIN = 7  # the exit code with RESCHEDULE
 IN_PLACE = 8  # the exit code with RESTART

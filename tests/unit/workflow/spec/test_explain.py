@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.core.spec.problems import FileProblems, show_path
+from torchmuster.launcher.spec.scalars import FileProblems, show_path
 from torchmuster.workflow.spec.schema import validate
 from unit.workflow.spec.workflow_files import one
 

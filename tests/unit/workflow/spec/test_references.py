@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.core.spec.problems import FileProblems
+from torchmuster.launcher.spec.scalars import FileProblems
 from torchmuster.workflow.spec.check import check_workflow
 from unit.workflow.spec.workflow_files import one
 

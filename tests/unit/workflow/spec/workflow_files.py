@@ -2,7 +2,7 @@
 
 import textwrap
 
-from torchmuster.core.spec.problems import FileProblems
+from torchmuster.launcher.spec.scalars import FileProblems
 from torchmuster.workflow.spec.load import LoadOptions, load_workflow
 
 ONE_TASK = "tasks:\n- name: train\n  command: [python, train.py]\n"

@@ -3,7 +3,10 @@
 import ipaddress
 import socket
 
-from torchmuster.core.net.address import link_names, own_addresses, own_interfaces
+import pytest
+
+from torchmuster.core.net.address import own_addresses
+from torchmuster.launcher.net.interfaces import is_own_address, link_names, own_interfaces
 
 
 def test_every_address_that_others_may_reach_is_listed_without_loopback():
@@ -23,3 +26,12 @@ def test_each_has_its_name_and_a_prefix_of_its_family():
 
 def test_all_links_are_named_also_those_without_an_address():
     assert set(link_names()) == {name for _, name in socket.if_nameindex()}
+
+
+def test_an_address_that_we_could_bind_is_ours():
+    assert is_own_address("127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b", "x" * 64 + ".example"])
+def test_an_address_that_we_can_t_bind_is_not_ours(host):
+    assert not is_own_address(host)

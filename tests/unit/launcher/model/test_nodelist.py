@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.ranks import MAX_NODES, compress_counts, expand_counts, expand_hostlist
+from torchmuster.core.model.ranks import compress_counts
+from torchmuster.launcher.model.scheduler import MAX_NODES, expand_counts, expand_hostlist
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.core.model.network import significant
+from torchmuster.launcher.model.events import significant
 
 
 @pytest.mark.parametrize(
