@@ -94,7 +94,7 @@ class AccountQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeQuestion:
-    """How to ask whether the machine of a job's node is lost.
+    """How to ask whether the machine of a job's node is lost: `lost_node` of a dialect.
 
     Attributes:
         argv_for: Returns the commands, for a job and a node.
@@ -110,7 +110,7 @@ class NodeQuestion:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionQuestion:
-    """How to ask whether a job is being preempted; only for schedulers that warn a job first.
+    """How to ask whether a job is being preempted: `preemption` of a dialect whose scheduler warns jobs.
 
     Attributes:
         argv_for: Returns the command for a job.
@@ -240,7 +240,7 @@ def object_dialect(dialect: Dialect) -> ObjectDialect | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A known refusal: a pattern for the scheduler's words, and our message.
+    """A known refusal, in `refusals` of a dialect: a pattern for the scheduler's words, and our message.
 
     Attributes:
         is_away: Whether the scheduler could not be reached: nothing was accepted, and a retry may
