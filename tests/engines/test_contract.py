@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from kit.command import ran
 from torchmuster.core.model.links import ResubmitMethod
-from torchmuster.core.model.states import JobState
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.base import EngineError, NodeStart
-from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, NodeChunk
+from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, JobState, NodeChunk
 
 JOB = JobRequest(
     name="train",

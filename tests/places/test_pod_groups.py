@@ -12,9 +12,9 @@ from kit.packages import keep_package
 from kit.waiting import wait_until
 from kit.workflows import workflow_plan
 from places.pods import PodWorld
-from torchmuster.core.model.states import State
-from torchmuster.core.owner.record import read_lines, read_outcome
+from torchmuster.core.owner.record import read_lines
 from torchmuster.workflow.plan import GroupPlan, InputKind, InputPlan, TaskPlan
+from torchmuster.workflow.record import State, read_outcome
 
 WAIT = 'until [ -e "{stop}" ]; do sleep 0.05; done; '
 LEAD = (

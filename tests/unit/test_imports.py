@@ -83,7 +83,7 @@ def test_what_is_not_needed_before_torch_is_imported_after_it_has_begun(name):
         *(
             "torchmuster.core.model.progress",
             "torchmuster.workflow.plan",
-            "torchmuster.core.model.network",
+            "torchmuster.launcher.model.network",
         ),
     }
     assert later & set(imported_by(name)) == set()

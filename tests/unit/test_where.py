@@ -22,8 +22,7 @@ from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import StartMethod
-from torchmuster.core.model.states import State
-from torchmuster.core.model.verdict import Report, WorkflowResult
+from torchmuster.core.model.verdict import Report
 from torchmuster.core.owner.create import failed_before_start
 from torchmuster.core.spec.launch import RunRequest, read_job_limits
 from torchmuster.core.spec.problems import Problems
@@ -35,6 +34,7 @@ from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs.jobs import make_job
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
 from torchmuster.multirun.sweep.arrays import SweepArrays
+from torchmuster.workflow.record import State, WorkflowResult
 
 PAGE = Path(__file__).parents[2] / "docs" / "where.md"
 PLACES = {

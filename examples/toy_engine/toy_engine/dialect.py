@@ -4,11 +4,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.core.model.links import ResubmitMethod
-from torchmuster.core.model.states import JobState
 from torchmuster.core.model.verdict import Report
 from torchmuster.launcher.engines import base
 from torchmuster.launcher.engines.base import EngineError, NodeStart, Refusal
-from torchmuster.launcher.model.job import AllocatedNode, Allocation, JobRequest, JobView
+from torchmuster.launcher.model.job import AllocatedNode, Allocation, JobRequest, JobState, JobView
 
 # Every word that `toy_stat` can print. Any other is UNKNOWN, never a success.
 STATES = {

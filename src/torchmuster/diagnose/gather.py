@@ -15,8 +15,8 @@ from typing import Any
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, muster_home
 from torchmuster.core.model import codec
-from torchmuster.core.model.events import AgentJoinedEvent, PreflightEvent, Stamped
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.events import AgentJoinedEvent, Stamped
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import name_alone, report_of_error
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import nearest_folder
@@ -30,6 +30,8 @@ from torchmuster.diagnose.finding import Finding, Level, worst_first
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
 from torchmuster.errors import MusterError
 from torchmuster.launcher.facts.collect import FactsRequest, collect, own_torch
+from torchmuster.launcher.model.events import PreflightEvent
+from torchmuster.launcher.model.job import JobState
 
 JOB_END_LIMIT_S = 60.0
 _JOB_POLL_S = 0.5

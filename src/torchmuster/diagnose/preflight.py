@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.core import proc
 from torchmuster.core.head.membership import Member
 from torchmuster.core.model import codec
-from torchmuster.core.model.events import PreflightEvent, RecordEvent
-from torchmuster.core.model.network import PairRow
+from torchmuster.core.model.events import RecordEvent
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
+from torchmuster.launcher.model.events import PairRow, PreflightEvent
 from torchmuster.launcher.model.network import PairResult, draw_peers, pair_row
 from torchmuster.launcher.net import part_messages
 

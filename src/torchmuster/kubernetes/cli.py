@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchmuster.core.cli.place import Follow
     from torchmuster.core.files.terminal import TerminalVoice
     from torchmuster.core.model.plan import RunPlan
-    from torchmuster.core.model.verdict import Result, WorkflowResult
+    from torchmuster.core.model.verdict import Result
     from torchmuster.core.spec.launch import RunRequest
     from torchmuster.core.spec.problems import Problems
     from torchmuster.launcher.engines.base import ObjectDialect
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchmuster.multirun.sweep.plan import SweepPlan
     from torchmuster.workflow.owner.capacity import Machine
     from torchmuster.workflow.plan import WorkflowPlan
+    from torchmuster.workflow.record import WorkflowResult
 
 _MOST_PODS = 32  # at a time, without --slots
 _NODES = 2  # of a check

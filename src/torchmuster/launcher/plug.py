@@ -80,6 +80,7 @@ PLUGS = {
     "worker_variables": {"launchers": "launcher.node.launcher_ranks:make_true"},
     "node_work": {"shell": "launcher.node.shell:ShellWork"},
     "run_notes": {"origin": "launcher.owner.origin"},
+    "events": {"launcher": "launcher.model.events"},
     "messages": {"launcher": "launcher.net.part_messages"},
     "head_parts": {
         "board": "launcher.head.parts:BoardPart",

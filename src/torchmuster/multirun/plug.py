@@ -17,6 +17,7 @@ PLUGS = {
     "programs": {
         "conduct-member": "multirun.sweep.arrays:main",
     },
+    "events": {"sweep": "multirun.sweep.events"},
     "places": {"session": "multirun.cli.held:find_held"},
     "completions": {"sessions": "multirun.views.sessions:session_names"},
     "cells": {

@@ -28,6 +28,7 @@ PLUGS = {
         "conduct-group": "workflow.owner.conduct_group:main",
         "training-task": "workflow.owner.nested:main",
     },
+    "events": {"workflow": "workflow.record"},
     "messages": {"workflow": "workflow.head.task_messages"},
     "cells": {
         "workflow here": "workflow.cli.places:OnThisMachine",
@@ -50,6 +51,7 @@ PLUGS = {
         "workflow/jobs.py": "scripts of a workflow's jobs",
         "workflow/owner": "owns groups in jobs and pods",
         "workflow/plan.py": "values that all share",
+        "workflow/record.py": "the record of groups and tasks",
         "workflow/sandbox": "what a task sees on its node",
         "workflow/task": "runs on the nodes of tasks",
         "workflow/task_call.py": "a task's program calls its agent",

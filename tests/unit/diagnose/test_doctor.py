@@ -11,7 +11,7 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.events import RecordEvent, Stamped
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
 from torchmuster.diagnose.cli.doctor import render
 from torchmuster.diagnose.finding import Level
@@ -26,7 +26,7 @@ from torchmuster.diagnose.gather import (
     wait_for_job,
 )
 from torchmuster.errors import MusterError
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 
 SIZES = (4, 1024, 1 << 20, 16 << 20)
 NODES = [{"node": "n1"}, {"node": "n2"}]

@@ -5,8 +5,6 @@ policies of `TrainingHead` and `GroupHead` decide what follows.
 """
 
 import asyncio
-import heapq
-import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -121,31 +119,6 @@ class HeadClient:
             self.outlet.send(message)
         else:
             self.channel.send_nowait(message)
-
-
-class Timers:
-    """Actions to run later, by the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-
-    def later(self, after_s: float, action: Callable[[], None]) -> None:
-        """Run an action after so many seconds; at once if there are none."""
-        if after_s <= 0:
-            action()
-        else:
-            heapq.heappush(self._waiting, (time.monotonic() + after_s, next(self._numbers), action))
-
-    def next_s(self, most_s: float) -> float:
-        """Return for how long nothing is due, at most `most_s`."""
-        due = self._waiting[0][0] - time.monotonic() if self._waiting else most_s
-        return max(0.0, min(due, most_s))
-
-    def run(self, now: float) -> None:
-        """Do what is due."""
-        while self._waiting and self._waiting[0][0] <= now:
-            heapq.heappop(self._waiting)[2]()
 
 
 class Head(ABC, Generic[AgentT]):

@@ -27,6 +27,10 @@ ATTEMPT_VARIABLE = "TORCHMUSTER_ATTEMPT"
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
+# Variables that name interfaces, to gloo, NCCL and TensorPipe, each in a grammar of its own.
+GLOO, NCCL, TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+INTERFACE_VARIABLES = (GLOO, NCCL, TENSORPIPE)
+
 # For the servers of a session: what it was started with.
 SESSION_VARIABLE = "TORCHMUSTER_SESSION"
 # The number of a sweep's member, and the name of the metric that its function returns.

@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torchmuster.core import plugs
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import TypedMessage, event_line, moment_of, utc_now
 from torchmuster.core.model.failure import LeftProcess, RanCode, ValueNote, WorkerEnd, describe
-from torchmuster.core.model.network import PairRow, Unused
-from torchmuster.core.model.verdict import GroupOutcome, Result
+from torchmuster.core.model.text import few_of, span
+from torchmuster.core.model.verdict import Result
 
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
@@ -30,10 +31,32 @@ class RecordEvent(TypedMessage):
     name: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type["RecordEvent"]]] = {}
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
+    def __init_subclass__(cls, *, is_word: bool = True) -> None:
+        super().__init_subclass__(is_word=is_word)
         cls.name = _WORD.sub("_", cls.__name__.removesuffix("Event")).lower()
-        cls.kinds[cls.name] = cls
+        if is_word:
+            cls.kinds[cls.name] = cls
+
+    @classmethod
+    def find_kind(cls, name: str) -> type["RecordEvent"] | None:
+        """Return the class of an event; those of other rooms are imported when one is first read."""
+        if name not in cls.kinds:
+            list(plugs.every("events"))
+        return cls.kinds.get(name)
+
+    def narration(self) -> str | None:
+        """Return what the terminal says of it; None: it is only recorded."""
+        return None
+
+
+class StartedEvent(RecordEvent, is_word=False):
+    """An owner has started to conduct a workflow or a sweep."""
+
+
+class EndedEvent(RecordEvent, is_word=False):
+    """The record is over; its fields are those of the result, which is None if it can't be parsed."""
+
+    result: Result | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +70,7 @@ class Stamped:
 
 def fields_of(event: RecordEvent) -> dict[str, Any]:
     """Return the fields of an event as written, without empty ones."""
-    if isinstance(event, RunEndedEvent | SweepEndedEvent):
+    if isinstance(event, EndedEvent):
         result: dict[str, Any] = codec.to_plain(event.result) or {}
         return result
     plain: dict[str, Any] = codec.to_plain(event)
@@ -56,10 +79,10 @@ def fields_of(event: RecordEvent) -> dict[str, Any]:
 
 def event_of(name: str, plain: Mapping[str, Any]) -> RecordEvent | None:
     """Return the event with these fields; None if its name is unknown or a field is missing."""
-    cls = RecordEvent.kinds.get(name)
+    cls = RecordEvent.find_kind(name)
     if cls is None:
         return None
-    if issubclass(cls, RunEndedEvent | SweepEndedEvent):
+    if issubclass(cls, EndedEvent):
         plain = {"result": codec.known_of(Result, plain)}
     for taken in (codec.known_of, codec.fitting):  # the second costs more, and is rarely needed
         with suppress(codec.CodecError):
@@ -123,10 +146,8 @@ class RunStartedEvent(RecordEvent):
     first_attempt: int = 0
 
 
-class RunEndedEvent(RecordEvent):
-    """The run is over; `result` is None if it can't be parsed."""
-
-    result: Result | None = None
+class RunEndedEvent(EndedEvent):
+    """The run is over."""
 
 
 class AttemptStartedEvent(RecordEvent):
@@ -146,6 +167,14 @@ class AttemptStartedEvent(RecordEvent):
     master: str = ""
     nodes: tuple[AttemptNode, ...] = ()
     spares: tuple[str, ...] | None = None
+
+    def narration(self) -> str | None:
+        if not self.attempt:
+            return None
+        nodes = "node" if self.num_nodes == 1 else "nodes"
+        workers = "worker" if self.world_size == 1 else "workers"
+        where = f"{self.world_size} {workers} on {self.num_nodes} {nodes}"
+        return f"attempt {self.attempt}: {where} ({self.why})"
 
 
 class WorkersStartedEvent(RecordEvent):
@@ -210,6 +239,13 @@ class AttemptFailedEvent(RecordEvent):
     cause: WorkerEnd | None = None
     restarts_left: int | None = None
 
+    def narration(self) -> str | None:
+        what = f"attempt {self.attempt} ended: {self.what}"
+        left = self.restarts_left
+        if left is None:
+            return what  # the verdict follows
+        return f"{what}; {left} restart{'s' if left != 1 else ''} left"
+
 
 class StoppingEvent(RecordEvent):
     """A user or a signal has requested a stop."""
@@ -217,6 +253,9 @@ class StoppingEvent(RecordEvent):
     text: str
     who: str = ""
     signal: str = ""
+
+    def narration(self) -> str | None:
+        return self.text
 
 
 class WaitingEvent(RecordEvent):
@@ -234,11 +273,27 @@ class WaitingEvent(RecordEvent):
     left_s: float = 0.0
     hint: str = ""
 
+    def narration(self) -> str | None:
+        return self.narration_after(0.0)
+
+    def narration_after(self, age_s: float) -> str:
+        """Return the sentence for a reader who comes so many seconds later."""
+        left = span(max(0.0, self.left_s - max(0.0, age_s)), whole=True)
+        if self.hint:
+            names = few_of([one.node for one in self.missing], 8, self.num_missing)
+            why = self.missing[0].why if self.missing else ""
+            return f"waiting for {names}: {why}; {self.hint}; {left} left"
+        what = few_of([f"{one.node} ({one.why})" for one in self.missing], 8, self.num_missing)
+        return f"waiting for {self.num_missing} of {self.wanted} nodes: {what}; {left} left"
+
 
 class WaitingForEndEvent(RecordEvent):
     """The next attempt is waiting for old workers to end."""
 
     text: str
+
+    def narration(self) -> str | None:
+        return self.text
 
 
 class NoticeEvent(RecordEvent):
@@ -247,6 +302,9 @@ class NoticeEvent(RecordEvent):
     text: str = ""
     node: str = ""
     logs_lost_lines: int | None = None
+
+    def narration(self) -> str | None:
+        return self.text or None
 
 
 class AgentJoinedEvent(RecordEvent):
@@ -263,12 +321,18 @@ class AgentRefusedEvent(RecordEvent):
     host: str
     why: str = ""
 
+    def narration(self) -> str | None:
+        return f"refused an agent from {self.host}: {self.why}; the run continues"
+
 
 class NodeLostEvent(RecordEvent):
     """A node was lost."""
 
     node: str
     why: str = ""
+
+    def narration(self) -> str | None:
+        return f"{self.node} was lost: {self.why}"
 
 
 class NodeLeftOutEvent(RecordEvent):
@@ -282,11 +346,18 @@ class NodeLeftOutEvent(RecordEvent):
     rank: int
     machine: str = ""
 
+    def narration(self) -> str | None:
+        why = f"its rank {self.rank} has computed something else than the others"
+        return f"{self.node} gets no ranks again: {why}"
+
 
 class NewcomerEvent(RecordEvent):
     """A node joined during an attempt."""
 
     node: str
+
+    def narration(self) -> str | None:
+        return f"{self.node} has joined; it takes part from the next attempt on"
 
 
 class SpareJoinedEvent(RecordEvent):
@@ -294,12 +365,18 @@ class SpareJoinedEvent(RecordEvent):
 
     node: str
 
+    def narration(self) -> str | None:
+        return f"{self.node} has joined as a spare node"
+
 
 class SpareLostEvent(RecordEvent):
     """A spare node was lost."""
 
     node: str
     why: str = ""
+
+    def narration(self) -> str | None:
+        return f"the spare {self.node} was lost: {self.why}"
 
 
 class SpareTakenEvent(RecordEvent):
@@ -309,13 +386,8 @@ class SpareTakenEvent(RecordEvent):
     place: int = 0
     before: str = ""
 
-
-class HeadReplacedEvent(RecordEvent):
-    """Another node conducts the run, from this attempt on."""
-
-    node: str
-    before: str = ""
-    attempt: int = 0
+    def narration(self) -> str | None:
+        return f"the spare {self.node} takes the place of {self.before}"
 
 
 class ShrunkEvent(RecordEvent):
@@ -324,6 +396,9 @@ class ShrunkEvent(RecordEvent):
     num_nodes: int = 0
     wanted: int = 0
 
+    def narration(self) -> str | None:
+        return f"the world shrinks to {self.num_nodes} of {self.wanted} nodes"
+
 
 class EarlyEndEvent(RecordEvent):
     """Some ranks ended with success while others are still running."""
@@ -331,12 +406,21 @@ class EarlyEndEvent(RecordEvent):
     ranks: str
     num_running: int = 0
 
+    def narration(self) -> str | None:
+        who = f"rank{'' if self.ranks.isdecimal() else 's'} {self.ranks}"
+        others = f"{self.num_running} other{'s run' if self.num_running > 1 else ' runs'}"
+        return f"{who} ended with exit code 0 while {others}"
+
 
 class LeftRunningEvent(RecordEvent):
     """Processes of a node have outlived their workers."""
 
     node: str
     processes: tuple[LeftProcess, ...] = ()
+
+    def narration(self) -> str | None:
+        names = few_of([f"{one.name} (pid {one.pid})" for one in self.processes], 8)
+        return f"left running on {self.node}, in sessions of their own: {names}"
 
 
 class ImportsInWorkersEvent(RecordEvent):
@@ -358,250 +442,11 @@ class DebuggerWaitsEvent(RecordEvent):
     node: str = ""
     folder: str = ""
 
-
-class HangEvent(RecordEvent):
-    """A rank makes no progress.
-
-    Attributes:
-        silent_s: Seconds without progress.
-        limit_s: Seconds after which this counts as a hang.
-        ended: The rank is ended because of it.
-        stacks: The file with the stacks of all ranks.
-        sentence: Where all ranks are.
-    """
-
-    text: str
-    attempt: int = 0
-    rank: int | None = None
-    node: str | None = None
-    silent_s: float = 0.0
-    limit_s: float = 0.0
-    ended: bool = False
-    stacks: str | None = None
-    sentence: str = ""
-
-
-class StartWaitEvent(RecordEvent):
-    """Workers wait for each other while starting."""
-
-    text: str
-    attempt: int = 0
-
-
-class StragglerEvent(RecordEvent):
-    """A rank is slower than the others."""
-
-    text: str
-    rank: int
-    node: str = ""
-    part: str = ""
-
-
-class NetworkEvent(RecordEvent):
-    """The network that workers use.
-
-    Attributes:
-        pairs: Measured pairs, by index in `nodes`.
-        survey_s: Duration of the measurement.
-        waited_s: How long workers waited for it.
-    """
-
-    interface: str
-    subnet: str = ""
-    num_nodes: int = 0
-    nodes: tuple[str, ...] = ()
-    pairs: tuple[PairRow, ...] = ()
-    gbit_per_s: str | None = None
-    latency_s: float | None = None
-    unused: tuple[Unused, ...] = ()
-    survey_s: float = 0.0
-    waited_s: float = 0.0
-
-
-class PreflightEvent(RecordEvent):
-    """The nodes were checked before the start.
-
-    Attributes:
-        form: Which form of preflight.
-        findings: Its findings (`diagnose.doctor`).
-        software: Versions and hardware, one row for each kind of node.
-        nodes: In the long form, one row for each node; `pairs` as in `NetworkEvent`.
-        held_s: How long workers waited for it.
-    """
-
-    form: str = ""
-    findings: tuple[dict[str, Any], ...] = ()
-    num_nodes: int = 0
-    took_s: float = 0.0
-    held_s: float = 0.0
-    software: tuple[dict[str, Any], ...] = ()
-    nodes: tuple[dict[str, Any], ...] = ()
-    pairs: tuple[PairRow, ...] = ()
+    def narration(self) -> str | None:
+        return f"rank {self.rank} on {self.node} waits for {self.tool.partition(':')[0]}"
 
 
 class TimeLimitEvent(RecordEvent):
     """The time at which the job ends, in seconds since 1970."""
 
     ends_at: float
-
-
-class WorkerProcessEvent(RecordEvent):
-    """The process of a sweep member that runs without a head."""
-
-    attempt: int
-    pid: int
-    folder: str = ""
-
-
-# A workflow, and a group of it.
-
-
-class WorkflowStartedEvent(RecordEvent):
-    """An owner has started to conduct the workflow."""
-
-    run_id: str = ""
-    groups: tuple[str, ...] = ()
-
-
-class WorkflowEndedEvent(RecordEvent):
-    """The workflow is over."""
-
-    state: str
-    exit_code: int = 0
-
-
-class GroupStartedEvent(RecordEvent):
-    """A head has started to conduct a group."""
-
-    group: str
-
-
-class GroupWaitsEvent(RecordEvent):
-    """A group is waiting; the text says for what."""
-
-    group: str
-    text: str = ""
-
-
-class GroupStateEvent(RecordEvent):
-    """A group has changed its state."""
-
-    group: str
-    state: str
-    why: str | None = None
-
-
-class GroupEndedEvent(RecordEvent):
-    """A group is over."""
-
-    outcome: GroupOutcome
-
-
-class HeadLostEvent(RecordEvent):
-    """The head of a group was lost."""
-
-    group: str
-
-
-class AgentLostEvent(RecordEvent):
-    """The agent of a task was lost."""
-
-    task: str
-    why: str = ""
-
-
-class TaskStartedEvent(RecordEvent):
-    """The command of a task has started."""
-
-    task: str
-    attempt: int = 0
-    pid: int | None = None
-    host: str = ""
-
-
-class TaskEndedEvent(RecordEvent):
-    """The command of a task has ended."""
-
-    task: str
-    attempt: int = 0
-    code: int | None = None
-    elapsed_s: float = 0.0
-
-
-class TaskStateEvent(RecordEvent):
-    """A task has changed its state."""
-
-    task: str
-    state: str
-    group: str = ""
-    attempt: int = 0
-    why: str | None = None
-    code: int | None = None
-
-
-class DatasetVersionEvent(RecordEvent):
-    """A task has created a version of a dataset."""
-
-    task: str
-    version: str
-
-
-# A sweep.
-
-
-class SweepStartedEvent(RecordEvent):
-    """An owner has started to conduct the sweep."""
-
-    members: int = 0
-    slots: int = 0
-
-
-class SweepEndedEvent(RecordEvent):
-    """The sweep is over; `result` is None if it can't be parsed."""
-
-    result: Result | None = None
-
-
-class MemberEvent(RecordEvent):
-    """An event of one member of a sweep."""
-
-    member: int
-
-
-class MemberStartedEvent(MemberEvent):
-    """An attempt of a member has started."""
-
-    slot: int = 0
-    attempt: int = 0
-
-
-class MemberLostEvent(MemberEvent):
-    """The node of a member was lost."""
-
-    attempt: int = 0
-
-
-class MemberMeasuredEvent(MemberEvent):
-    """A new value of a member's metric, and its step."""
-
-    value: float
-    step: int | None = None
-
-
-class MemberStoppedEvent(MemberEvent):
-    """A rule stopped a member because others were better."""
-
-    step: int | None = None
-    rule: str | None = None
-
-
-class MemberEndedEvent(MemberEvent):
-    """A member has ended, with the newest value of its metric."""
-
-    attempt: int = 0
-    state: str = ""
-    exit_code: int | None = None
-    elapsed_s: float = 0.0
-    why: str | None = None
-    value: float | None = None
-    step: int | None = None

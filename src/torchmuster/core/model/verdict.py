@@ -7,12 +7,12 @@ import enum
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torchmuster.core.model import contract
 from torchmuster.core.model.failure import ECHOES, OVERUSED, EndKind, WorkerEnd, describe, last_step
 from torchmuster.core.model.ranks import name_ranks
-from torchmuster.core.model.states import RunState, State
+from torchmuster.core.model.states import RunState
 
 # Whether another attempt can help, and whether a failure equals the last one: by evidence, never by
 # a clock. `docs/faults.md` has the table. A program's mistake remains; a failure of its environment
@@ -418,87 +418,6 @@ def final_exit_code(cause: WorkerEnd, *, first_cause_code: bool) -> int:
 
 
 # How a group and its tasks ended, and the report on the first failure.
-
-
-_TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98", "[Errno 98]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOutcome:
-    """How a task ended."""
-
-    task: str
-    state: State
-    attempt: int
-    why: str | None = None
-    code: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOutcome:
-    """The content of `groups/<group>/result.json`."""
-
-    group: str
-    state: State
-    exit_code: int
-    elapsed_s: float
-    tasks: tuple[TaskOutcome, ...] = ()
-    report: Report | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowResult:
-    """The content of `result.json` of a workflow."""
-
-    run_id: str
-    state: State
-    exit_code: int
-    elapsed_s: float
-    groups: dict[str, str] = field(default_factory=dict)
-    reports: tuple[Report, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureFacts:
-    """The facts about the failure of a task.
-
-    Attributes:
-        tail: The last lines of its command, or its agent's message.
-        others: Tasks that run on the same machine and network.
-    """
-
-    group: str
-    task: str
-    attempt: int
-    why: str
-    log: str
-    code: int | None = None
-    tail: Sequence[str] = ()
-    memory_evidence: str | None = None
-    hint: str | None = None
-    others: Sequence[str] = ()
-
-
-def explain_task_failure(facts: FailureFacts) -> Report:
-    """Return the report on a group that ended with this failure."""
-    because = list(facts.tail)
-    hint = facts.hint
-    if facts.memory_evidence:
-        because.append(facts.memory_evidence)
-    if facts.others and any(word in line for line in facts.tail for word in _TAKEN):
-        shared = ", ".join(facts.others[:4])
-        because.append(f"the tasks of this machine share its network: {facts.task}, {shared}")
-        port = "{{port:" + facts.task + "}}"
-        hint = f"give each task a port of its own, {port}, or --task-network private"
-    if facts.code == 127 and hint is None:
-        hint = "127 is a command that was not found"
-    return Report(
-        error=f"task {facts.task} failed: {facts.why}",
-        at=f"group {facts.group}, task {facts.task}, attempt {facts.attempt}",
-        because=tuple(because),
-        hint=hint,
-        more=(f"log: {facts.log}",),
-    )
 
 
 # The origin of a stop and the end of the run, decided once from what the head knows then.

@@ -16,8 +16,8 @@ from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract, failure
 from torchmuster.core.model import progress as heartbeat
+from torchmuster.core.model.contract import GLOO, INTERFACE_VARIABLES, NCCL, TENSORPIPE
 from torchmuster.core.model.lines import Terminal, line_prefix
-from torchmuster.core.model.network import GLOO, NCCL, TENSORPIPE, VARIABLES
 from torchmuster.core.model.progress import HeartbeatRecord
 from torchmuster.core.net import ipc
 from torchmuster.core.net.messages import StartAttempt
@@ -565,7 +565,7 @@ def network_variables(interface: str, environment: Mapping[str, str]) -> dict[st
     # NCCL matches prefixes unless `=` marks an exact name; Gloo and TensorPipe know only plain
     # names.
     wanted = {GLOO: interface, NCCL: f"={interface}", TENSORPIPE: interface}
-    kept = {name for name in VARIABLES if name in environment}
+    kept = {name for name in INTERFACE_VARIABLES if name in environment}
     if _is_in_nccl_file(environment):
         kept.add(NCCL)
     return {name: value for name, value in wanted.items() if name not in kept}

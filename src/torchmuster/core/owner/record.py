@@ -2,7 +2,6 @@
 
 import codecs
 import contextlib
-import glob
 import io
 import json
 import math
@@ -15,15 +14,9 @@ from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, last_bytes
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import moment_of
-from torchmuster.core.model.events import (
-    AttemptStartedEvent,
-    RunEndedEvent,
-    Stamped,
-    TaskStateEvent,
-    parse,
-)
+from torchmuster.core.model.events import AttemptStartedEvent, RunEndedEvent, Stamped, parse
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.verdict import GroupOutcome, Result
+from torchmuster.core.model.verdict import Result
 from torchmuster.core.plainfile import open_plain
 from torchmuster.errors import RunDirectoryError
 
@@ -185,15 +178,6 @@ def next_attempt(run_dir: RunDir) -> int:
     return max(max(numbers, default=-1) + 1, claimed)
 
 
-def next_task_attempts(events: str) -> dict[str, int]:
-    """Return the next attempt number of each task, from the record of a group with a lost head."""
-    following: dict[str, int] = {}
-    for one in read_events(events):
-        if isinstance(event := one.event, TaskStateEvent):
-            following[event.task] = max(following.get(event.task, 0), event.attempt + 1)
-    return following
-
-
 def read_plan(run_dir: RunDir) -> RunPlan | None:
     """Return the plan of a run; None if there is no readable one."""
     plain = atomic.read_json(run_dir.plan)
@@ -235,19 +219,6 @@ def damage_of_result(run_dir: RunDir) -> str | None:
     return "result.json is damaged, and events.jsonl does not say how the run ended"
 
 
-def newest_training(workflow: RunDir, task: str) -> str | None:
-    """Return the directory of a training task's last run; None without one."""
-    folder = glob.escape(os.path.dirname(workflow.training_folder(task, 0)))
-    found = glob.glob(os.path.join(folder, "attempt-*", "*", os.path.basename(workflow.plan)))
-    runs = [os.path.dirname(path) for path in found]
-
-    def key(path: str) -> tuple[int, str]:
-        number = os.path.basename(os.path.dirname(path)).removeprefix("attempt-")
-        return (int(number) if number.isdigit() else -1, path)
-
-    return max(runs, key=key, default=None)
-
-
 def _as_result(plain: Any) -> Result | None:
     try:
         result = codec.from_plain(Result, plain)
@@ -265,14 +236,6 @@ def keep_result(run_dir: RunDir, result: Result) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
-    """Return how a group of a workflow ended; None if unknown."""
-    try:
-        return codec.from_plain(GroupOutcome, atomic.read_json(run_dir.group(group).result))
-    except codec.CodecError:
-        return None
 
 
 class Follow:

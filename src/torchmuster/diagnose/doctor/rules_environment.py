@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchmuster.core.model.network import VARIABLES
+from torchmuster.core.model.contract import INTERFACE_VARIABLES
 from torchmuster.diagnose.doctor.checks import LONG, TEXTS, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.show import Rule, Situation, differ
 from torchmuster.diagnose.finding import Finding, Level, names_of
@@ -255,7 +255,7 @@ VERSION_RULES: Sequence[Rule] = (
 
 # Variables that may differ between nodes.
 _OWN = {
-    *VARIABLES,
+    *INTERFACE_VARIABLES,
     "CUDA_VISIBLE_DEVICES",
     "NCCL_IB_HCA",
     "NCCL_DEBUG_FILE",
@@ -307,7 +307,7 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
         network = node.facts.network if node.facts else None
         if network is None or not network.links:
             continue
-        for name in VARIABLES:
+        for name in INTERFACE_VARIABLES:
             value = environment.variables.get(name)
             if (
                 value

@@ -5,9 +5,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from torchmuster.core.model.network import significant
 from torchmuster.diagnose.finding import MAX_NAMED, Finding, has, names_of
 from torchmuster.launcher.facts.collect import CollectedFacts
+from torchmuster.launcher.model.events import significant
 
 # The input: facts of all nodes and the connections between them; helpers for rules that compare
 # nodes.

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torchmuster.core.model.ranks import expand_hostlist
 from torchmuster.diagnose.explain.catalogue.index import signs
 from torchmuster.diagnose.explain.events import LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading.scan import LogRecord
+from torchmuster.launcher.model.scheduler import expand_hostlist
 
 _HOST_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9-]*\d[A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*")
 # Not `${nodes[0]}` in a job script next to the logs.

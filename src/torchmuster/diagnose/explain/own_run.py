@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from torchmuster.core.files.layout import RunDir, last_lines, short_id
-from torchmuster.core.model.events import HangEvent
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
@@ -33,6 +32,7 @@ from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM
 from torchmuster.diagnose.explain.rules.signals import meaning_of
 from torchmuster.diagnose.finding import Confidence, Finding, Level
 from torchmuster.errors import HeadLostError
+from torchmuster.launcher.model.events import HangEvent
 from torchmuster.launcher.model.run import RunRecord, fold_run
 
 _MAKES_STORE = re.compile(r"_create_c10d_store|_tcp_rendezvous_handler|_env_rendezvous_handler")

@@ -13,10 +13,9 @@ from typing import Any
 
 from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.ranks import compress_ranks
-from torchmuster.core.model.states import JobState
 from torchmuster.kubernetes.node.order import FINAL_CODE
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 
 CONTAINER = "node"  # our container in each pod; a mesh may add others
 RUN_LABEL = "torchmuster.dev/run"

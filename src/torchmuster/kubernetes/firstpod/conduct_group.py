@@ -20,11 +20,8 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import to_arguments
-from torchmuster.core.model.states import State
 from torchmuster.core.model.text import render_report, report_of_error
-from torchmuster.core.model.verdict import GroupOutcome
 from torchmuster.core.net.address import read_secret
-from torchmuster.core.owner.record import next_task_attempts, read_outcome
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.firstpod.conduct import (
     MOST_MESSAGE_BYTES,
@@ -47,6 +44,7 @@ from torchmuster.launcher.node.remote.files import CameBack
 from torchmuster.workflow.head.group_head import ProcessStarter, conduct_group, read_plan
 from torchmuster.workflow.owner.workflow import link_reused_outputs
 from torchmuster.workflow.plan import GroupInput, GroupNodes
+from torchmuster.workflow.record import GroupOutcome, State, next_task_attempts, read_outcome
 from torchmuster.workflow.task.setup import TaskOrder
 
 # Gathering the files of tasks in other pods: logs while they grow, outputs at the end.

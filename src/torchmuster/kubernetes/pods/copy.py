@@ -17,7 +17,7 @@ from typing import Any
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, member_of_id, short_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import failed_before_start
 from torchmuster.core.owner.record import read_result, recorded_seconds
@@ -47,7 +47,7 @@ from torchmuster.kubernetes.pods.reach import (
 from torchmuster.kubernetes.pods.starts import PodStarts
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.jobs.jobs import mark_views_stale, read_request, view_newest
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.launcher.model.run import record_of
 from torchmuster.launcher.views.account import find_saved, how_to_go_on
 from torchmuster.multirun.sweep.arrays import read_arrays

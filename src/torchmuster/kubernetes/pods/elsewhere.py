@@ -20,7 +20,6 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import moment_of
-from torchmuster.core.owner.record import read_outcome
 from torchmuster.errors import ManyErrors, MusterError, NotFoundError
 from torchmuster.kubernetes.engine.answers import (
     MANAGED_BY,
@@ -43,6 +42,7 @@ from torchmuster.launcher.spec.site import load_sites
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays
 from torchmuster.workflow.owner.view import read_workflow
 from torchmuster.workflow.plan import WorkflowPlan
+from torchmuster.workflow.record import read_outcome
 
 _PLANS = (orders.PLAN_FILE, orders.SWEEP_FILE, orders.SUBMITTED_FILE)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")

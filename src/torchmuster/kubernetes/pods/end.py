@@ -10,9 +10,9 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import RunState, State
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
-from torchmuster.core.owner.record import read_outcome, read_result
+from torchmuster.core.owner.record import read_result
 from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.kubernetes.engine.answers import LOST_AT_END, WAITS_FOR_CLIENT, Pod
 from torchmuster.kubernetes.engine.dialect import DIALECT, place_of
@@ -32,6 +32,7 @@ from torchmuster.kubernetes.pods.reach import (
 )
 from torchmuster.launcher.jobs.jobs import cancelled_before_start, view_jobs
 from torchmuster.multirun.sweep.arrays import read_arrays
+from torchmuster.workflow.record import State, read_outcome
 
 _ASK_S = 20.0
 _END_S = 60.0

@@ -13,12 +13,10 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, WorkingFolder, short_id
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
-from torchmuster.core.model.events import AgentLostEvent, Stamped, TaskStartedEvent, fields_of
-from torchmuster.core.model.states import JobState, State
+from torchmuster.core.model.events import Stamped, fields_of
 from torchmuster.core.model.text import report_of_error
-from torchmuster.core.model.verdict import GroupOutcome
 from torchmuster.core.net import messages
-from torchmuster.core.owner.record import Follow, read_outcome
+from torchmuster.core.owner.record import Follow
 from torchmuster.errors import MissingRecordError, MusterError
 from torchmuster.kubernetes.engine.answers import Pod
 from torchmuster.kubernetes.engine.dialect import DIALECT, job_id_of, place_of
@@ -43,13 +41,20 @@ from torchmuster.kubernetes.pods.starts import PodStarts, lacks_room
 from torchmuster.launcher.jobs.jobs import (
     NeverStartsWatch,
     mark_views_stale,
-    note_group,
     submit_script,
     view_jobs,
 )
-from torchmuster.launcher.model.job import JobView, describe_job
+from torchmuster.launcher.model.job import JobState, JobView, describe_job
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.plan import GroupInput, GroupPlan, WorkflowPlan
+from torchmuster.workflow.record import (
+    AgentLostEvent,
+    GroupOutcome,
+    State,
+    TaskStartedEvent,
+    note_group,
+    read_outcome,
+)
 from torchmuster.workflow.task.data import upload_outputs
 from torchmuster.workflow.task.setup import TaskFacts
 

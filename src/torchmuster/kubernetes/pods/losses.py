@@ -35,6 +35,7 @@ from torchmuster.kubernetes.pods.reach import NotAllowedError, RunInPods, ask, f
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.model.job import JobRequest, JobView
 from torchmuster.launcher.model.run import AttemptRecord, record_of
+from torchmuster.workflow import record
 from torchmuster.workflow.owner.view import read_workflow
 
 _OUT_OF_MEMORY = "OOMKilled"
@@ -72,7 +73,7 @@ def explain_loss(result: verdict.Result, run: RunInPods) -> verdict.Result:
     return replace(result, report=_with_hint(with_reason, hint))
 
 
-def explain_group_loss(outcome: verdict.GroupOutcome, run: RunInPods) -> verdict.GroupOutcome:
+def explain_group_loss(outcome: record.GroupOutcome, run: RunInPods) -> record.GroupOutcome:
     """Add the cluster's reason to the outcome if the failed task lost a pod the cluster knows."""
     report = outcome.report
     if report is None or not outcome.state.is_failed:
@@ -117,7 +118,7 @@ def _last_start(run: RunInPods, task: str) -> float | None:
     """Return when a task last started, in seconds since 1970; None if unknown."""
     begun = None
     for one in read_events(run.run_dir.group(run.order.group or "").events):
-        if isinstance(one.event, events.TaskStartedEvent) and one.event.task == task:
+        if isinstance(one.event, record.TaskStartedEvent) and one.event.task == task:
             begun = one.at
     return begun
 
@@ -412,12 +413,12 @@ class LostPodRemover:
         if group is not None:
             for one in read_events(self.run.run_dir.group(group).events):
                 match one.event:
-                    case events.AgentLostEvent(task=task):
+                    case record.AgentLostEvent(task=task):
                         lost.add(task)
-                    case events.TaskStartedEvent(task=task):
+                    case record.TaskStartedEvent(task=task):
                         joined.add(task)
                         lost.discard(task)
-                    case events.GroupStartedEvent():
+                    case record.GroupStartedEvent():
                         joined.clear()
             return self._hosts_of(lost), self._hosts_of(joined - lost)
         for one in read_events(self.run.run_dir.events):

@@ -22,7 +22,7 @@ from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import AT_ONCE, Report, Result
 from torchmuster.core.owner.create import create_member_dir, failed_before_start
 from torchmuster.core.owner.record import next_attempt, read_result
@@ -57,7 +57,7 @@ from torchmuster.launcher.jobs.jobs import (
     submit_script,
     view_jobs,
 )
-from torchmuster.launcher.model.job import JobArray, JobRequest
+from torchmuster.launcher.model.job import JobArray, JobRequest, JobState
 from torchmuster.launcher.views.find import view_job
 from torchmuster.multirun.sweep.arrays import MemberArray, SweepArrays, read_arrays, write_arrays
 from torchmuster.multirun.sweep.members import lacks_files, member_dir

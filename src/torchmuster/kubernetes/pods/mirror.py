@@ -18,7 +18,7 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.verdict import GroupOutcome, Report, Result
+from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import failed_before_start
 from torchmuster.errors import MusterError
 from torchmuster.kubernetes.engine.answers import CONTAINER, Pod
@@ -34,6 +34,7 @@ from torchmuster.launcher.engines.ssh_files import CLIENT_ONLY_FILES, own_paths
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy, CopyScope
 from torchmuster.launcher.node.remote.files import CameBack
+from torchmuster.workflow.record import GroupOutcome
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
 _STATE_FILE = "pods/mirror.json"

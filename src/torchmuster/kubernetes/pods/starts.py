@@ -4,7 +4,6 @@ import contextlib
 import time
 from dataclasses import dataclass, field, replace
 
-from torchmuster.core.model.states import JobState
 from torchmuster.core.model.text import few_of
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.errors import JoinTimeoutError, MusterError
@@ -18,7 +17,7 @@ from torchmuster.kubernetes.engine.dialect import DIALECT, kubectl_for, place_of
 from torchmuster.kubernetes.node.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.kubernetes.pods.losses import early_out_of_memory
 from torchmuster.kubernetes.pods.reach import NotAllowedError, ask, find_pod, find_pods, log_of
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 
 # Evidence from the cluster about running pods that can't reach each other; it proves nothing.
 

@@ -20,7 +20,7 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, size_of
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.net.address import own_addresses, own_endpoints
+from torchmuster.core.net.address import own_addresses
 from torchmuster.core.node.options import AgentOrder, leave_environment
 from torchmuster.core.plainfile import open_plain
 from torchmuster.core.proc import HasStatus, Starter
@@ -31,6 +31,7 @@ from torchmuster.launcher.engines.schedulers import is_in_torque, set_by_schedul
 from torchmuster.launcher.engines.wait_reasons import reasons_of
 from torchmuster.launcher.model.job import AllocatedNode, Allocation, NodeLauncher
 from torchmuster.launcher.model.scheduler import refuse_removed_engine
+from torchmuster.launcher.net.interfaces import own_endpoints
 
 # The launcher for agents on other hosts is the first installed one of the site's list.
 #

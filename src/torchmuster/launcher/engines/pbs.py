@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from torchmuster.core.model.links import ResubmitMethod
-from torchmuster.core.model.states import JobState
 from torchmuster.core.model.verdict import Report
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines import base
@@ -30,6 +29,7 @@ from torchmuster.launcher.model.job import (
     AllocatedNode,
     Allocation,
     JobRequest,
+    JobState,
     JobView,
     NodeChunk,
     NodeLauncher,

@@ -8,8 +8,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from torchmuster.core.model.links import ResubmitMethod
-from torchmuster.core.model.ranks import expand_counts, expand_hostlist
-from torchmuster.core.model.states import JobState
 from torchmuster.core.model.verdict import Report
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines import base
@@ -27,10 +25,12 @@ from torchmuster.launcher.model.job import (
     AllocatedNode,
     Allocation,
     JobRequest,
+    JobState,
     JobView,
     NodeChunk,
     NodeLauncher,
 )
+from torchmuster.launcher.model.scheduler import expand_counts, expand_hostlist
 
 # States, reasons for waiting, shortages of a partition, and refusals of sbatch.
 #

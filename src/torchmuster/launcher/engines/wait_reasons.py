@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torchmuster.core.model.states import JobState
 from torchmuster.launcher.engines.base import Refusal
 from torchmuster.launcher.files.paragraphs import Paragraph, read_paragraphs
-from torchmuster.launcher.model.job import JobView, Wait
+from torchmuster.launcher.model.job import JobState, JobView, Wait
 
 _MAY_WAIT = frozenset({JobState.PENDING, JobState.HELD})
 

@@ -25,15 +25,15 @@ from typing import Any
 
 from torchmuster.core import proc
 from torchmuster.core.model import contract
-from torchmuster.core.model.network import Interface
 from torchmuster.core.model.ranks import compress_ranks
-from torchmuster.core.net.address import link_names, own_interfaces
 from torchmuster.core.node.kernel import (
     counter_files,
     list_folder,
     read_text,
 )
 from torchmuster.launcher.facts.gpu import Ask, GpuFacts, collect_gpus, run_probes
+from torchmuster.launcher.model.network import Interface
+from torchmuster.launcher.net.interfaces import link_names, own_interfaces
 
 # The kernel: processors, memory, limits, shared memory, control groups.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torchmuster.core.model.events import HangEvent, RecordEvent, StartWaitEvent, StragglerEvent
+from torchmuster.core.model.events import RecordEvent
 from torchmuster.core.model.failure import EndKind, PythonError, WorkerEnd, describe
 from torchmuster.core.model.plan import Limits
 from torchmuster.core.model.ranks import name_ranks
@@ -17,6 +17,7 @@ from torchmuster.core.net import messages
 from torchmuster.launcher.facts import stacks as reading
 from torchmuster.launcher.facts.stacks import RankActivity, StackReading
 from torchmuster.launcher.head import hang_watch
+from torchmuster.launcher.model.events import HangEvent, StartWaitEvent, StragglerEvent
 from torchmuster.launcher.model.progress import RankStack, StoreCall
 from torchmuster.launcher.net import part_messages
 

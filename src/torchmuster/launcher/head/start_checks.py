@@ -18,12 +18,14 @@ from typing import Any
 from torchmuster.core import plugs, proc
 from torchmuster.core.head.membership import Member
 from torchmuster.core.head.node_policy import ChecksEnd, NodePolicy, StartChecks
-from torchmuster.core.model.events import NetworkEvent, NoticeEvent, RecordEvent
-from torchmuster.core.model.network import VARIABLES, Interface, PairRow, Unused
+from torchmuster.core.model.contract import INTERFACE_VARIABLES
+from torchmuster.core.model.events import NoticeEvent, RecordEvent
 from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
 from torchmuster.errors import ChannelError
 from torchmuster.launcher.model import network
+from torchmuster.launcher.model.events import NetworkEvent, PairRow, Unused
+from torchmuster.launcher.model.network import Interface
 from torchmuster.launcher.net import part_messages
 
 
@@ -353,7 +355,7 @@ class NetworkSurvey:
             one.name: one.why for one in chosen.unused if one.why.startswith(useless)
         }
         for node, facts in sorted(survey.facts.items()):
-            for variable in VARIABLES:
+            for variable in INTERFACE_VARIABLES:
                 value = facts.variables.get(variable)
                 if value is None:
                     continue

@@ -12,11 +12,10 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from torchmuster.core import proc
-from torchmuster.core.model.states import JobState
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect, EngineError, NodeQuestion, object_dialect
 from torchmuster.launcher.engines.wait_reasons import reasons_of
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 
 FIRST_POLL_S, LAST_POLL_S = 2.0, 30.0
 _GROWTH = 1.5

@@ -18,7 +18,7 @@ from torchmuster.core.files.layout import RunDir, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.links import Links
 from torchmuster.core.model.plan import RunPlan
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import report_of_error
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.create import failed_before_start
@@ -31,7 +31,7 @@ from torchmuster.launcher.engines.wait_reasons import WaitReasons, reasons_of
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.jobs.answers import Ask, JobStatusCache, ask_scheduler, find_node_loss
 from torchmuster.launcher.jobs.succession import ConductOptions
-from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, JobView
+from torchmuster.launcher.model.job import AfterKind, JobDependency, JobRequest, JobState, JobView
 
 if TYPE_CHECKING:
     from torchmuster.core.spec.launch import JobLimits, RunRequest
@@ -608,18 +608,3 @@ class NeverStartsWatch:
             cancel_jobs(run_dir)
         result = failed_before_start(run_dir, base.EngineError.exit_code, report)
         atomic.write_json(run_dir.result, codec.to_plain(result))
-
-
-def note_group(run_dir: RunDir, group: str, report: Report) -> None:
-    """Record a report as the outcome of a workflow's group whose job can never start."""
-    from torchmuster.core.model.states import State
-    from torchmuster.core.model.verdict import GroupOutcome
-
-    outcome = GroupOutcome(
-        group=group,
-        state=State.FAILED_BACKEND_ERROR,
-        exit_code=base.EngineError.exit_code,
-        elapsed_s=0.0,
-        report=report,
-    )
-    atomic.write_json(run_dir.group(group).result, codec.to_plain(outcome))

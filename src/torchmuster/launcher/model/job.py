@@ -7,8 +7,57 @@ import enum
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchmuster.core.model.states import JobState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import few_of
+
+
+class JobState(enum.Enum):
+    """The state of a scheduler's job, in the same words for every scheduler."""
+
+    PENDING = "pending"
+    HELD = "held"
+    SUSPENDED = "suspended"  # it has its nodes, and waits to be resumed
+    RUNNING = "running"
+    ENDING = "ending"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE_FAILED = "node_failed"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    UNKNOWN = "unknown"  # an unknown word, or none: never a success
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether the job is over; a REQUEUED one comes back.
+
+        A preempted job that comes back is REQUEUED: Slurm records PREEMPTED for it only in its
+        accounting (`_job_requeue_op`, 22.05).
+        """
+        return self not in _WITHOUT_RESULT or self in _ENDS
+
+    @property
+    def of_run(self) -> RunState:
+        """Return the state of a run without a result: never a success."""
+        return _WITHOUT_RESULT.get(self, RunState.LOST)
+
+
+_WITHOUT_RESULT = {
+    JobState.PENDING: RunState.WAITING,
+    JobState.HELD: RunState.WAITING,
+    JobState.SUSPENDED: RunState.WAITING,
+    JobState.REQUEUED: RunState.WAITING,
+    JobState.UNKNOWN: RunState.UNKNOWN,
+    JobState.RUNNING: RunState.RUNNING,
+    JobState.ENDING: RunState.RUNNING,
+    JobState.PREEMPTED: RunState.PREEMPTED,
+    JobState.CANCELLED: RunState.CANCELLED,
+    JobState.TIMED_OUT: RunState.LOST,
+}
+
+_ENDS = (JobState.CANCELLED, JobState.TIMED_OUT, JobState.PREEMPTED)
 
 
 class AfterKind(enum.Enum):

@@ -11,13 +11,25 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.core.model.network import (
-    Interface,
-    PairRow,
-    Unused,
-    significant,
-)
 from torchmuster.core.model.text import few_of
+from torchmuster.launcher.model.events import PairRow, Unused, significant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """An interface of a node with its first address of one family.
+
+    Attributes:
+        prefix_bits: Prefix length of its network; 32 (128) for a point-to-point link.
+        speed_mbit: Speed in Mbit/s as reported by the driver; None if it reports none.
+    """
+
+    name: str
+    address: str
+    prefix_bits: int
+    speed_mbit: int | None = None
+    is_up: bool = True
+
 
 # Above 32 nodes a node calls the head, its two neighbours and 8 random ones, not all.
 ALL_PAIRS_UP_TO = 32

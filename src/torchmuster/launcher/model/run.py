@@ -17,10 +17,11 @@ from torchmuster.core.model import events
 from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.events import RecordEvent, Stamped, parse
 from torchmuster.core.model.failure import RanCode, ValueNote, WorkerEnd
-from torchmuster.core.model.narration import narrate, wait_in
+from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.text import loss_of, place_of, printable
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner.record import RecordTail
+from torchmuster.launcher.model import events as parts
 
 # Thin out a long series without losing its extremes: 100,000 steps keep their spikes on a plot of
 # 900 pixels.
@@ -272,21 +273,21 @@ _START = events.AttemptStartedEvent.name
 _WORTH_KNOWING = (
     events.AgentRefusedEvent
     | events.EarlyEndEvent
-    | events.HangEvent
-    | events.HeadReplacedEvent
+    | parts.HangEvent
+    | parts.HeadReplacedEvent
     | events.LeftRunningEvent
-    | events.NetworkEvent
+    | parts.NetworkEvent
     | events.NewcomerEvent
     | events.NodeLeftOutEvent
     | events.NodeLostEvent
     | events.SpareLostEvent
     | events.SpareTakenEvent
     | events.NoticeEvent
-    | events.PreflightEvent
+    | parts.PreflightEvent
     | events.ShrunkEvent
-    | events.StartWaitEvent
+    | parts.StartWaitEvent
     | events.StoppingEvent
-    | events.StragglerEvent
+    | parts.StragglerEvent
 )
 
 
@@ -403,11 +404,11 @@ class RunRecord:
     imports_why: str = ""
     slow: dict[int, str] = field(default_factory=dict)
     masters: set[str] = field(default_factory=set)
-    network: events.NetworkEvent | None = None
-    preflight: events.PreflightEvent | None = None
+    network: parts.NetworkEvent | None = None
+    preflight: parts.PreflightEvent | None = None
     result: Result | None = None
     code: RanCode | None = None
-    process: events.WorkerProcessEvent | None = None
+    process: parts.WorkerProcessEvent | None = None
     _nodes: object = None
 
     def take(self, line: Mapping[str, Any]) -> None:
@@ -466,13 +467,13 @@ class RunRecord:
                 self.spares = [name for name in self.spares if name != node]
             case events.ImportsInWorkersEvent(why=why):
                 self.imports_why = why
-            case events.StragglerEvent(rank=rank, text=text):
+            case parts.StragglerEvent(rank=rank, text=text):
                 self.slow[rank] = text
-            case events.NetworkEvent():
+            case parts.NetworkEvent():
                 self.network = event
-            case events.PreflightEvent():
+            case parts.PreflightEvent():
                 self.preflight = event
-            case events.WorkerProcessEvent():
+            case parts.WorkerProcessEvent():
                 self.process = event
 
     def _of(self, number: int) -> AttemptRecord | None:
@@ -534,7 +535,10 @@ class RunRecord:
         """
         if self.waits is None:
             return ""
-        return wait_in(self.waits.event, now - self.waits.at) or ""
+        event = self.waits.event
+        if isinstance(event, events.WaitingEvent):
+            return event.narration_after(now - self.waits.at)
+        return event.narration() or ""
 
     def with_losses(self, losses: Mapping[str, str]) -> list[AttemptRecord]:
         """Return the attempts; those that lost a pod include the cluster's reason.

@@ -3,9 +3,8 @@
 from dataclasses import field
 from typing import Any
 
-from torchmuster.core.model.network import Interface
 from torchmuster.core.net.messages import CheckAnswer, Message
-from torchmuster.launcher.model.network import PairResult
+from torchmuster.launcher.model.network import Interface, PairResult
 from torchmuster.launcher.model.progress import RankProgress, RankSample, RankStack
 
 # Progress and stacks of the ranks: agent to head, asked by it or by a client.
@@ -87,7 +86,7 @@ class NetworkFacts(CheckAnswer):
     Attributes:
         ports: The ports of its probe, for IPv4 and for IPv6.
         names: All its interfaces, with or without an address.
-        variables: Those of `model.network.VARIABLES` that the user has set.
+        variables: Those of `contract.INTERFACE_VARIABLES` that the user has set.
     """
 
     survey: int

@@ -17,10 +17,10 @@ from typing import BinaryIO
 
 from torchmuster.core.model.plan import EnvironmentNeeds
 from torchmuster.core.net import channel
-from torchmuster.core.net.address import is_own_address
 from torchmuster.core.net.channel import HandshakeError
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files.environment import LISTED, Piece, read_list
+from torchmuster.launcher.net.interfaces import is_own_address
 from torchmuster.launcher.node.shelf import Shelf, Unpacking
 
 # Pieces that have come and are still wanted: to be unpacked, or by the next host. They lie in files without names, so nothing is left behind.

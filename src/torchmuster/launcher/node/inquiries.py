@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec, contract
-from torchmuster.core.model.network import VARIABLES
+from torchmuster.core.model.contract import INTERFACE_VARIABLES
 from torchmuster.core.model.plan import Program, ScriptKind
 from torchmuster.core.model.progress import HeartbeatRecord
 from torchmuster.core.net import messages
-from torchmuster.core.net.address import link_names, own_interfaces
 from torchmuster.core.node.agent import Agent, AgentPart
 from torchmuster.core.node.kernel import read_bytes, visible_gpus
 from torchmuster.core.node.options import VariableChange
@@ -31,6 +30,7 @@ from torchmuster.core.node.workers import NodeAttempt, read_beat
 from torchmuster.launcher.facts.gpu import GpuUse, GpuUseReader
 from torchmuster.launcher.model.progress import RankProgress, quantile
 from torchmuster.launcher.net import part_messages
+from torchmuster.launcher.net.interfaces import link_names, own_interfaces
 
 if TYPE_CHECKING:
     from torchmuster.launcher.node.exec import Execs
@@ -361,7 +361,9 @@ def network_facts(
         interfaces=interfaces,
         names=link_names(),
         variables={
-            name: environment[name][:_MAX_VALUE] for name in VARIABLES if environment.get(name)
+            name: environment[name][:_MAX_VALUE]
+            for name in INTERFACE_VARIABLES
+            if environment.get(name)
         },
     )
 

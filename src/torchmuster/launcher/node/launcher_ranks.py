@@ -14,8 +14,8 @@ simple_pmi.c; HPE PALS's mpiexec(1).
 from collections.abc import Mapping
 
 from torchmuster.core.model.contract import WorkerRanks
-from torchmuster.core.model.ranks import expand_counts, expand_hostlist
 from torchmuster.core.node.options import VariableChange
+from torchmuster.launcher.model.scheduler import expand_counts, expand_hostlist
 
 # srun sets these for every task; a script that reads one of them reads the others, too.
 _OF_EVERY_TASK = {

@@ -28,6 +28,7 @@ from torchmuster.core.model.text import span
 from torchmuster.core.owner.record import Follow, changed_at
 from torchmuster.core.plainfile import open_own
 from torchmuster.errors import MusterError
+from torchmuster.launcher.model import events as parts
 from torchmuster.launcher.notify.receivers import Receiver, Receivers, parse
 from torchmuster.launcher.views.elsewhere import is_elsewhere
 
@@ -82,7 +83,7 @@ class Notices:
         match event:
             case events.WorkersStartedEvent():
                 self.idle_since, self._waits = None, ""
-            case events.WorkflowStartedEvent() | events.SweepStartedEvent():
+            case events.StartedEvent():
                 self.idle_since = None
             case events.WaitingEvent() | events.WaitingForEndEvent():
                 self._waits = narrate(event) or ""
@@ -110,14 +111,14 @@ class Notices:
                 if f"why-{attempt - 1}" not in self._said:
                     what = f"attempt {attempt} starts: {why}"
                     return self._once(f"attempt-{attempt}", "restart", at, what, cause=why)
-            case events.HangEvent(rank=rank, node=node):
+            case parts.HangEvent(rank=rank, node=node):
                 name = f"hang-{event.attempt}-{rank}"
                 what = " ".join(filter(None, (event.text, event.sentence)))
                 stacks = f"muster stacks {short_id(self.run_id)}"
                 return self._once(
                     name, "hang", at, what, cause=event.text, rank=rank, node=node, next=stacks
                 )
-            case events.StartWaitEvent(text=text):
+            case parts.StartWaitEvent(text=text):
                 return self._once(f"start-{event.attempt}", "hang", at, text, cause=text)
         return []
 

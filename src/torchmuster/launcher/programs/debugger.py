@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from torchmuster.core.model import contract
-from torchmuster.launcher.net.port_owner import is_own_connection
+from torchmuster.launcher.net.interfaces import is_own_connection
 
 _CALL_S = 30.0
 _CHUNK_BYTES = 64 << 10

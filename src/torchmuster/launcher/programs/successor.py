@@ -21,18 +21,20 @@ from torchmuster.core.head.options import HeadCredentials, TrainingHeadOptions
 from torchmuster.core.head.training_head import TrainingHead
 from torchmuster.core.head.training_policy import HEAD_IS_SILENT
 from torchmuster.core.model.codec import to_arguments
-from torchmuster.core.model.events import AttemptFailedEvent, HeadReplacedEvent
+from torchmuster.core.model.events import AttemptFailedEvent
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
-from torchmuster.core.net.address import bind, own_endpoints, split_endpoint
+from torchmuster.core.net.address import bind, split_endpoint
 from torchmuster.core.node.agent import Agent
 from torchmuster.core.node.head_link import HeadLink
 from torchmuster.core.node.options import AgentOptions
 from torchmuster.core.programs.head_host import HeadHost
 from torchmuster.core.programs.main import began_at, machines_left_out
 from torchmuster.errors import MusterError
+from torchmuster.launcher.model.events import HeadReplacedEvent
 from torchmuster.launcher.model.succession import Heir, HeirView, Move, NodeLostOrder, SucceedOrder
+from torchmuster.launcher.net.interfaces import own_endpoints
 
 _LOOK_EVERY_S = 0.5
 _SELDOM_S = 10.0  # while the head is present, to know its term if it is lost

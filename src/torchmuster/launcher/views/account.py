@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import contract
-from torchmuster.core.model.events import DatasetVersionEvent
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import few_of, in_one_line
+from torchmuster.core.model.text import in_one_line
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.owner import record
 from torchmuster.errors import MissingRecordError
@@ -302,28 +301,6 @@ def describe_results(run_dir: RunDir) -> str:
         unseen = " (went with the pods)" if saved.went else unseen
         parts.append(f"snapshots in {place}{unseen}, the last at step {saved.step}")
     parts.append(f"logs in {near(run_dir.logs)}")
-    return "; ".join(parts)
-
-
-def describe_workflow_results(run_dir: RunDir, groups: tuple[str, ...]) -> str:
-    """Describe where a workflow's results are: the dataset versions it made, outputs and logs."""
-    versions = [
-        one.event.version
-        for group in groups
-        for one in record.read_events(run_dir.group(group).events)
-        if isinstance(one.event, DatasetVersionEvent)
-    ]
-    parts = []
-    if versions:
-        word = "datasets" if len(versions) > 1 else "dataset"
-        parts.append(f"{word} {few_of(versions, 8)}")
-    folders = [run_dir.group(group) for group in groups]
-    all_kept = filter(None, (elsewhere().kept(one) for one in folders if is_elsewhere(one)))
-    if (kept := next(all_kept, None)) is not None and kept.outlives:
-        parts.append(f"outputs on the volume, in {os.path.join(kept.path, 'tasks')}")
-    else:
-        parts.append(f"outputs in {near(os.path.join(run_dir.path, 'tasks'))}")
-    parts.append(f"logs in {near(os.path.join(run_dir.path, 'logs'))}")
     return "; ".join(parts)
 
 

@@ -28,8 +28,7 @@ from typing import Any, Self
 from torchmuster.core import proc
 from torchmuster.core.files.layout import Kind, RunDir, short_id
 from torchmuster.core.model import contract
-from torchmuster.core.model.events import DebuggerWaitsEvent, WorkerProcessEvent
-from torchmuster.core.model.states import State
+from torchmuster.core.model.events import DebuggerWaitsEvent
 from torchmuster.core.model.text import did_you_mean
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError
@@ -37,8 +36,9 @@ from torchmuster.core.owner.record import Follow
 from torchmuster.errors import ChannelError, HeadLostError, MusterError, NotFoundError, UsageError
 from torchmuster.launcher.head.hang_monitor import shown, standing_of
 from torchmuster.launcher.head.hang_watch import Seen, tell
+from torchmuster.launcher.model.events import WorkerProcessEvent
 from torchmuster.launcher.net import part_messages
-from torchmuster.launcher.net.port_owner import is_own_connection
+from torchmuster.launcher.net.interfaces import is_own_connection
 from torchmuster.launcher.node.stacks import take_stacks
 from torchmuster.launcher.views import find
 from torchmuster.launcher.views.elsewhere import is_elsewhere
@@ -303,7 +303,7 @@ def _check_running(view: RunView, task: Any) -> None:
     in_pods = is_elsewhere(view.run_dir.group(task.group))
     if not in_pods and not find.owner_is_here(view.run_dir):
         raise find.owner_is_on(view, "ssh -t", f"exec {short_id(view.run_id)} {task.name}")
-    if task.state is not State.RUNNING:
+    if not task.state.is_running:
         word = "does not run any more" if task.state.is_final else "does not run yet"
         fix = "logs" if task.state.is_final else "status"
         raise UsageError(

@@ -4,6 +4,7 @@ import glob
 import heapq
 import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -15,13 +16,11 @@ from torchmuster.core.files.layout import Kind, RunDir, member_of_id, runs_dir, 
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import did_you_mean, few_of
 from torchmuster.core.model.verdict import Result
-from torchmuster.core.owner.create import owner_process_lives
 from torchmuster.core.owner.record import (
     DAMAGED,
     changed_at,
     read_events,
     read_losses,
-    read_outcome,
     read_plan,
     read_result,
     unreadable,
@@ -145,7 +144,9 @@ def ask_for_all(folders: Sequence[RunDir]) -> None:
             asked.setdefault(job[0].name, (job[0], []))[1].extend(job[1])
         if jobs is not None:
             dialect, ids = jobs
-            open_ids = [i for name, i in ids.items() if read_outcome(folder, name) is None]
+            open_ids = [
+                i for name, i in ids.items() if atomic.read_json(folder.group(name).result) is None
+            ]
             asked.setdefault(dialect.name, (dialect, []))[1].extend(open_ids)
     limit_questions()
     for dialect, job_ids in asked.values():
@@ -422,3 +423,14 @@ def any_result(run_dir: RunDir) -> Result | None:
     kind = run_dir.kind or Kind.RUN
     read: ReadResult = plugs.find("kinds", f"{kind.value} result") or read_result
     return read(run_dir)
+
+
+def owner_process_lives(run_dir: RunDir) -> bool:
+    """Say whether the recorded owner process still exists; on another machine, assume so."""
+    owner = atomic.read_json(run_dir.owner)
+    if not isinstance(owner, dict):
+        return False
+    if owner.get("boot_id") != proc.boot_id():
+        return owner.get("host") != socket.gethostname()
+    facts = proc.read_process(int(owner.get("pid", -1)))
+    return facts is not None and facts.can_run and facts.start_ticks == owner.get("start_ticks")

@@ -12,7 +12,6 @@ import time
 
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import short_id
-from torchmuster.core.model.states import JobState
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.channel import (
     Channel,
@@ -25,6 +24,7 @@ from torchmuster.core.net.channel import (
     worst_failure,
 )
 from torchmuster.errors import ChannelError, MusterError
+from torchmuster.launcher.model.job import JobState
 from torchmuster.launcher.model.progress import RankSample, join
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere

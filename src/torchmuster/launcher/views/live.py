@@ -18,11 +18,11 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.events import NoticeEvent
 from torchmuster.core.model.narration import narrate
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.record import DAMAGED, unreadable
 from torchmuster.errors import RunDirectoryError
 from torchmuster.launcher.model import live
-from torchmuster.launcher.model.job import describe_job
+from torchmuster.launcher.model.job import JobState, describe_job
 from torchmuster.launcher.model.progress import RankSample
 from torchmuster.launcher.model.run import (
     AttemptRecord,

@@ -19,7 +19,7 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir, short_id
-from torchmuster.core.model import codec, contract, events
+from torchmuster.core.model import codec, contract
 from torchmuster.core.model.contract import EX_TEMPFAIL
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.lease import PING_EVERY_S, OwnClock
@@ -41,7 +41,7 @@ from torchmuster.core.owner.parts import RecordWriter, Stops
 from torchmuster.core.owner.record import read_result
 from torchmuster.core.owner.session import EarlyStop
 from torchmuster.errors import MusterError, RunDirectoryError
-from torchmuster.multirun.sweep import members, runs
+from torchmuster.multirun.sweep import events, members, runs
 from torchmuster.multirun.sweep.metric import MetricReader, StopRule, load_rule
 from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
 from torchmuster.multirun.sweep.policy import SweepPolicy

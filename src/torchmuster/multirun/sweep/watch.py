@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.events import RecordEvent, WorkerProcessEvent, line_of
+from torchmuster.core.model.events import RecordEvent, line_of
 from torchmuster.core.model.failure import WorkerEnd
 from torchmuster.core.model.narration import narrate
 from torchmuster.core.model.plan import Limits
 from torchmuster.core.net import messages
 from torchmuster.core.node.workers import NodeAttempt
 from torchmuster.launcher.head.hang_monitor import HangMonitor, watch_limits
+from torchmuster.launcher.model.events import WorkerProcessEvent
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.inquiries import ProgressReader
 from torchmuster.launcher.node.stacks import take_stacks

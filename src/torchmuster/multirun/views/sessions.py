@@ -10,10 +10,10 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import did_you_mean
-from torchmuster.core.owner.create import owner_process_lives
 from torchmuster.core.owner.record import read_plan
 from torchmuster.errors import ChannelError, MusterError, NotFoundError, UsageError
 from torchmuster.launcher.model.run import record_of
+from torchmuster.launcher.views.find import owner_process_lives
 from torchmuster.multirun.engine import HeldSession
 from torchmuster.multirun.server import messages
 from torchmuster.multirun.server.call import SESSION_FILE, ask, read_setup, server_file

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchmuster.core import proc
 from torchmuster.core.files.layout import Kind, RunDir, short_id
-from torchmuster.core.model import events
 from torchmuster.core.model.contract import EX_TEMPFAIL
+from torchmuster.core.model.events import Stamped
 from torchmuster.core.model.plan import GRACE_S
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import few_of, in_one_line
 from torchmuster.core.model.verdict import Report, Result
 from torchmuster.core.owner.record import (
@@ -24,10 +24,11 @@ from torchmuster.core.owner.record import (
 from torchmuster.errors import MissingRecordError, MusterError, NotFoundError
 from torchmuster.launcher.engines.base import ArrayDialect, object_dialect
 from torchmuster.launcher.jobs.answers import FIRST_POLL_S, ask_scheduler
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.launcher.model.live import LiveTask
 from torchmuster.launcher.model.run import RunRecord
 from torchmuster.launcher.views.run_view import RunView
+from torchmuster.multirun.sweep import events
 from torchmuster.multirun.sweep.members import lacks_files, member_dir, why_of
 from torchmuster.multirun.sweep.metric import MetricReader
 from torchmuster.multirun.sweep.plan import SweepPlan, read_sweep
@@ -233,7 +234,7 @@ def _lost(member: MemberView) -> MemberView:
     return replace(member, state=RunState.LOST, why="it had not ended when its owner was killed")
 
 
-def _after(member: MemberView, one: events.Stamped) -> MemberView:
+def _after(member: MemberView, one: Stamped) -> MemberView:
     match one.event:
         case events.MemberStartedEvent(attempt=attempt):
             return MemberView(

@@ -20,13 +20,13 @@ from torchmuster.launcher.engines.schedulers import sees_files
 if TYPE_CHECKING:
     from torchmuster.core.files.layout import RunDir
     from torchmuster.core.files.terminal import TerminalVoice
-    from torchmuster.core.model.verdict import WorkflowResult
     from torchmuster.launcher.engines.base import Dialect
     from torchmuster.launcher.spec.site import Site
     from torchmuster.workflow.jobs import GroupJob
     from torchmuster.workflow.owner.capacity import Machine
     from torchmuster.workflow.owner.task_hosts import TaskHosts
     from torchmuster.workflow.plan import WorkflowPlan
+    from torchmuster.workflow.record import WorkflowResult
 
 ALL = "all"
 
@@ -376,8 +376,8 @@ def _jobs_as_plain(plan: "WorkflowPlan", site: "Site") -> list[dict[str, Any]]:
 
 def workflow_summary(result: "WorkflowResult") -> str:
     """Return the last line of a workflow's output."""
-    from torchmuster.core.model.states import State
     from torchmuster.core.model.text import few_of
+    from torchmuster.workflow.record import State
 
     text = f"{result.state.value} after {result.elapsed_s:.1f} s"
     failed = [f"{name} {state}" for name, state in result.groups.items() if state != "COMPLETED"]
@@ -391,8 +391,8 @@ def say_end(voice: "TerminalVoice", result: "WorkflowResult", run_dir: "RunDir")
     """Show the end of a workflow; return its exit code."""
     from torchmuster.core.cli.ending import say_report
     from torchmuster.core.cli.messages import paint_report, uses_colour
-    from torchmuster.core.model.states import State
-    from torchmuster.launcher.views.account import describe_workflow_results
+    from torchmuster.workflow.owner.view import describe_workflow_results
+    from torchmuster.workflow.record import State
 
     for report in result.reports:
         voice.print(paint_report(report, colour=uses_colour()))

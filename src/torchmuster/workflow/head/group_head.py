@@ -6,6 +6,8 @@ When tasks run on ssh hosts, the head still runs here, and starts a proxy for ea
 
 import asyncio
 import glob
+import heapq
+import itertools
 import json
 import os
 import random
@@ -21,19 +23,12 @@ from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.head.head import SAY_EVERY_S, Head, HeadClient, Timers
+from torchmuster.core.head.head import SAY_EVERY_S, Head, HeadClient
 from torchmuster.core.model import codec, events
 from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.lease import SILENT_S, is_given_up
-from torchmuster.core.model.states import State
 from torchmuster.core.model.text import few_of
-from torchmuster.core.model.verdict import (
-    FailureFacts,
-    GroupOutcome,
-    Report,
-    TaskOutcome,
-    explain_task_failure,
-)
+from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import read_secret
 from torchmuster.core.net.channel import Channel, HandshakeError
@@ -43,11 +38,19 @@ from torchmuster.launcher.head.parts import ExecRelay
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.remote_messages import StartTask
 from torchmuster.launcher.node.remote.proxy import proxy_argv
+from torchmuster.workflow import record
 from torchmuster.workflow.head import group_policy as gang
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.head.barriers import Barriers
 from torchmuster.workflow.head.group_policy import Failure, GroupPolicy, TaskPhase
 from torchmuster.workflow.plan import GroupInput, GroupNodes, GroupPlan, TaskNetwork, WorkflowPlan
+from torchmuster.workflow.record import (
+    FailureFacts,
+    GroupOutcome,
+    State,
+    TaskOutcome,
+    explain_task_failure,
+)
 from torchmuster.workflow.sandbox.container import remove_containers
 from torchmuster.workflow.sandbox.network import PrivateNetwork
 from torchmuster.workflow.sandbox.place import clear_views
@@ -64,6 +67,31 @@ _NUM_PORT_CANDIDATES = 256
 Wrap = Callable[[TaskOrder], list[str] | None]
 
 # Ports: `{{port}}` and `{{port:NAME}}` resolve to the same numbers in all tasks of a group.
+
+
+class Timers:
+    """Actions to run later, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def later(self, after_s: float, action: Callable[[], None]) -> None:
+        """Run an action after so many seconds; at once if there are none."""
+        if after_s <= 0:
+            action()
+        else:
+            heapq.heappush(self._waiting, (time.monotonic() + after_s, next(self._numbers), action))
+
+    def next_s(self, most_s: float) -> float:
+        """Return for how long nothing is due, at most `most_s`."""
+        due = self._waiting[0][0] - time.monotonic() if self._waiting else most_s
+        return max(0.0, min(due, most_s))
+
+    def run(self, now: float) -> None:
+        """Do what is due."""
+        while self._waiting and self._waiting[0][0] <= now:
+            heapq.heappop(self._waiting)[2]()
 
 
 def choose_ports(
@@ -260,7 +288,7 @@ class GroupHead(Head[_Agent]):
 
     async def conduct(self) -> GroupOutcome:
         """Conduct the group to its end and return its outcome."""
-        self.event(events.GroupStartedEvent(group=self._group.name))
+        self.event(record.GroupStartedEvent(group=self._group.name))
         for note in self._notes:
             self.event(events.NoticeEvent(text=f"group {self._group.name}: {note}"))
         self._obey(self._gang.start(self._start.first_attempts))
@@ -322,7 +350,7 @@ class GroupHead(Head[_Agent]):
             if limit_s is not None and self._running_since is not None:
                 left = f"; {limit_s - (time.monotonic() - self._running_since):.0f} s left"
             text = f"waiting for {few_of(waits, 8)}{left}"
-            self.event(events.GroupWaitsEvent(group=self._group.name, text=text))
+            self.event(record.GroupWaitsEvent(group=self._group.name, text=text))
 
     # Incoming messages.
 
@@ -373,11 +401,11 @@ class GroupHead(Head[_Agent]):
                 self._obey(self._gang.could_not_prepare(task, State(state), why, code))
             case task_messages.TaskStarted(attempt=attempt, pid=pid):
                 host = agent.hello.host
-                self.event(events.TaskStartedEvent(task=task, attempt=attempt, pid=pid, host=host))
+                self.event(record.TaskStartedEvent(task=task, attempt=attempt, pid=pid, host=host))
             case task_messages.TaskEnded(attempt=attempt, code=code, signum=signum):
                 took_s = message.elapsed_s
                 self.event(
-                    events.TaskEndedEvent(task=task, attempt=attempt, code=code, elapsed_s=took_s)
+                    record.TaskEndedEvent(task=task, attempt=attempt, code=code, elapsed_s=took_s)
                 )
                 self._ends[task] = message
                 self._port_users.discard(task)
@@ -386,7 +414,7 @@ class GroupHead(Head[_Agent]):
                 for note in notes:
                     self.event(events.NoticeEvent(text=f"{task}: {note}"))
                 for version in versions:
-                    self.event(events.DatasetVersionEvent(task=task, version=version))
+                    self.event(record.DatasetVersionEvent(task=task, version=version))
                 self._obey(self._gang.uploaded(task, error))
             case task_messages.TaskOutput():
                 self.show(message)
@@ -446,7 +474,7 @@ class GroupHead(Head[_Agent]):
         for caller_id in [one for one, owner in self._callers.items() if owner == task]:
             self._leave_barrier(caller_id)  # a retry may call again
         self._starter.kill(task)
-        self.event(events.AgentLostEvent(task=task, why=why))
+        self.event(record.AgentLostEvent(task=task, why=why))
         self._obey(self._gang.lost(task, why))
 
     # Carrying out actions.
@@ -519,7 +547,7 @@ class GroupHead(Head[_Agent]):
             code=order.code,
         )
         self.event(
-            events.TaskStateEvent(
+            record.TaskStateEvent(
                 group=self._group.name,
                 task=order.task,
                 attempt=order.attempt,
@@ -536,7 +564,7 @@ class GroupHead(Head[_Agent]):
         self._state = state
         if state is State.RUNNING and self._running_since is None:
             self._running_since = time.monotonic() - self._start.ran_s
-        self.event(events.GroupStateEvent(group=self._group.name, state=state.value))
+        self.event(record.GroupStateEvent(group=self._group.name, state=state.value))
 
     def _begin_message(self, task: str, attempt: int) -> task_messages.TaskBegin:
         if not self._port_users:  # who begins beside others must get the ports that they have
@@ -571,7 +599,7 @@ class GroupHead(Head[_Agent]):
         except OSError as error:  # the event below still reaches the owner
             text = f"the result of group {self._group.name} could not be written: {error.strerror}"
             self.event(events.NoticeEvent(text=text))
-        self.event(events.GroupEndedEvent(outcome=outcome))
+        self.event(record.GroupEndedEvent(outcome=outcome))
         return outcome
 
     def _exit_code(self, state: State) -> int:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from torchmuster.core.model.contract import signal_name
 from torchmuster.core.model.plan import GRACE_S
-from torchmuster.core.model.states import State, group_state
 from torchmuster.workflow.plan import ExitAction, GroupPlan, TaskPlan
+from torchmuster.workflow.record import State, group_state
 
 WIND_DOWN_S = 5.0
 FAILURE_GRACE_S = 5.0

@@ -8,26 +8,19 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import State
 from torchmuster.core.model.text import report_of_error
-from torchmuster.core.model.verdict import WorkflowResult
 from torchmuster.core.owner.record import Follow
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.base import Dialect
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.jobs.batch import JobsFollower
-from torchmuster.launcher.jobs.jobs import (
-    NeverStartsWatch,
-    cancel_job,
-    note_group,
-    submit_script,
-    view_jobs,
-)
+from torchmuster.launcher.jobs.jobs import NeverStartsWatch, cancel_job, submit_script, view_jobs
 from torchmuster.launcher.views.find import view_run
 from torchmuster.workflow.jobs import plan_jobs
 from torchmuster.workflow.owner.view import WorkflowRun, WorkflowView, task_logs
 from torchmuster.workflow.owner.workflow import link_reused_outputs
 from torchmuster.workflow.plan import WorkflowPlan
+from torchmuster.workflow.record import State, WorkflowResult, note_group
 
 if TYPE_CHECKING:
     from torchmuster.launcher.spec.site import Site

@@ -23,7 +23,6 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import WARN_S, Limits, Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
-from torchmuster.core.net.address import own_endpoints
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.node.options import leave_environment
 from torchmuster.core.owner.create import create_run_dir, link_snapshots, new_run_id
@@ -34,6 +33,7 @@ from torchmuster.errors import UsageError
 from torchmuster.launcher.engines.allocation import AllocationEngine, find_own_job
 from torchmuster.launcher.engines.schedulers import set_by_schedulers
 from torchmuster.launcher.jobs.conduct import make_deadline, own_run_inside
+from torchmuster.launcher.net.interfaces import own_endpoints
 from torchmuster.launcher.net.remote_messages import StartNode
 from torchmuster.launcher.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE, proxy_argv
 from torchmuster.workflow.plan import PODS_ENGINE, TaskNode, TrainingInput

@@ -10,31 +10,33 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import Kind, RunDir, short_id
+from torchmuster.core.files.layout import Kind, RunDir, near, short_id
 from torchmuster.core.model import codec
-from torchmuster.core.model.events import (
-    GroupStateEvent,
-    GroupWaitsEvent,
-    TaskStartedEvent,
-    TaskStateEvent,
-)
 from torchmuster.core.model.plan import GRACE_S
-from torchmuster.core.model.states import JobState, RunState, State, workflow_state
-from torchmuster.core.model.text import did_you_mean
-from torchmuster.core.model.verdict import Result, WorkflowResult
-from torchmuster.core.owner.record import (
-    changed_at,
-    newest_training,
-    read_events,
-    read_outcome,
-    recorded_seconds,
-)
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import did_you_mean, few_of
+from torchmuster.core.model.verdict import Result
+from torchmuster.core.owner.record import changed_at, read_events, recorded_seconds
 from torchmuster.errors import MusterError, NotFoundError, UsageError
-from torchmuster.launcher.model.job import JobView, describe_job
+from torchmuster.launcher.model.job import JobState, JobView, describe_job
 from torchmuster.launcher.model.live import LiveTask
 from torchmuster.launcher.model.run import RunRecord
+from torchmuster.launcher.views.elsewhere import elsewhere, is_elsewhere
 from torchmuster.launcher.views.run_view import RunView
+from torchmuster.launcher.views.training import newest_training
 from torchmuster.workflow.plan import GroupPlan, WorkflowPlan
+from torchmuster.workflow.record import (
+    DatasetVersionEvent,
+    GroupStateEvent,
+    GroupWaitsEvent,
+    State,
+    TaskStartedEvent,
+    TaskStateEvent,
+    WorkflowResult,
+    read_outcome,
+    state_of_job,
+    workflow_state,
+)
 
 _NEXT_GROUP_S = 30.0  # maximum gap between two groups of a workflow on a cluster
 _LOST_REASON = "it had not ended when its owner was killed"
@@ -327,7 +329,7 @@ def _state_of_job(
     if job is None:
         why = "the scheduler does not know its job, and it left no result"
         return State.FAILED_BACKEND_ERROR, why
-    state, name = job.state.of_group, f"job {job.job_id}"
+    state, name = state_of_job(job.state), f"job {job.job_id}"
     if state is State.SCHEDULING and waits and job.state is not JobState.UNKNOWN:
         return State.WAITING, f"waits for the outputs of {', '.join(waits)}"
     reasons = {
@@ -531,3 +533,25 @@ def stop_jobs(run_dir: RunDir) -> bool:
             with contextlib.suppress(MusterError):  # the job may have ended
                 cancel_job(jobs[0], job_id)
     return True
+
+
+def describe_workflow_results(run_dir: RunDir, groups: tuple[str, ...]) -> str:
+    """Describe where a workflow's results are: the dataset versions it made, outputs and logs."""
+    versions = [
+        one.event.version
+        for group in groups
+        for one in read_events(run_dir.group(group).events)
+        if isinstance(one.event, DatasetVersionEvent)
+    ]
+    parts = []
+    if versions:
+        word = "datasets" if len(versions) > 1 else "dataset"
+        parts.append(f"{word} {few_of(versions, 8)}")
+    folders = [run_dir.group(group) for group in groups]
+    all_kept = filter(None, (elsewhere().kept(one) for one in folders if is_elsewhere(one)))
+    if (kept := next(all_kept, None)) is not None and kept.outlives:
+        parts.append(f"outputs on the volume, in {os.path.join(kept.path, 'tasks')}")
+    else:
+        parts.append(f"outputs in {near(os.path.join(run_dir.path, 'tasks'))}")
+    parts.append(f"logs in {near(os.path.join(run_dir.path, 'logs'))}")
+    return "; ".join(parts)

@@ -18,28 +18,15 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir, runs_dir
 from torchmuster.core.files.terminal import TerminalVoice
 from torchmuster.core.model import codec
-from torchmuster.core.model.events import (
-    GroupEndedEvent,
-    GroupStateEvent,
-    GroupWaitsEvent,
-    HeadLostEvent,
-    NoticeEvent,
-    RecordEvent,
-    TaskStateEvent,
-    WorkflowEndedEvent,
-    WorkflowStartedEvent,
-    event_of,
-)
+from torchmuster.core.model.events import NoticeEvent, RecordEvent, event_of
 from torchmuster.core.model.owner_policy import AfterLoss, OwnerPolicy, RestartBudget
-from torchmuster.core.model.states import State, workflow_state
 from torchmuster.core.model.text import report_of_error
-from torchmuster.core.model.verdict import GroupOutcome, Report, WorkflowResult
+from torchmuster.core.model.verdict import Report
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import bind
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.owner.create import make_dir
 from torchmuster.core.owner.parts import HeadFollower, RecordWriter, Stops
-from torchmuster.core.owner.record import next_task_attempts, read_outcome
 from torchmuster.core.owner.session import EarlyStop, note_on_session
 from torchmuster.errors import MusterError, RunDirectoryError
 from torchmuster.launcher.owner.origin import note_origin
@@ -47,6 +34,21 @@ from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.owner.capacity import Capacity, HostCapacity, Machine, this_machine
 from torchmuster.workflow.owner.view import read_workflow
 from torchmuster.workflow.plan import GroupInput, GroupPlan, WorkflowPlan
+from torchmuster.workflow.record import (
+    GroupEndedEvent,
+    GroupOutcome,
+    GroupStateEvent,
+    GroupWaitsEvent,
+    HeadLostEvent,
+    State,
+    TaskStateEvent,
+    WorkflowEndedEvent,
+    WorkflowResult,
+    WorkflowStartedEvent,
+    next_task_attempts,
+    read_outcome,
+    workflow_state,
+)
 from torchmuster.workflow.task.setup import GroupOrder
 
 MAX_GROUPS_AT_ONCE = 64

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from torchmuster.core import proc
 from torchmuster.core.files.atomic import read_json, write_json
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import State
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.plan import TaskNetwork, TaskPlan, WorkflowPlan
+from torchmuster.workflow.record import State
 
 ENGINES = ("podman", "docker", "apptainer")
 CODE_IMAGE_PULL = 301

@@ -22,7 +22,6 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir, WorkingFolder
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import State
 from torchmuster.core.net import ipc, messages
 from torchmuster.core.net.address import read_secret, split_endpoint
 from torchmuster.core.net.channel import Channel
@@ -43,6 +42,7 @@ from torchmuster.workflow.head.group_head import (
     read_start,
 )
 from torchmuster.workflow.plan import NetworkShare, TaskNetwork
+from torchmuster.workflow.record import State
 from torchmuster.workflow.sandbox.container import CommandFailedError
 from torchmuster.workflow.task.command import TaskCommand
 from torchmuster.workflow.task.data import UploadResult, fetch_inputs, publish, upload_outputs

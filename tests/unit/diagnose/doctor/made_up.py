@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from torchmuster.core.model.network import Interface
 from torchmuster.diagnose.doctor.show import NodeView, Pair, Situation
 from torchmuster.launcher.facts.collect import (
     CollectedFacts,
@@ -16,6 +15,7 @@ from torchmuster.launcher.facts.collect import (
     TorchFacts,
 )
 from torchmuster.launcher.facts.gpu import Gpu, GpuFacts
+from torchmuster.launcher.model.network import Interface
 
 GIB = 1 << 30
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from torchmuster.core.model.network import Interface
 from torchmuster.diagnose.doctor.compare import compare, exit_code
 from torchmuster.diagnose.doctor.show import NodeView, Situation, differ, names_of
 from torchmuster.diagnose.finding import Level
 from torchmuster.launcher.facts.collect import EnvironmentFacts, FactsRequest, collect, own_torch
 from torchmuster.launcher.facts.gpu import GpuFacts, GpuLinks
+from torchmuster.launcher.model.network import Interface
 from unit.diagnose.doctor.made_up import GIB, all_pairs, facts, gpu, gpus, node, port, situation
 
 CUDA = {"torch": "2.13.0+cu126", "cuda": "12.6", "nccl": "2.27.5"}

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kit.tables import rows
-from torchmuster.core.model.states import JobState
 from torchmuster.kubernetes.engine.answers import (
     queue_reasons,
     read_objects,
@@ -17,7 +16,7 @@ from torchmuster.kubernetes.engine.answers import (
 )
 from torchmuster.kubernetes.engine.dialect import REASONS
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 
 # Trimmed to what is read: `kubectl get jobs.batch,pods -l ... -o json`, and events.
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.states import JobState
 from torchmuster.kubernetes.engine.dialect import DIALECT, job_id_of, kubectl, name_of, place_of
 from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.model.job import NodeChunk
+from torchmuster.launcher.model.job import JobState, NodeChunk
 from unit.kubernetes.engine.site_jobs import DEFAULT, JOBS, manifest_of, site
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())

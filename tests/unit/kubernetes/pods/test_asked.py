@@ -10,12 +10,13 @@ import pytest
 from torchmuster.core import proc
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.errors import MusterError
 from torchmuster.launcher.cli.views import print_status
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs import answers
 from torchmuster.launcher.jobs.answers import JobStatusCache, ask_views
+from torchmuster.launcher.model.job import JobState
 from torchmuster.launcher.views.find import all_runs, view_run
 
 SLURM = load_dialect("slurm")

@@ -10,8 +10,8 @@ from kit.packages import keep_package
 from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import JobState, RunState, State
-from torchmuster.core.model.verdict import GroupOutcome, Report
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Report
 from torchmuster.kubernetes.engine.dialect import DIALECT
 from torchmuster.kubernetes.pods.bring_group import bring_group, plan_group
 from torchmuster.kubernetes.pods.elsewhere import (
@@ -23,13 +23,14 @@ from torchmuster.kubernetes.pods.elsewhere import (
 )
 from torchmuster.kubernetes.pods.reach import job_of, pod_order
 from torchmuster.launcher.jobs.jobs import forget_views
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.launcher.spec.site import Site
 from torchmuster.launcher.views.control import stop_and_wait
 from torchmuster.launcher.views.find import find_run, owner_lives, view_run
 from torchmuster.workflow.owner.view import view_remote_workflow
 from torchmuster.workflow.owner.workflow import create_workflow_dir
 from torchmuster.workflow.plan import GroupPlan, Resources, TaskPlan
+from torchmuster.workflow.record import GroupOutcome, State
 
 SITE = Site(
     name="k",

@@ -9,16 +9,15 @@ from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import JobState, State
-from torchmuster.core.model.verdict import GroupOutcome, Report
-from torchmuster.core.owner.record import read_outcome
+from torchmuster.core.model.verdict import Report
 from torchmuster.kubernetes.pods.group import PodGroup
 from torchmuster.kubernetes.pods.reach import RunInPods
 from torchmuster.launcher.jobs.jobs import forget_views
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.launcher.spec.site import Site
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.plan import GroupPlan, TaskPlan
+from torchmuster.workflow.record import GroupOutcome, State, read_outcome
 from unit.kubernetes.pods.conftest import JOB_ID, answers, order_of
 
 

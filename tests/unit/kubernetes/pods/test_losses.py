@@ -12,15 +12,8 @@ from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
 from torchmuster.core.model.codec import moment_of
 from torchmuster.core.model.failure import EndKind
-from torchmuster.core.model.states import RunState, State
-from torchmuster.core.model.verdict import (
-    Circumstances,
-    FailureFacts,
-    GroupOutcome,
-    TaskOutcome,
-    explain_failure,
-    explain_task_failure,
-)
+from torchmuster.core.model.states import RunState
+from torchmuster.core.model.verdict import Circumstances, explain_failure
 from torchmuster.kubernetes.pods.losses import (
     LossNotes,
     explain_group_loss,
@@ -32,6 +25,13 @@ from torchmuster.kubernetes.pods.reach import RunInPods, find_pods
 from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.launcher.views.find import view_run
 from torchmuster.workflow.plan import GroupPlan, TaskPlan
+from torchmuster.workflow.record import (
+    FailureFacts,
+    GroupOutcome,
+    State,
+    TaskOutcome,
+    explain_task_failure,
+)
 from unit.kubernetes.pods.conftest import JOB_ID, RUN_ID, order_of
 
 # In `job-pods-oomkilled` the pod of index 1 was killed at 00:27:09, and its replacement at 00:28:10.

@@ -3,12 +3,11 @@ import os
 import pytest
 
 from torchmuster.core import proc
-from torchmuster.core.model.states import JobState
 from torchmuster.kubernetes.engine.dialect import DIALECT as KUBERNETES
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.engines.wait_reasons import reasons_of
 from torchmuster.launcher.jobs.jobs import MIN_PERSIST_S, NeverStartsWatch
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 
 SMALL = "main*|3|8\n"
 LARGE = "main*|30|8\n"

@@ -3,13 +3,13 @@
 import pytest
 
 from kit.values import run_result
-from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
 from torchmuster.errors import JoinTimeoutError
 from torchmuster.kubernetes.engine.dialect import DIALECT
 from torchmuster.kubernetes.pods.starts import PodStarts
 from torchmuster.launcher.engines.wait_reasons import reasons_of
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 from unit.kubernetes.pods.conftest import JOB_ID, order_of
 
 ERROR = "Error: exit code 1"

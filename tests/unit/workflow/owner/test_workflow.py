@@ -7,11 +7,11 @@ import sys
 import threading
 
 from kit.workflows import workflow_plan
-from torchmuster.core.model.states import State
 from torchmuster.workflow.owner import workflow
 from torchmuster.workflow.owner.capacity import Machine
 from torchmuster.workflow.owner.workflow import WorkflowOwner, create_workflow_dir
 from torchmuster.workflow.plan import GroupPlan, TaskPlan
+from torchmuster.workflow.record import State
 
 DEADLINE_S = 30.0
 

@@ -6,12 +6,12 @@ from kit.workflows import workflow_plan
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.states import JobState, RunState, State
-from torchmuster.core.model.verdict import GroupOutcome
+from torchmuster.core.model.states import RunState
 from torchmuster.launcher.jobs.jobs import view_jobs
-from torchmuster.launcher.model.job import JobView
+from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.workflow.owner.view import view_job_workflow
 from torchmuster.workflow.plan import GroupPlan, TaskPlan
+from torchmuster.workflow.record import GroupOutcome, State
 
 
 @pytest.fixture

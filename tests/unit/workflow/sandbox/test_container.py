@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kit.workflows import workflow_plan
 from torchmuster.core import proc
-from torchmuster.core.model.states import State
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.plan import GroupPlan, TaskNetwork, TaskPlan, TrainingPlan
+from torchmuster.workflow.record import State
 from torchmuster.workflow.sandbox import container
 from torchmuster.workflow.sandbox.container import Container, ContainerSpec, Mount, container_argv
 

@@ -33,7 +33,13 @@ TRAVELS = (
     *("launcher/views", "multirun/api", "multirun/background.py", "multirun/engine.py"),
     *("multirun/held.py", "multirun/server", "multirun/sweep", "multirun/views", "train"),
     *("workflow/data", "workflow/head", "workflow/jobs.py", "workflow/owner"),
-    *("workflow/plan.py", "workflow/sandbox", "workflow/task", "workflow/task_call.py"),
+    *(
+        "workflow/plan.py",
+        "workflow/record.py",
+        "workflow/sandbox",
+        "workflow/task",
+        "workflow/task_call.py",
+    ),
     "workflow/tokens.py",
 )
 PATIENCE_S = 120
