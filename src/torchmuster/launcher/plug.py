@@ -53,7 +53,7 @@ PLUGS = {
         "unpack": "launcher.node.shelf:main",
         "remote": "launcher.node.remote.main:main",
         "proxy": "launcher.node.remote.proxy:main",
-        "dies_with_parent": "launcher.programs.dies_with_parent:main",
+        "dies_with_parent": "launcher.programs.enter:die_with_parent",
         "debugger": "launcher.programs.debugger:main",
         "notify": "launcher.notify.watcher:main",
         "conduct": "launcher.jobs.conduct:main",

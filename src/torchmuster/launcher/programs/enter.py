@@ -1,7 +1,4 @@
-"""Become a command on another node, with the variables and in the folder of the job's head.
-
-Neither pbsdsh nor ssh passes them on.
-"""
+"""Become a command: on another node, or one that dies with its parent."""
 
 import os
 from dataclasses import dataclass
@@ -29,7 +26,9 @@ def enter_argv(python: str, order: EnterOrder) -> list[str]:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Become the command.
+    """Become a command with the variables and in the folder of the job's head.
+
+    Neither pbsdsh nor ssh passes them on.
 
     Raises:
         MusterError: The command can't be started.
@@ -44,3 +43,12 @@ def main(arguments: list[str]) -> NoReturn:
         what = f"`{order.command[0]}` can't be started in {order.cwd} on {os.uname().nodename}"
         fix = "both have to be on a file system of all nodes"
         raise MusterError(what, why=str(error), fix=fix) from error
+
+
+def die_with_parent(arguments: list[str]) -> NoReturn:
+    """Become a command that dies with its parent: a killed client must not leave kubectl running.
+
+    The kernel keeps the parent-death signal across `exec`.
+    """
+    proc.die_with_parent(os.getppid())
+    os.execvp(arguments[0], arguments)
