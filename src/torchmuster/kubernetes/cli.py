@@ -354,11 +354,11 @@ class GroupsInPods(AsJobs):
 
         def follow(voice: "TerminalVoice") -> "WorkflowResult":
             from torchmuster.kubernetes.pods.group import PodPlaces
-            from torchmuster.workflow.owner.workflow import follow_workflow
+            from torchmuster.workflow.owner.workflow import own_workflow
 
             logs = os.path.join(run_dir.path, "logs")
             voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")
-            return follow_workflow(run_dir, voice, elsewhere=PodPlaces(run_dir, site, voice.say))
+            return own_workflow(run_dir, voice, elsewhere=PodPlaces(run_dir, site, voice.say))
 
         return follow_run(plan, run_dir, follow, say=say_end)
 

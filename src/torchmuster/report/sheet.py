@@ -25,6 +25,7 @@ from torchmuster.report.story import (
 _WELL = "exit code 0"
 _ROWS_OF_PLOT = 24
 _MOST_RANKS = 16  # with more, each node gets a lane instead
+_MOST_TASKS = 60
 _MOST_TELLING = 20  # attempts whose evidence is shown
 
 
@@ -68,7 +69,10 @@ def _few(attempts: Sequence[AttemptStory]) -> Sequence[AttemptStory]:
 
 
 def attempts_with_new_evidence(attempts: Sequence[AttemptStory]) -> tuple[AttemptStory, ...]:
-    """Return failed attempts with other evidence than the one before; the last of very many."""
+    """Return failed attempts with other evidence than the one before; the last of very many.
+
+    Those without evidence and with one end only are left out.
+    """
     found: list[AttemptStory] = []
     for one in attempts:
         if one.has_failed and (not found or one.evidence != found[-1].evidence):
@@ -79,17 +83,17 @@ def attempts_with_new_evidence(attempts: Sequence[AttemptStory]) -> tuple[Attemp
 def _attempt_bar(one: AttemptStory, began: float, end: float) -> PlotBar:
     over = max(one.ended if one.ended is not None else end, one.began)
     trains = min(one.training_at or one.workers_at or over, over)
-    counts = (
+    counts_until = (
         over
         if not one.has_failed and one.kept_at is None
         else max(trains, min(one.kept_at or trains, over))
     )
     if not one.has_failed and one.ended_by == "all workers ended well":
-        counts = over
+        counts_until = over
     parts = (
         (one.began, trains, "t-start", "start"),
-        (trains, counts, "t-kept", "training that counts"),
-        (counts, over, "t-lost", "training that was lost"),
+        (trains, counts_until, "t-kept", "training that counts"),
+        (counts_until, over, "t-lost", "training that was lost"),
     )
     pieces = [
         PlotPiece(
@@ -191,7 +195,7 @@ def _lane(story: Story, name: str, stays: Sequence["_LanePart"]) -> PlotBar:
 
 
 def _ranks_in(text: str) -> list[int]:
-    """Return the ranks in a text like `0-7,16`; empty for another form."""
+    """Return the ranks in a text like `0-7,16`, of a range the first 17; empty for another form."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -208,7 +212,7 @@ def tasks_plot(story: Story) -> charts.PlotSheet | None:
         return None
     began, end = story.began, story.ended or story.made
     rows = []
-    for task in tasks[:60]:
+    for task in tasks[:_MOST_TASKS]:
         first, last = task.began or began, task.ended or end
         failed = task.state.startswith("FAILED")
         piece = PlotPiece(
@@ -229,6 +233,8 @@ def tasks_plot(story: Story) -> charts.PlotSheet | None:
     words = (
         "A bar for each task, from the start of its first attempt to its end. A cross: it failed."
     )
+    left = len(tasks) - len(rows)
+    words += f" {left} more tasks are left out." if left else ""
     labels = PlotLabels(
         key="timeline-plot",
         title="Tasks over time",
@@ -244,7 +250,7 @@ def tasks_plot(story: Story) -> charts.PlotSheet | None:
 
 MAX_METRICS = 16
 _OWN_STEP_TIME = "perf/step_seconds"  # the library's metric; better than times between records
-_NOTEWORTHY = 0.05  # a rank counts as slow if it is above the median by this share
+_NOTEWORTHY = 0.05  # a rank counts as slow if it is slower than the median rank by this share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

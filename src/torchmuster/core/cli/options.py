@@ -35,7 +35,7 @@ def complete_files(
 
 
 def complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Return the completion function for names of `engines` or `sessions`."""
+    """Return a completion function for the names at the plug point `completions` under `what`."""
 
     def names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         known = plugs.find("completions", what)
@@ -44,8 +44,8 @@ def complete(what: str) -> Callable[[click.Context, click.Parameter, str], list[
     return names
 
 
-def starts(callback: Callable[..., int]) -> Callable[..., int]:
-    """Give a command that starts something the options that rooms add to all of these."""
+def add_start_options(callback: Callable[..., int]) -> Callable[..., int]:
+    """Add the options of the plug point `start_options`: to every command that starts something."""
     for add in plugs.every("start_options"):
         callback = add(callback)
     return callback
@@ -68,7 +68,7 @@ parallel = click.option(
     "--parallel", type=click.IntRange(1, 256), default=8, help="Files at a time."
 )
 regex = click.option("--regex", help="Only files whose relative path matches (re.match).")
-yes = click.option("-y", "--yes", is_flag=True, help="Without asking.")
+yes = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 
 # The interpreter of a job, and the resources it requests.
 python = click.option(

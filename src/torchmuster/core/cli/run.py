@@ -265,7 +265,7 @@ class RunCommand(click.Command):
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 @answers
-@options.starts
+@options.add_start_options
 def run(**given: Any) -> int:
     """Run SCRIPT with ARGS on one or many nodes.
 

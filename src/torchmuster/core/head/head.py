@@ -22,7 +22,7 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.channel import Channel, ChannelClosedError, Role
 
 SAY_EVERY_S = 5.0
-_OWNER_STOPPED_S = 30.0
+_OWNER_STALLED_S = 30.0
 _LOOK_AGAIN_S = 0.1
 _TURN_S = 0.1
 _MAX_UNSENT_OUTPUT_BYTES = 1 << 20
@@ -102,10 +102,11 @@ class Outlet:
 
 @dataclass(slots=True)
 class HeadClient:
-    """A client that watches or commands, over its own connection; it missed `left_out` lines.
+    """A client that watches or commands, over its own connection.
 
     Attributes:
-        outlet: An outlet that leaves out nothing.
+        left_out: Lines that were not sent since the last output that was.
+        outlet: Sends every line; set for an owner that wants all.
     """
 
     channel: Channel
@@ -138,7 +139,7 @@ class Head(ABC, Generic[AgentT]):
         self.inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self.own_ids = (proc.boot_id(), proc.network_id())
         self._record = record
-        self._clients: list[HeadClient] = []  # those that watch
+        self._watchers: list[HeadClient] = []
 
     # What subclasses define.
 
@@ -153,7 +154,7 @@ class Head(ABC, Generic[AgentT]):
 
     @abstractmethod
     def advance(self) -> None:
-        """Do what is due."""
+        """Decide what the time demands."""
 
     @abstractmethod
     def take_call(self, hello: messages.Message, channel: Channel) -> AgentT | None:
@@ -173,7 +174,7 @@ class Head(ABC, Generic[AgentT]):
 
     def client_gone(self, client: HeadClient) -> None:
         """Handle the end of a client's connection."""
-        self._clients = [one for one in self._clients if one is not client]
+        self._watchers = [one for one in self._watchers if one is not client]
 
     # Connections.
 
@@ -182,7 +183,9 @@ class Head(ABC, Generic[AgentT]):
         if channel.role is Role.AGENT:
             await self._serve_agent(channel)
         elif channel.role is Role.CLIENT and not channel.is_open:
-            await self._serve_client(channel)  # they run commands: the public key isn't enough
+            await self._serve_client(
+                channel
+            )  # a client may run commands, so it needs the run's key
 
     async def _serve_agent(self, channel: Channel) -> None:
         try:
@@ -247,10 +250,10 @@ class Head(ABC, Generic[AgentT]):
         handle()
         return True
 
-    async def tell_the_rest(self, outlet: Outlet) -> None:
+    async def wait_for_reader(self, outlet: Outlet) -> None:
         """Wait until the owner has read everything and disconnected, or has stalled for 30 s."""
         seen, seen_at = outlet.progress, time.monotonic()
-        while outlet.channel is not None and time.monotonic() - seen_at < _OWNER_STOPPED_S:
+        while outlet.channel is not None and time.monotonic() - seen_at < _OWNER_STALLED_S:
             if seen != outlet.progress:
                 seen, seen_at = outlet.progress, time.monotonic()
             await self.take_next(_LOOK_AGAIN_S)
@@ -262,19 +265,19 @@ class Head(ABC, Generic[AgentT]):
         now, name, fields = utc_now(), event.name, fields_of(event)
         self.disk.append(self._record, event_line(now, name, fields).encode())
         message = messages.Event(name=name, time=now, fields=fields)
-        for client in self._clients:
+        for client in self._watchers:
             client.send(message)
         return message
 
     def watch(self, client: HeadClient, *, owner: bool) -> None:
         """Send a client all events from now on."""
         client.owner = owner
-        if client not in self._clients:
-            self._clients.append(client)
+        if client not in self._watchers:
+            self._watchers.append(client)
 
     def show(self, output: messages.AnyOutput) -> None:
         """Send output to the watching clients; for a slow one, only count its lines."""
-        for client in self._clients:
+        for client in self._watchers:
             unsent = client.channel.unsent_bytes
             if client.outlet is None and unsent > _MAX_UNSENT_OUTPUT_BYTES:
                 client.left_out += output.dropped_lines + (output.text.count("\n") or 1)

@@ -37,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def claim_attempt(
-    office: HeadCredentials,
+    credentials: HeadCredentials,
     attempt: int,
     members: tuple[int, ...],
     restarts_spent: int,
@@ -46,7 +46,7 @@ def claim_attempt(
     """Claim a term for an attempt that is about to start.
 
     Args:
-        office: Its newest term is updated.
+        credentials: Its newest term is updated.
         attempt: The number of the attempt.
         members: The places of all connected agents.
         restarts_spent: The restarts spent so far.
@@ -56,21 +56,21 @@ def claim_attempt(
         HeadLostError: Another node is the head, or this node can't know whether it still is.
     """
     claim = Term(
-        number=office.term + 1,
-        holder=office.holder,
-        place=office.place,
-        node=office.node,
+        number=credentials.term + 1,
+        holder=credentials.holder,
+        place=credentials.place,
+        node=credentials.node,
         members=members,
         next_attempt=attempt + 1,
         restarts_spent=restarts_spent,
     )
     try:
-        is_ours = office.claims.take(claim)
+        is_ours = credentials.claims.take(claim)
     except OSError as error:
-        if error.errno not in _FULL or not _is_newest(office):
+        if error.errno not in _FULL or not _is_newest(credentials):
             raise HeadLostError(
                 "this node can't know whether it is still the head of the run",
-                where=office.claims.folder,
+                where=credentials.claims.folder,
                 why=str(error),
                 fix="the folder of the run has to be there, and to be writable, on all its nodes",
             ) from error
@@ -78,36 +78,40 @@ def claim_attempt(
         say("the disk is full: until there is space, no other node can take the head's place")
         return
     if not is_ours:
-        raise deposed(office)
-    office.term = claim.number
+        raise deposed(credentials)
+    credentials.term = claim.number
 
 
-def is_deposed(office: HeadCredentials) -> bool:
+def is_deposed(credentials: HeadCredentials) -> bool:
     """Return whether another node has become the head.
 
     If that can't be read now, the next attempt's claim shows it.
     """
     try:
-        newest = office.claims.newest()
+        newest = credentials.claims.newest()
     except OSError:
         return False
-    return newest is not None and newest.number > office.term and newest.holder != office.holder
+    return (
+        newest is not None
+        and newest.number > credentials.term
+        and newest.holder != credentials.holder
+    )
 
 
-def deposed(office: HeadCredentials) -> HeadLostError:
+def deposed(credentials: HeadCredentials) -> HeadLostError:
     """Return the error of a head that another one has replaced."""
-    where = office.claims.head_node()
+    where = credentials.claims.head_node()
     return HeadLostError(f"{where} has become the head of this run, so this one ends")
 
 
-def _is_newest(office: HeadCredentials) -> bool:
+def _is_newest(credentials: HeadCredentials) -> bool:
     try:
         # A fresh look first makes a file, for which there is no space. Without it, the answer may
         # be old, but never too new.
-        newest = office.claims.newest(fresh=False)
+        newest = credentials.claims.newest(fresh=False)
     except OSError:
         return False
-    return newest is not None and newest.number == office.term
+    return newest is not None and newest.number == credentials.term
 
 
 MAX_LISTED = 256  # nodes in one event

@@ -66,7 +66,7 @@ class TrainingHeadOptions:
         relay_port: The head's own port, which forwards connections to torch's store; 0: it doesn't.
         samples_bytes: The current size of the record of samples.
         spread: Starts the agents on other hosts, where no engine does.
-        office: Set if another node may take the head's place.
+        credentials: Set if another node may take the head's place.
         left_out: Machines that computed wrongly under an earlier head.
         expected: The places of an earlier head's agents, for which this head waits.
         began_at: When the run began, by the wall clock; 0: with this head, which is its first.
@@ -85,7 +85,7 @@ class TrainingHeadOptions:
     samples_bytes: int = 0
     spread: Spread | None = None
     has_owner: bool = False
-    office: HeadCredentials | None = None
+    credentials: HeadCredentials | None = None
     left_out: frozenset[str] = frozenset()
     expected: frozenset[int] = frozenset()
     began_at: float = 0.0

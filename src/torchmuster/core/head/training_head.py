@@ -77,7 +77,7 @@ class TrainingHead(Head[membership.Member]):
             return None
         return Outlet(Backlog(lambda: self.options.run_dir.untold, self.disk))
 
-    # For the rest of this process.
+    # What the process of the head asks.
 
     def store_address(self) -> tuple[str, int] | None:
         """Return where the running attempt's store listens; None if there is none."""
@@ -114,13 +114,13 @@ class TrainingHead(Head[membership.Member]):
         if self._outlet is None:
             if not self._owner_came:
                 self._unheard.append(message)
-        elif not any(client.outlet is not None for client in self._clients):
+        elif not any(client.outlet is not None for client in self._watchers):
             self._outlet.send(message)
 
     def notice(self, text: str) -> None:
         """Record a sentence about the whole run."""
-        office = self.options.office
-        node = office.node if office is not None else self.plan.node_name(0)
+        credentials = self.options.credentials
+        node = credentials.node if credentials is not None else self.plan.node_name(0)
         self.event(events.NoticeEvent(node=node, text=text))
 
     # The one loop.
@@ -169,7 +169,7 @@ class TrainingHead(Head[membership.Member]):
                 if self.options.spread is not None:
                     self.options.spread.need(places)
                 need = messages.NeedNodes(places=tuple(places), again=again)
-                for client in self._clients:
+                for client in self._watchers:
                     if client.owner:
                         client.channel.send_nowait(need)
             case node_policy.OpenStore(attempt=attempt, address=address):
@@ -182,13 +182,13 @@ class TrainingHead(Head[membership.Member]):
                     part.lose(member, why)
 
     def _claim(self, attempt: int) -> None:
-        """Claim the attempt's term before any agent gets an order: the head may have changed."""
-        office = self.options.office
-        if office is None:
+        """Claim the attempt's term before any agent gets an order: another head may have taken over."""
+        credentials = self.options.credentials
+        if credentials is None:
             return
         starts = (m.started_at for m in self.policy.members.members if m.is_present)
         members = tuple(sorted({start for start in starts if start is not None}))
-        membership.claim_attempt(office, attempt, members, self.policy.book.spent, self.notice)
+        membership.claim_attempt(credentials, attempt, members, self.policy.book.spent, self.notice)
 
     # From agents.
 
@@ -201,7 +201,7 @@ class TrainingHead(Head[membership.Member]):
         return member
 
     def take_word(self, agent: membership.Member, message: messages.Message) -> None:
-        """Handle an agent's message: show output, else pass it to the parts or the policy."""
+        """Handle an agent's message: show output; offer the rest to all parts, and then to the policy."""
         match message:
             case messages.Output():
                 self.show(message)
@@ -220,9 +220,9 @@ class TrainingHead(Head[membership.Member]):
 
     def take_loss(self, agent: membership.Member, channel: Channel, why: str) -> None:
         """Handle the end of an agent's connection: the agent may have gone to another head."""
-        office = self.options.office
-        if office is not None and membership.is_deposed(office):
-            raise membership.deposed(office)
+        credentials = self.options.credentials
+        if credentials is not None and membership.is_deposed(credentials):
+            raise membership.deposed(credentials)
         self.policy.gone(self.clock(), agent, channel, why)
         self._carry_out()
 
@@ -268,7 +268,7 @@ class TrainingHead(Head[membership.Member]):
         if not owner:
             return
         if self._outlet is not None:
-            for one in self._clients:  # an earlier connection may not have ended yet
+            for one in self._watchers:  # an earlier connection may not have ended yet
                 one.outlet = self._outlet if one is client else None
             self._outlet.attach(client.channel)
         self._owner_came = True
@@ -291,8 +291,8 @@ class TrainingHead(Head[membership.Member]):
             self.policy.send(member, message)
         return {member.place for member in members if member.place is not None}
 
-    def write_file(self, path: str, text: str) -> None:
-        """Write a file of the run directory, in the writer thread."""
+    def append_file(self, path: str, text: str) -> None:
+        """Append text to a file of the run directory, in the writer thread."""
         self.disk.append(path, text.encode(errors="replace"))  # it makes the folder
         self.disk.close_file(path)
 
@@ -316,11 +316,11 @@ class TrainingHead(Head[membership.Member]):
         ):
             pass
         if self._outlet is not None:
-            await self.tell_the_rest(self._outlet)
+            await self.wait_for_reader(self._outlet)
         return result
 
     @property
-    def has_unsent_messages(self) -> bool:
+    def may_have_unsent_messages(self) -> bool:
         """Return whether the run is over but its owner may have messages to read."""
         return self.is_over and self._outlet is not None
 
@@ -333,10 +333,10 @@ class TrainingHead(Head[membership.Member]):
 
 
 class HeadPart:
-    """A part of the head of a training run, made with it; the base class does nothing.
+    """A part of the head of a training run; the base class does nothing.
 
-    Rooms and other packages plug theirs in as `head_parts` (docs/plugging-in.md). An error in a
-    part's `take_word`, `take_request`, `hear` or `advance` ends the head.
+    Rooms and other packages plug theirs in as `head_parts` (docs/plugging-in.md); a head makes its
+    parts when it is made. A part writes files by `head.disk` only. An error in a part ends the head.
     """
 
     def __init__(self, head: TrainingHead) -> None:
@@ -346,7 +346,7 @@ class HeadPart:
         """Work while the head conducts its run; cancelled at its end."""
 
     def hear(self, event: events.RecordEvent) -> None:
-        """Handle an event that has just been written."""
+        """Handle an event that was just handed to the writer."""
 
     def take_word(self, member: membership.Member, message: messages.Message) -> bool:
         """Handle an agent's message; return whether it was for this part."""

@@ -39,7 +39,7 @@ class ScratchError(MusterError):
 
 
 def parent_folder(environment: Mapping[str, str], named: str | None = None) -> str:
-    """Return the folder for scratch folders: as named, the scheduler's, else the temporary one."""
+    """Return the folder for scratch folders: the named one, the scheduler's, or the temporary one."""
     if named:
         return named
     if environment.get("SLURM_TMPDIR"):
@@ -106,7 +106,7 @@ def remove_scratch(path: str) -> None:
 
 _RECORD = "owner.json"
 _SOCKET_FOLDER = re.compile(r"muster-[a-z0-9_]{8}$")  # as tempfile.mkdtemp names it
-_GONE = ".gone"
+_REMOVING = ".gone"
 _MAX_RECORD_BYTES = 1 << 16
 _held: dict[str, int] = {}  # our folders -> descriptors of their locks
 
@@ -149,14 +149,14 @@ def _lock(fd: int, kind: int) -> bool:
     return True
 
 
-def keep_holding(folder: str) -> int:
+def lock_for_exec(folder: str) -> int:
     """Return a folder's lock descriptor, inheritable by an interpreter that replaces this one."""
     fd = _held[folder]
     os.set_inheritable(fd, True)
     return fd
 
 
-def go_on_holding(folder: str, fd: int) -> None:
+def adopt_lock(folder: str, fd: int) -> None:
     """Hold a folder by the lock descriptor that the previous interpreter has left."""
     os.set_inheritable(fd, False)
     _held[folder] = fd
@@ -166,7 +166,7 @@ def make_socket_folder() -> str:
     """Return a new private folder with a path short enough for sockets, held while we live."""
     folder = _short_folder()
     hold(folder)
-    note_owner(folder)
+    write_agent_record(folder)
     return folder
 
 
@@ -187,7 +187,7 @@ def is_socket_folder(path: str) -> bool:
     return is_named_so and os.path.lexists(os.path.join(path, _RECORD))
 
 
-def note_owner(socket_folder: str, scratch: str | None = None) -> None:
+def write_agent_record(socket_folder: str, scratch: str | None = None) -> None:
     """Write an agent's record into its socket folder.
 
     Without a record, its folders would stay when it is killed.
@@ -199,14 +199,16 @@ def note_owner(socket_folder: str, scratch: str | None = None) -> None:
         os.replace(f"{path}.tmp", path)
 
 
-def start_sweep(run_id: str | None) -> threading.Thread:
-    """Run `sweep` in a thread: removing large folders takes time that an agent does not have."""
-    thread = threading.Thread(target=sweep, args=(run_id,), name="leftovers", daemon=True)
+def start_removing_leftovers(run_id: str | None) -> threading.Thread:
+    """Run `remove_leftovers` in a thread: removing large folders takes time that an agent does not have."""
+    thread = threading.Thread(
+        target=remove_leftovers, args=(run_id,), name="leftovers", daemon=True
+    )
     thread.start()
     return thread
 
 
-def sweep(run_id: str | None = None, folders: tuple[str, ...] = ()) -> None:
+def remove_leftovers(run_id: str | None = None, folders: tuple[str, ...] = ()) -> None:
     """Remove what killed agents have left, except this run's scratch, which a replacement reuses.
 
     Args:
@@ -220,10 +222,10 @@ def sweep(run_id: str | None = None, folders: tuple[str, ...] = ()) -> None:
             continue
         for name in names:
             with contextlib.suppress(OSError):
-                _sweep_one(os.path.join(folder, name), run_id)
+                _remove_leftover(os.path.join(folder, name), run_id)
 
 
-def _sweep_one(socket_folder: str, run_id: str | None) -> None:
+def _remove_leftover(socket_folder: str, run_id: str | None) -> None:
     record = _read_record(os.path.join(socket_folder, _RECORD))
     if record is None:
         return
@@ -231,11 +233,11 @@ def _sweep_one(socket_folder: str, run_id: str | None) -> None:
     if isinstance(scratch, str):
         if run_id is not None and os.path.basename(scratch).startswith(f"muster-{run_id}-"):
             return
-        if not is_let_go(socket_folder):
+        if not is_unlocked(socket_folder):
             return
         _remove(scratch)
-        if os.path.lexists(scratch + _GONE):
-            return  # not all of it could be removed: the record stays for the next sweep
+        if os.path.lexists(scratch + _REMOVING):
+            return  # not all of it could be removed: the record stays for the next time
     _remove(socket_folder)
 
 
@@ -255,7 +257,7 @@ def _read_record(path: str) -> dict[str, object] | None:
     return record if isinstance(record, dict) else None
 
 
-def is_let_go(folder: str) -> bool:
+def is_unlocked(folder: str) -> bool:
     """Return whether a folder is ours and nobody holds it."""
     fd = take_over(folder)
     if fd is None:
@@ -287,12 +289,12 @@ def _remove(folder: str) -> None:
     fd = take_over(folder)
     if fd is not None:
         try:
-            if not os.path.lexists(folder + _GONE):
-                os.rename(folder, folder + _GONE)
+            if not os.path.lexists(folder + _REMOVING):
+                os.rename(folder, folder + _REMOVING)
         finally:
             os.close(fd)
-    if is_let_go(folder + _GONE):
-        remove_scratch(folder + _GONE)
+    if is_unlocked(folder + _REMOVING):
+        remove_scratch(folder + _REMOVING)
 
 
 _MAX_TAKES = 10
@@ -305,7 +307,7 @@ StartWith = Callable[[Program, Mapping[str, str]], None]
 
 
 class NodeWork:
-    """The setup of one node, from the start of its agent to its end.
+    """The setup of one node, from the agent's start to the agent's end.
 
     Args:
         options: The agent's options.
@@ -327,7 +329,7 @@ class NodeWork:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Return the processes of the setup that run now."""
+        """Return the pids of the setup's processes."""
         return frozenset()
 
     @property
@@ -340,7 +342,7 @@ class NodeWork:
         return named | ({contract.SCRATCH_VARIABLE: self.scratch} if self.scratch else {})
 
     def try_at_once(self) -> None:
-        """Do the setup now if it has nothing to wait for; that takes less than a millisecond."""
+        """Do the setup now if it is only the scratch folder; that takes less than a millisecond."""
         if not self.setup.is_empty or not self.setup.is_plain:
             return
         with contextlib.suppress(MusterError):  # `run` meets it again, where it can be told
@@ -360,7 +362,9 @@ class NodeWork:
         """
         del tell
         if not self.setup.is_plain:
-            raise MusterError("no part of muster that is here runs setup lines and stages files")
+            raise MusterError(
+                "setup lines and staging need torchmuster's launcher, which is not installed here"
+            )
         start_with(self.plan.program, self.options.environment)
         self.make_scratch(parent_folder(self.options.environment, self.setup.scratch))
         self.is_done = True
@@ -373,11 +377,11 @@ class NodeWork:
             if hold(self.scratch):
                 break  # else another process just removed it as a leftover of a killed agent
         if self._socket_folder is not None:
-            note_owner(self._socket_folder, self.scratch)
+            write_agent_record(self._socket_folder, self.scratch)
 
 
 def with_python(program: Program, python: str, *flags: str) -> Program:
-    """Return the program with another interpreter; a session server is a command that begins with its own."""
+    """Return the program with another interpreter, also where its first word is one: a session server."""
     server_entry = plugs.entry("session_server")
     target = python if server_entry and server_entry in program.args else program.target
     return replace(program, target=target, python=(python, *flags))

@@ -11,7 +11,7 @@ from torchmuster.core.owner.create import write_owner
 
 
 def start_background_owner(run_dir: RunDir) -> None:
-    """Start the owner of a prepared run in its own session.
+    """Start the owner of a prepared run in a process session of its own.
 
     Raises:
         MusterError: It can't be started.
@@ -29,7 +29,7 @@ def start_background_owner(run_dir: RunDir) -> None:
 
 
 def _own(path: str) -> int:
-    os.dup2(1, 2)
+    os.dup2(1, 2)  # errors go to the log, too
     run_dir = RunDir(path)
     kind = run_dir.kind or Kind.RUN
     own: Callable[[RunDir], int] = plugs.find("kinds", f"{kind.value} own") or own_in_background
@@ -37,7 +37,7 @@ def _own(path: str) -> int:
 
 
 def own_in_background(run_dir: RunDir) -> int:
-    """Own a prepared run to its end; return its exit code.
+    """Own a prepared run to its end, as the background process; return its exit code.
 
     Raises:
         RunDirectoryError: It has no plan.
@@ -49,9 +49,9 @@ def own_in_background(run_dir: RunDir) -> int:
     from torchmuster.core.owner.supervise import own_run
 
     plan = plan_to_own(run_dir)
-    sweep = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
+    maybe_sweep = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
     special = "session" if plan.session is not None else None
-    special = special or ("member" if os.path.exists(sweep.member_request) else None)
+    special = special or ("member" if os.path.exists(maybe_sweep.member_request) else None)
     if special is not None and (own := plugs.find("run_owners", special)) is not None:
         return int(own(plan, run_dir))
     voice = TerminalVoice()

@@ -20,7 +20,7 @@ from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import name_on, report_of_error
 from torchmuster.core.model.verdict import Report, Result, StopCause, cause_of_stop, end_by_stop
 from torchmuster.core.net import messages
-from torchmuster.core.node.setup import start_sweep
+from torchmuster.core.node.setup import start_removing_leftovers
 from torchmuster.core.owner import parts
 from torchmuster.core.owner.record import next_attempt, read_result, recorded_seconds
 from torchmuster.core.owner.session import EarlyStop, own_terminal
@@ -139,7 +139,7 @@ class RunOwner:
             if not self._has_gone:
                 await self._end_agents()
             # Remove what killed agents left on this machine: there may be no later run to do it.
-            await asyncio.to_thread(start_sweep(None).join, _SWEEP_LIMIT_S)
+            await asyncio.to_thread(start_removing_leftovers(None).join, _SWEEP_LIMIT_S)
         return self.result
 
     # One head's life.

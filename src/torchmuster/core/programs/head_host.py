@@ -101,7 +101,7 @@ class HeadHost:
         """Wait for the head's last messages, after its agent has ended."""
         if self._conducting is not None and self.head is not None:
             late_s = OWNER_S if self.head.is_over else 0.0
-            limit_s = None if self.head.has_unsent_messages else _LAST_S + late_s
+            limit_s = None if self.head.may_have_unsent_messages else _LAST_S + late_s
             await asyncio.wait({self._conducting}, timeout=limit_s)
             self._conducting.cancel()
 

@@ -31,7 +31,7 @@ from torchmuster.core.node.options import (
     share_threads,
     take_environment,
 )
-from torchmuster.core.node.setup import make_socket_folder, start_sweep
+from torchmuster.core.node.setup import make_socket_folder, start_removing_leftovers
 from torchmuster.core.node.spawner.start import begin_spawner, start_spawner
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
@@ -76,11 +76,11 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
     if order.listen_fd is not None:
         listening = socket.socket(fileno=order.listen_fd)
         listening.setblocking(False)
-        office = None
+        credentials = None
         if order.term is not None:  # another node may replace this head
             claims = Claims(run_dir.succession)
             place, holder = order.place, order.holder
-            office = HeadCredentials(
+            credentials = HeadCredentials(
                 claims=claims, term=order.term, holder=holder, place=place, node=name
             )
         head = TrainingHeadOptions(
@@ -92,7 +92,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             why=f"after attempt {order.first_attempt - 1}" if order.first_attempt else "start",
             samples_bytes=size_of(run_dir.samples),
             has_owner=order.lifeline_fd is not None,
-            office=office,
+            credentials=credentials,
             left_out=machines_left_out(run_dir) if order.first_attempt else frozenset(),
             expected=trained_last(plan, run_dir)
             if order.first_attempt and plan.spares
@@ -204,7 +204,7 @@ def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | Non
     disk = DiskWriter(root=options.run_directory(plan.run_id).path if is_known else None)
     disk.start()
     work = _node_work(options, disk, folder, done=spawner is not None)
-    start_sweep(plan.run_id)
+    start_removing_leftovers(plan.run_id)
     voice = _make_voice(launch, disk, folder)
     try:
         code = asyncio.run(_run(launch, spawner, socket_path, disk, voice, work))

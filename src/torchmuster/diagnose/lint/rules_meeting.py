@@ -70,7 +70,7 @@ def _has_a_turn_for_each_node(view: ScriptView, start: ScriptStart) -> bool:
 def _endpoint(view: ScriptView, start: ScriptStart) -> str | None:
     """Return the text of the rendezvous address; None when it is unknown."""
     if start.given is None:
-        found = view.job.shell.value_of("MASTER_ADDR", start.line)
+        found = view.job.shell.assignment_of("MASTER_ADDR", start.line)
         return found.value if found is not None and start.kind == "python" else None
     if start.given.standalone:
         return None
@@ -245,7 +245,7 @@ def fixed_port(view: ScriptView) -> Iterator[Finding]:
 def _port(view: ScriptView, start: ScriptStart) -> int | None:
     """Return the port of a start; 0 or None when it is not a fixed number."""
     if start.given is None:
-        found = view.job.shell.value_of("MASTER_PORT", start.line)
+        found = view.job.shell.assignment_of("MASTER_PORT", start.line)
         fixed = found is not None and start.kind == "python"
         return number(found.value, view.job, start.line) if found is not None and fixed else None
     if start.given.standalone or start.partial or _is_set_by_pet(view):

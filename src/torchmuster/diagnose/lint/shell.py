@@ -122,8 +122,8 @@ class _Lexer:
         self.tokens: list[ShellToken] = []
         self.slips = Slips()
         self._word: ShellToken | None = None
-        self._here: list[tuple[str, bool, bool]] = []
-        self._wants_delimiter: bool | None = None
+        self._here: list[tuple[str, bool, bool]] = []  # delimiter, strips tabs, is quoted
+        self._strips_tabs: bool | None = None  # of the here-document whose delimiter comes next
 
     def run(self) -> None:
         while self.position < len(self.text):
@@ -164,15 +164,15 @@ class _Lexer:
         word, self._word = self._word, None
         if word is None:
             return
-        if self._wants_delimiter is not None:
-            self._here.append((shown(word.text), self._wants_delimiter, word.quoted))
-            self._wants_delimiter = None
+        if self._strips_tabs is not None:
+            self._here.append((shown(word.text), self._strips_tabs, word.quoted))
+            self._strips_tabs = None
             return
         self.tokens.append(word)
 
     def _end_of_line(self) -> None:
         self._end_word()
-        self._wants_delimiter = None
+        self._strips_tabs = None
         self.tokens.append(ShellToken("\n", line=self.line))
         self.position += 1
         self.line += 1
@@ -273,7 +273,7 @@ class _Lexer:
         match = _OPERATOR.match(self.text, self.position)
         found = match[0] if match else char
         if found in ("<<", "<<-"):
-            self._wants_delimiter = found == "<<-"
+            self._strips_tabs = found == "<<-"
         else:
             self.tokens.append(ShellToken("operator", found, found, self.line))
         self.position += len(found)
@@ -293,8 +293,8 @@ def _expanded(match: re.Match[str]) -> str:
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
 _OPENERS = {"if": "if", "while": "loop", "until": "loop", "for": "loop", "select": "loop"}
 _CLOSERS = frozenset({"fi", "done", "esac", "}"})
-_PASSED = frozenset({"then", "else", "elif", "do", "!", "time", "{"})
-_EXPORTERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
+_SKIPPED_KEYWORDS = frozenset({"then", "else", "elif", "do", "!", "time", "{"})
+_DECLARERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
 _MAX_EXPANSIONS, _MAX_LENGTH = 200, 20_000
 _VARIABLE = re.compile(rf"[${FIXED}](?:(\w+)|\{{(\w+)(?:\[[@*]\])?(?::?-([^}}]*))?\}})")
 
@@ -362,7 +362,7 @@ class ShellScript:
     Attributes:
         exports: Names that any line exports.
         exports_all: The script has `set -a`.
-        by_name: The assignments for more than one command.
+        by_name: The assignments, without those for one command (`X=1 command`).
         here: Its here-documents.
     """
 
@@ -376,12 +376,12 @@ class ShellScript:
 
     def read_inner(self, text: str, first_line: int) -> "ShellScript":
         """Parse a script that this one passes to another shell."""
-        inner = read_shell(bind(text), first_line)
+        inner = read_shell(for_inner_shell(text), first_line)
         inner.by_name = {**self.by_name, **inner.by_name}
         return inner
 
-    def value_of(self, name: str, line: int | None = None) -> Assignment | None:
-        """Return the last assignment to a name, above `line` if there is one."""
+    def assignment_of(self, name: str, line: int | None = None) -> Assignment | None:
+        """Return the last assignment to a name at or above `line`; if there is none, the last of all."""
         found = self.by_name.get(name)
         if not found:
             return None
@@ -394,11 +394,11 @@ class ShellScript:
 
         def fill(match: re.Match[str]) -> str:
             name = match[1] or match[2]
-            found = None if name in seen else self.value_of(name, line)
+            found = None if name in seen else self.assignment_of(name, line)
             if found is None:
                 return match[3] if match[3] is not None and name not in seen else match[0]
             used.add(name)
-            return bind(found.value) if match[0][0] == FIXED else found.value
+            return for_inner_shell(found.value) if match[0][0] == FIXED else found.value
 
         for _ in range(5):
             used: set[str] = set()
@@ -410,12 +410,12 @@ class ShellScript:
         return text
 
     def sources(self, text: str, line: int | None = None) -> list[Assignment]:
-        """Return the assignments that a text depends on, the nearest first."""
+        """Return the assignments that a text depends on, the direct ones first."""
         found: list[Assignment] = []
         names = variables_of(text)
         while names and len(found) < _MAX_EXPANSIONS:
             name = names.pop(0)
-            source = self.value_of(name, line)
+            source = self.assignment_of(name, line)
             if source is not None and source not in found:
                 found.append(source)
                 names += variables_of(source.value)
@@ -443,18 +443,18 @@ class _Reader:
         self.script = script
         self._words: list[ShellToken] = []
         self._stack: list[str] = []
-        self._skips_word = False
+        self._next_is_redirected_to = False
 
     def take(self, token: ShellToken) -> None:
         if token.kind == "word":
-            if not self._skips_word:
+            if not self._next_is_redirected_to:
                 self._words.append(token)
-            self._skips_word = False
+            self._next_is_redirected_to = False
             return
         if token.kind == "here":
             self.script.here.append(token)
             return
-        self._skips_word = (
+        self._next_is_redirected_to = (
             token.kind == "operator"
             and token.raw[0] in "<>&"
             and token.raw
@@ -463,7 +463,7 @@ class _Reader:
                 "&&",
             )
         )
-        if self._skips_word:
+        if self._next_is_redirected_to:
             return
         if token.raw == "(" and len(self._words) == 1 and self._names_function():
             self._words.insert(0, ShellToken("word", "function", "function"))
@@ -472,7 +472,11 @@ class _Reader:
 
     def _names_function(self) -> bool:
         word = self._words[0].raw
-        return bool(re.fullmatch(r"[\w.:-]+", word)) and word not in {*_OPENERS, *_PASSED, "case"}
+        return bool(re.fullmatch(r"[\w.:-]+", word)) and word not in {
+            *_OPENERS,
+            *_SKIPPED_KEYWORDS,
+            "case",
+        }
 
     def end(self, *, background: bool = False) -> None:
         words, self._words = self._words, []
@@ -480,8 +484,8 @@ class _Reader:
         given: list[ShellToken] = []
         while words and _ASSIGNMENT.match(words[0].raw):
             given.append(words.pop(0))
-        if words and words[0].raw in _EXPORTERS:
-            self._export(words)
+        if words and words[0].raw in _DECLARERS:
+            self._declare(words)
         for token in given:
             self._assign(token, exported=False, before_command=bool(words))
         if words:
@@ -506,12 +510,12 @@ class _Reader:
                     self._stack[-1] = "in function"
                 else:
                     self._stack.append("braces")
-            elif word not in _PASSED:
+            elif word not in _SKIPPED_KEYWORDS:
                 return words
             words = words[1:]
         return words
 
-    def _export(self, words: list[ShellToken]) -> None:
+    def _declare(self, words: list[ShellToken]) -> None:
         exported = words[0].raw == "export" or (len(words) > 1 and "x" in words[1].raw[:4])
         for token in words[1:]:
             if _ASSIGNMENT.match(token.raw):
@@ -567,6 +571,6 @@ def _words_of_array(raw: str) -> str:
     return " ".join(token.text for token in tokens if token.kind == "word")
 
 
-def bind(text: str) -> str:
+def for_inner_shell(text: str) -> str:
     """Return a script for another shell: this shell's `$` become `FIXED`, deferred ones active."""
     return text.replace("$", FIXED).replace(DEFERRED, "$")

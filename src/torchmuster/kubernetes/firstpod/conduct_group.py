@@ -40,7 +40,7 @@ from torchmuster.kubernetes.node.task import PodTaskWords
 from torchmuster.kubernetes.pods.pull import BROKEN, Pull, into, program
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy
-from torchmuster.launcher.node.remote.files import CameBack
+from torchmuster.launcher.node.remote.files import ReturnedOutputs
 from torchmuster.workflow.head.group_head import ProcessStarter, conduct_group, read_plan
 from torchmuster.workflow.owner.workflow import link_reused_outputs
 from torchmuster.workflow.plan import GroupInput, GroupNodes
@@ -96,7 +96,7 @@ class GroupGather:
                 self._pull(index, lines, "pod-record", copy)
             self._stopping.wait(_AGAIN_S)
         try:
-            outputs = CameBack(run_dir)
+            outputs = ReturnedOutputs(run_dir)
             end = self._pull(index, lines, "pod-record --once --outputs", copy, outputs)
             if end is None:
                 raise MusterError("the connection ended")
@@ -117,7 +117,7 @@ class GroupGather:
         lines: PodConnections,
         words: str,
         copy: Copy,
-        outputs: CameBack | None = None,
+        outputs: ReturnedOutputs | None = None,
     ) -> messages.CopyEnd | None:
         name, take = self.order.host(index), into(copy)
 

@@ -334,7 +334,7 @@ def _keep(session: PodSession, kept: KeptRecord | ArrivingCode) -> int:
     for has in kept.copy.has():
         session.writer.send(has)
     while (message := _next(session)) is not None:
-        if not isinstance(message, messages.CopyOf) and files.read_line(kept.note) != mine:
+        if not isinstance(message, messages.CopyOf) and files.read_private(kept.note) != mine:
             return 1
         match message:
             case messages.CopyOf(mark=mark) if not kept.copy.begin(mark):

@@ -33,7 +33,7 @@ from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.ssh_files import CLIENT_ONLY_FILES, own_paths
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.replica import Copy, CopyScope
-from torchmuster.launcher.node.remote.files import CameBack
+from torchmuster.launcher.node.remote.files import ReturnedOutputs
 from torchmuster.workflow.record import GroupOutcome
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
@@ -203,7 +203,7 @@ class RecordMirror:
         push.run(folder, CopyScope((orders.CODE_FILE,)), sha, at_once)
 
     def _read_record(self, port: int, *, once: bool) -> None:
-        came, copy = CameBack(self.run.run_dir), self._copy_here()
+        came, copy = ReturnedOutputs(self.run.run_dir), self._copy_here()
         self._way = pull = Pull(self.run.argv(port, program("pod-record" + " --once" * once)))
         self._copy = copy
         try:
@@ -231,7 +231,7 @@ class RecordMirror:
         for part in copy.has():
             yield replace(part, order=order)
 
-    def _take(self, message: messages.RemoteMessage, copy: Copy, came: CameBack) -> bool:
+    def _take(self, message: messages.RemoteMessage, copy: Copy, came: ReturnedOutputs) -> bool:
         if not self.is_connected:
             self.is_connected, self._since = True, time.monotonic()
         match message:
@@ -307,7 +307,7 @@ class RecordMirror:
                 os.rename(path, os.path.join(folder, os.path.basename(path)))
         os.makedirs(self.run.run_dir.logs, exist_ok=True)
 
-    def _finish(self, end: messages.CopyEnd, outputs: CameBack) -> None:
+    def _finish(self, end: messages.CopyEnd, outputs: ReturnedOutputs) -> None:
         if self.run.order.group is None:
             top = os.path.join(self.run.run_dir.path, "output")
             hosts = [self.run.order.host(index) for index in range(self.run.order.num_pods)]

@@ -92,7 +92,7 @@ def read_value(path: str, note: ValueNote, rank: int) -> Any:
         raise ResultError(
             f"the value of rank {rank} is not what the rank has sent",
             where=path,
-            why=f"the record of the run names other {note.size_bytes} bytes, so nothing was unpickled",
+            why=f"the record names {note.size_bytes} bytes with another hash, so nothing was unpickled",
             fix="run the function again",
         )
     return unpack(data, lambda module: _missing(module, rank))
@@ -108,7 +108,7 @@ _POLL_S = 0.02
 # less often.
 _LEAST_POLL_S, _MOST_POLL_S, _POLL_SHARE = 0.004, 0.05, 0.02
 _LOOK_AT_OWNER_S = 2.0  # the check may ask a scheduler
-_COMES_S = 10.0  # how long files of other hosts may arrive after the result
+_FILES_COME_WITHIN_S = 10.0  # the files of other hosts, after the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +152,14 @@ def poll_until_ended(
     Raises:
         TimeoutError: The time is up.
     """
-    started = look_at = time.monotonic()
+    started = look_at_owner_at = time.monotonic()
     while (result := any_result(run_dir)) is None:
         now = time.monotonic()
         if timeout_s is not None and now - started >= timeout_s:
             name = short_id(os.path.basename(run_dir.path))
             raise TimeoutError(f"{name} has not ended within {timeout_s:g} s")
-        if now >= look_at:
-            look_at = now + _LOOK_AT_OWNER_S
+        if now >= look_at_owner_at:
+            look_at_owner_at = now + _LOOK_AT_OWNER_S
             if not owner_lives(run_dir) and is_all_here():
                 return any_result(run_dir)
         yield pause_s(now - started)
@@ -167,7 +167,7 @@ def poll_until_ended(
 
 
 class RunHandle:
-    """A run: of `launch`, of another process, or of the command line.
+    """A handle of a run that `launch`, another process or the command line has started.
 
     It keeps no state: all handles of one run agree, in any process of this user.
 
@@ -405,7 +405,7 @@ class RunHandle:
     def _poll_for_values(self) -> Any:
         """Yield pauses between polls until all values have arrived, or the time is up."""
         attempt, notes = noted_values(self._dir)
-        until = time.monotonic() + _COMES_S
+        until = time.monotonic() + _FILES_COME_WITHIN_S
         while not have_arrived(self._dir, attempt, notes) and time.monotonic() < until:
             yield _POLL_S
 

@@ -21,7 +21,7 @@ from torchmuster.core.owner.supervise import own_run
 from torchmuster.core.spec.launch import JobLimits, RunRequest, plan_run
 from torchmuster.errors import UsageError
 from torchmuster.launcher.cli import sites
-from torchmuster.launcher.cli.ship import begin_to_pack
+from torchmuster.launcher.cli.ship import start_packing
 from torchmuster.launcher.engines.sites import with_node_setup
 from torchmuster.launcher.engines.ssh import SshEngine, SshOptions
 from torchmuster.launcher.files.code_copy import find_code
@@ -90,7 +90,7 @@ class HostsPlace(Place):
             plan = replace(plan, program=replace(plan.program, python=python))
         if request.ship_env is not None and not problems.found:
             # The hosts get a virtual environment of this machine.
-            self.wishes = replace(self.wishes, environment=begin_to_pack(request.ship_env))
+            self.wishes = replace(self.wishes, environment=start_packing(request.ship_env))
             old = plan.node_setup
             setup = replace(old, lines=(*old.lines, *_SENT_LINES), python_follows=True)
             program = replace(plan.program, python=("python3", *plan.program.python[1:]))

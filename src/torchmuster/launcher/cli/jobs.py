@@ -21,7 +21,7 @@ from torchmuster.core.model.plan import WARN_S
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.owner.create import LOW_FREE_BYTES, LOW_INODES, nearest_folder, room_warnings
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.launcher.cli.ship import place_archive, with_shipped
+from torchmuster.launcher.cli.ship import link_parcel, with_shipped
 from torchmuster.launcher.cli.sites import nodes_of_site
 from torchmuster.launcher.engines.sites import with_node_setup
 from torchmuster.launcher.model.job import JobState
@@ -106,7 +106,7 @@ class JobPlace(Place):
 
     def start(self, plan: "RunPlan", run_dir: RunDir, *, detach: bool) -> "Follow | None":
 
-        place_archive(plan, self._packed)
+        link_parcel(plan, self._packed)
         job = self._job(plan)
         warn(self.dialect.unmapped(job))
         return submit(plan, run_dir, job, self.dialect, num_more=self._num_more, detach=detach)
@@ -310,7 +310,7 @@ class InsideJobPlace(Place):
 
         del detach  # it was refused
         job = self._used
-        place_archive(plan, self._packed)
+        link_parcel(plan, self._packed)
         engine = AllocationEngine(plan, run_dir, job)
 
         def follow(voice: "TerminalVoice") -> "Result":

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @options.detach
 @ending.option
 @answers
-@options.starts
+@options.add_start_options
 def restart(run: str, *, detach: bool) -> int:
     """Start RUN again with its options in the same place: a new run on the same snapshots.
 

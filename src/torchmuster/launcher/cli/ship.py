@@ -24,7 +24,7 @@ def pack_named(named: str) -> "PackedEnvironment":
     """Pack the environment that the user names, showing progress; return the archive.
 
     Raises:
-        UsageError: There is none, or it can't be sent.
+        UsageError: There is no such environment, or it can't be sent.
     """
     from torchmuster.core.files.layout import muster_home
     from torchmuster.launcher.files.environment import find_prefix, pack
@@ -34,11 +34,11 @@ def pack_named(named: str) -> "PackedEnvironment":
     return pack(prefix, cache, lambda text: click.echo(f"muster: {text}", err=True))
 
 
-def begin_to_pack(named: str) -> "Callable[[], PackedEnvironment]":
+def start_packing(named: str) -> "Callable[[], PackedEnvironment]":
     """Pack in a thread while hosts are called; return a function that waits for the archive.
 
-    Even for an environment that was sent before, packing takes half a second, for its questions and
-    20,000 files.
+    Even for an environment that was sent before, packing takes half a second: muster asks its
+    interpreter and looks at 20,000 files.
 
     Raises:
         UsageError: There is no such environment.
@@ -63,7 +63,7 @@ def with_shipped(plan: "RunPlan", named: str | None) -> "tuple[RunPlan, PackedEn
     """Let the nodes of a job unpack an environment; return the plan, and the archive or None.
 
     Raises:
-        UsageError: There is none, or it can't be sent.
+        UsageError: There is no such environment, or it can't be sent.
     """
     from torchmuster.core.files.layout import runs_dir
     from torchmuster.core.model.plan import ShippedEnvironment
@@ -77,7 +77,7 @@ def with_shipped(plan: "RunPlan", named: str | None) -> "tuple[RunPlan, PackedEn
     return replace(plan, node_setup=setup), packed
 
 
-def place_archive(plan: "RunPlan", packed: "PackedEnvironment | None") -> None:
+def link_parcel(plan: "RunPlan", packed: "PackedEnvironment | None") -> None:
     """Link the archive into the run directory, so that a waiting job keeps it; copy it if need be.
 
     Raises:

@@ -21,7 +21,7 @@ from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece
 from torchmuster.launcher.net.replica import Copy
-from torchmuster.launcher.node.remote.files import RUN_RECORD, CameBack
+from torchmuster.launcher.node.remote.files import RUN_RECORD, ReturnedOutputs
 
 _RECORD = (RunDir.events, RunDir.training)
 # Files that decide which Jobs are asked about and removed, and how a workflow continues: the
@@ -53,7 +53,7 @@ class FetchedFiles:
     def __init__(self, run_dir: RunDir, say: Callable[[str], None]) -> None:
         self._run_dir, self._say = run_dir, say
         self._copies: dict[str, Copy] = {}
-        self._came = CameBack(run_dir)
+        self._came = ReturnedOutputs(run_dir)
         self._reported: set[str] = set()
         self._head: str | None = None
 

@@ -39,7 +39,7 @@ class RankActivity(enum.Enum):
     EVALUATES = "evaluates"
     DEBUGGED = "debugged"
     STOPPED = "stopped"
-    IN_KERNEL = "in kernel"  # sleeps uninterruptibly
+    UNINTERRUPTIBLE = "in kernel"  # sleeps uninterruptibly
     WORKS = "works"  # the script's own code, or a library's
     UNKNOWN = "unknown"
 
@@ -51,7 +51,7 @@ class StackReading:
     Attributes:
         what: The operation or call: `all_reduce`, `read()`.
         frame: The script's innermost frame; the innermost of all if none is the script's.
-        by: The loader's process that it waits for; empty otherwise.
+        by: For a wait: `in a process of its loader`; else empty.
         is_sure: For a wait: whether the frames prove it, even if the processor is busy.
     """
 
@@ -70,13 +70,13 @@ class StackReading:
 # Frames.
 
 
-def sections(text: str) -> list[tuple[str, list[Frame]]]:
+def threads(text: str) -> list[tuple[str, list[Frame]]]:
     """Return the threads of a text: (first line, frames from the innermost) of each."""
-    parts = (part.partition("\n") for part in _threads(text))
+    parts = (part.partition("\n") for part in _sections(text))
     return [(head, _frames(rest)) for head, _, rest in parts]
 
 
-def _threads(text: str) -> list[str]:
+def _sections(text: str) -> list[str]:
     """Return the part of each thread, from its first line to the next thread's."""
     starts = [head.start() for head in _SECTION.finditer(text)]
     return [text[begin:end] for begin, end in pairwise([*starts, len(text)])]
@@ -94,7 +94,7 @@ def _frames(text: str) -> list[Frame]:
 
 def main_first(text: str) -> str:
     """Return the text with the main thread first: faulthandler writes it last."""
-    parts = _threads(text)
+    parts = _sections(text)
     if not parts:
         return text
     chosen = _main_index(parts)
@@ -103,7 +103,7 @@ def main_first(text: str) -> str:
 
 
 def _main_index(parts: Sequence[str]) -> int:
-    """Return the index of the main thread's section: the one that our own frames have started."""
+    """Return the index of the main thread: named so or with our frames, else the current, else the last."""
     for index, part in enumerate(parts):
         if _OURS.search(part) or "MainThread" in part.partition("\n")[0]:
             return index
@@ -115,7 +115,7 @@ def _main_index(parts: Sequence[str]) -> int:
 
 def main_frames(text: str) -> list[Frame]:
     """Return the frames of the main thread from the innermost, without our own at the bottom."""
-    found = sections(main_first(text))
+    found = threads(main_first(text))
     frames = found[0][1] if found else []
     return [frame for frame in frames if not _OURS.search(frame.file)]
 
@@ -179,7 +179,6 @@ _OPERATION_NAMES = {
     "_sync_buffers": "the broadcast of DDP's buffers",
     "_sync_module_states": "the broadcast of DDP's weights",
     "_verify_param_shape_across_processes": "DDP's comparison of parameters",
-    "_engine_run_backward": "backward",
 }
 _FETCHER = "/torch/utils/data/_utils/fetch.py"  # not in the stack of an idle process of a loader
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
@@ -215,10 +214,10 @@ def judge(
     if state == "t" or any(_DEBUGGERS.search(f.file) for f in frames):
         return StackReading(doing=RankActivity.DEBUGGED, what=name, frame=frame)
     if state == "D":
-        return StackReading(doing=RankActivity.IN_KERNEL, what=name, frame=frame)
+        return StackReading(doing=RankActivity.UNINTERRUPTIBLE, what=name, frame=frame)
     if not frames:
         return StackReading(doing=RankActivity.UNKNOWN)
-    if (aside := _aside(frames)) is not None:
+    if (aside := _slow_activity(frames)) is not None:
         return StackReading(doing=aside, what=name, frame=frame)
     found = _waiting(frames, frame, children)
     if found is None and frame is frames[0]:
@@ -226,7 +225,7 @@ def judge(
     return found or StackReading(doing=RankActivity.WORKS, what=name, frame=frame)
 
 
-def _aside(frames: Sequence[Frame]) -> RankActivity | None:
+def _slow_activity(frames: Sequence[Frame]) -> RankActivity | None:
     """Return the activity of a rank that compiles, saves or evaluates (slow); None otherwise."""
     for one in frames:
         if one.name == "<module>":  # it is being imported
@@ -251,6 +250,7 @@ def _is_named(frame: Frame, names: re.Pattern[str]) -> bool:
 def _waiting(
     frames: Sequence[Frame], frame: Frame | None, children: Sequence[str]
 ) -> StackReading | None:
+    """Return the wait for other ranks, for the backward pass or for the loader."""
     operation = _operation(frames)
     if operation is not None:
         return StackReading(doing=RankActivity.WAITS, what=operation, frame=frame)
@@ -262,7 +262,7 @@ def _waiting(
 
 
 def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> StackReading | None:
-    """Return the wait in C code that the script's line has called: Python has no frame for it."""
+    """Return the wait in C code called by this line of the script: Python has no frame for it."""
     what = source if len(source) <= 40 else f"{source[:37]}..."
     if _STORE_WAIT.search(source):
         return StackReading(doing=RankActivity.WAITS, what="TCPStore", frame=frame, is_sure=False)
@@ -274,7 +274,7 @@ def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> StackReading 
 
 
 def _operation(frames: Sequence[Frame]) -> str | None:
-    """Return the collective of the innermost frames, ignoring those of Python itself."""
+    """Return the collective, or the function of torch or torchmuster, that the innermost frames wait in."""
     inner = [f for f in frames if not _is_standard(f.file)]
     if not inner or not _WAITING.search(inner[0].file):
         return None
@@ -313,7 +313,7 @@ def makes_store(text: str, source: str = "") -> bool:
     return not is_library(inner[0].file) and bool(_STORE_WAIT.search(source))
 
 
-def imports(text: str) -> bool:
+def is_importing(text: str) -> bool:
     """Return whether the main thread imports a library: import frames are above the script's."""
     for frame in main_frames(text):
         if frame.file.startswith("<frozen importlib"):
@@ -334,7 +334,7 @@ def _is_at_loader(frames: Sequence[Frame]) -> bool:
 
 
 def _loading(frame: Frame | None, children: Sequence[str]) -> StackReading:
-    """Return the activity of a rank that waits for its loader's processes, from their stacks."""
+    """Return what the loader's processes do while the rank waits for them."""
     for text in children:
         if text.startswith("stopped"):
             return StackReading(

@@ -57,7 +57,7 @@ class StartLook(hang_watch.Seen):
             rest_s=rest_s,
             kernel=stack.kernel,
             source=stack.source,
-            imports=reading.imports(stack.text),
+            imports=reading.is_importing(stack.text),
             store=stack.store,
         )
 
@@ -304,7 +304,7 @@ class Surroundings(Protocol):
     def event(self, event: RecordEvent) -> object:
         """Write an event."""
 
-    def write_file(self, path: str, text: str) -> None:
+    def append_file(self, path: str, text: str) -> None:
         """Write a file of the run directory, without waiting for it."""
 
 
@@ -517,7 +517,7 @@ class HangMonitor:
         path = os.path.join(self._folder, f"stacks-{min(self._num_files, _MAX_FILES)}.txt")
         self._num_files += 1
         text = "\n".join([judgement.sentence, "", *self._lines(question)])
-        self._around.write_file(path, text + "\n")
+        self._around.append_file(path, text + "\n")
         return path
 
     def _end(

@@ -46,7 +46,7 @@ def tell(seen: Sequence[Seen]) -> str:
         standing = one.standing
         key = (standing.doing, standing.what, standing.place, standing.by, one.kernel)
         groups.setdefault(
-            key if standing.doing is not RankActivity.IN_KERNEL else (one.rank,), []
+            key if standing.doing is not RankActivity.UNINTERRUPTIBLE else (one.rank,), []
         ).append(one)
     ordered = sorted(
         groups.values(), key=lambda g: (g[0].standing.doing is not RankActivity.WAITS, -len(g))
@@ -80,7 +80,7 @@ def describe_standing(standing: StackReading, kernel: str = "", *, single: bool 
         case RankActivity.STOPPED:
             whose = f"waits for {standing.by}, which is" if standing.by else is_
             return f"{whose} stopped (SIGSTOP){inside}"
-        case RankActivity.IN_KERNEL:
+        case RankActivity.UNINTERRUPTIBLE:
             at = f" ({kernel})" if kernel else ""
             return f"{'sleeps' if single else 'sleep'} uninterruptibly in the kernel{at}{inside}"
         case RankActivity.DEBUGGED:
@@ -455,7 +455,7 @@ class HangWatch:
         starts = any(one.standing.what in _STARTS for one in waiting)
         if starts or any(one.standing.doing in _MAY_TAKE_LONG for one in others):
             limit_s = self.limits.ceiling_s
-        first = [one for one in others if one.standing.doing is RankActivity.IN_KERNEL]
+        first = [one for one in others if one.standing.doing is RankActivity.UNINTERRUPTIBLE]
         return first + [one for one in others if one not in first], limit_s
 
     def _stands(self, now: float, one: Seen, limit_s: float) -> bool:
@@ -487,7 +487,7 @@ class HangWatch:
 
 def _is_of_surroundings(standing: StackReading) -> bool:
     silent = standing.doing is RankActivity.UNKNOWN and not standing.what
-    return silent or standing.doing in (RankActivity.STOPPED, RankActivity.IN_KERNEL)
+    return silent or standing.doing in (RankActivity.STOPPED, RankActivity.UNINTERRUPTIBLE)
 
 
 def was_active(before: RankProgress, now: RankProgress, elapsed_s: float) -> bool:

@@ -235,7 +235,7 @@ def _size_of(path: str) -> int:
 
 def is_used(path: str) -> bool:
     """Say whether somebody holds an environment, or it is not ours to remove."""
-    return os.path.lexists(path) and not setup.is_let_go(path)
+    return os.path.lexists(path) and not setup.is_unlocked(path)
 
 
 def forget_old(folder: str, keep: int) -> None:

@@ -187,7 +187,7 @@ class Successor:
         self._options, self._agent, self._host, self._disk = options, agent, host, disk
         self._run_dir = RunDir(options.run_dir)
         self._claims = Claims(self._run_dir.succession)
-        self._office: HeadCredentials | None = None
+        self._credentials: HeadCredentials | None = None
         self._owner: proc.Child | None = None
         self._owner_order: tuple[int, int] | None = None
         self._owners_left = _MOST_OWNERS
@@ -209,7 +209,7 @@ class Successor:
     async def watch(self) -> None:
         """Wait until the head is lost; as the head, wait until another one replaces it."""
         await self._succession.watch()
-        while self._office is not None:
+        while self._credentials is not None:
             await asyncio.sleep(_SUCCESSOR_LOOK_EVERY_S)
             if self._owner is not None and self._owner.poll() is not None:
                 self._replace_owner(self._owner)
@@ -217,8 +217,8 @@ class Successor:
                 newest = await asyncio.to_thread(self._claims.newest)
             except OSError:
                 continue  # the next look shows it
-            if newest is not None and newest.holder != self._office.holder:
-                self._agent.fail(deposed(self._office))
+            if newest is not None and newest.holder != self._credentials.holder:
+                self._agent.fail(deposed(self._credentials))
                 return
 
     async def _take_over(self, claim: Term) -> None:
@@ -229,7 +229,7 @@ class Successor:
         listening = bind("0.0.0.0", 0)
         listening.setblocking(False)
         port = int(listening.getsockname()[1])
-        self._office = office = HeadCredentials(
+        self._credentials = credentials = HeadCredentials(
             claims=self._claims,
             term=claim.number,
             holder=claim.holder,
@@ -244,7 +244,7 @@ class Successor:
             why=f"the head on {lost} was lost",
             samples_bytes=size_of(run_dir.samples),
             has_owner=True,
-            office=office,
+            credentials=credentials,
             left_out=machines_left_out(run_dir),
             expected=expected,
             began_at=began_at(run_dir),
@@ -254,7 +254,7 @@ class Successor:
         newest = await asyncio.to_thread(self._claims.newest)
         if newest != claim:  # another claim was made while this node was suspended
             listening.close()
-            raise deposed(office)
+            raise deposed(credentials)
         head = self._host.begin(options, listening, self._options.head, self._agent)
         if before is not None:
             is_gone = self._succession.has_proof_of(before.number)

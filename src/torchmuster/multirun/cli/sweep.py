@@ -137,7 +137,7 @@ class _SweepCommand(SetCommand):
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 @answers
-@options.starts
+@options.add_start_options
 def sweep(**given: Any) -> int:
     """Run SCRIPT with every combination of the values of --grid, some at a time.
 

@@ -26,7 +26,7 @@ from torchmuster.core.model.codec import encode, from_arguments, to_arguments
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.text import in_minutes
 from torchmuster.core.node.options import AgentOptions, AgentOrder
-from torchmuster.core.node.setup import go_on_holding, keep_holding, make_socket_folder
+from torchmuster.core.node.setup import adopt_lock, lock_for_exec, make_socket_folder
 from torchmuster.core.node.spawner.serve import import_for_workers, reason_not_to_fork
 from torchmuster.core.node.spawner.start import control_pair
 from torchmuster.core.plainfile import write_all
@@ -649,7 +649,7 @@ class SessionServer:
     def _renew(self, caller: _Caller, order: messages.ForkAgent, job: dict[str, str]) -> None:
         """Become a new interpreter that imports again; return only if it can't be started."""
         line = caller.line.detach()
-        lock = keep_holding(os.path.dirname(self.socket_path))
+        lock = lock_for_exec(os.path.dirname(self.socket_path))
         fds = caller.fds
         waiting = [c for c in self.callers if c is not caller and not c.order and not c.gone_at]
         others = tuple((c.line.fileno(), c.pid) for c in waiting)
@@ -696,7 +696,7 @@ class SessionServer:
         self.socket_path = handed.socket_path
         self.time.began_at, self.time.used_at = handed.began_at, handed.used_at
         self.num_runs = handed.num_runs
-        go_on_holding(os.path.dirname(self.socket_path), handed.lock)
+        adopt_lock(os.path.dirname(self.socket_path), handed.lock)
         others = [fd for fd, _ in handed.others]
         for fd in (handed.listening, handed.order, handed.line, *handed.fds, *others):
             os.set_inheritable(fd, False)

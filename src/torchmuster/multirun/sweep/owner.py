@@ -33,7 +33,7 @@ from torchmuster.core.net.ipc import AskMemory, CallTaken, IpcCall, IpcServer, W
 from torchmuster.core.node.kernel import visible_gpus
 from torchmuster.core.node.options import THREADS
 from torchmuster.core.node.output import LogVoice, Voice
-from torchmuster.core.node.setup import make_socket_folder, start_sweep
+from torchmuster.core.node.setup import make_socket_folder, start_removing_leftovers
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.spawner.keeper import SpawnerKeeper
 from torchmuster.core.node.workers import HeldMemory, NodeAttempt, WorkerSettings
@@ -130,7 +130,7 @@ class ForkSlots(runs.Slots):
         Raises:
             MusterError: The interpreter can't be executed.
         """
-        start_sweep(self._plan.run_id)  # leftovers of a killed owner
+        start_removing_leftovers(self._plan.run_id)  # leftovers of a killed owner
         self._keeper.start_with(self._keeper.program, self._keeper.environment)
         for slot in self._slots:
             os.mkdir(slot.folder, 0o700)

@@ -87,6 +87,6 @@ class MemberWatch:
         if (sentence := narrate(event)) is not None:
             self._say(sentence)
 
-    def write_file(self, path: str, text: str) -> None:
+    def append_file(self, path: str, text: str) -> None:
         """Write a file in the member's run directory."""
         self._disk.replace(path, text.encode())

@@ -102,13 +102,13 @@ class OnThisMachine(WorkflowCell):
         if detach:
             return leave_in_background(run_dir, plan.run_id)
         from torchmuster.core.files.layout import near
-        from torchmuster.workflow.owner.workflow import follow_workflow
+        from torchmuster.workflow.owner.workflow import own_workflow
 
         shown = near(os.path.dirname(os.path.dirname(run_dir.logs)))
 
         def follow(voice: "TerminalVoice") -> "WorkflowResult":
             voice.say(f"run {short_id(plan.run_id)}: {size_of(plan.groups)}; logs in {shown}")
-            return follow_workflow(run_dir, voice)
+            return own_workflow(run_dir, voice)
 
         return follow_run(plan, run_dir, follow, say=say_end)
 
@@ -199,7 +199,7 @@ class OnHosts(WorkflowCell):
         self, run_dir: "RunDir", plan: "WorkflowPlan", voice: "TerminalVoice"
     ) -> "WorkflowResult":
         from torchmuster.workflow.owner.capacity import HostCapacity, describe_crowding
-        from torchmuster.workflow.owner.workflow import follow_workflow
+        from torchmuster.workflow.owner.workflow import own_workflow
 
         hosts = self._task_hosts(run_dir, plan, voice)
         try:
@@ -214,7 +214,7 @@ class OnHosts(WorkflowCell):
             sentence = describe_crowding(plan, len(hosts.facts))
             if sentence is not None:
                 voice.say(sentence)
-            return follow_workflow(run_dir, voice, HostCapacity(hosts.facts, hosts.broker))
+            return own_workflow(run_dir, voice, HostCapacity(hosts.facts, hosts.broker))
         finally:
             hosts.close()
 

@@ -74,7 +74,7 @@ class SubmitCommand(SetCommand, AnswerCommand):
 )
 @click.option("--backoff", default="1", metavar="TIME", help="Before a retry, doubled; default 1s.")
 @partial(answers, shows=True)
-@options.starts
+@options.add_start_options
 def submit(**given: Any) -> int:
     """Run the workflow in FILE.
 

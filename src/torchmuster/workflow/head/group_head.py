@@ -667,7 +667,7 @@ class GroupHead(Head[_Agent]):
             for task, attempt, _ in self._starter.poll():
                 self._leaving.discard((task, attempt))
             await asyncio.sleep(0.01)
-        for client in self._clients:
+        for client in self._watchers:
             await client.channel.close()
 
 

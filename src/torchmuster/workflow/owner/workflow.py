@@ -52,14 +52,14 @@ from torchmuster.workflow.record import (
 from torchmuster.workflow.task.setup import GroupOrder
 
 MAX_GROUPS_AT_ONCE = 64
-MAX_HEADS_LOST = 2
+MAX_HEAD_RESTARTS = 2
 MAX_SHOWN_GROUPS = 20  # with more groups, only failures get a line each
 REPORT_WAIT_S = 4.0
 _TICK_S = 0.1
 _POLL_S = 0.02
-_END_LIMIT_S = 15.0
+_END_LIMIT_S = 15.0  # to end processes that a head has left
 
-Hear = Callable[[messages.Message], None]
+Hear = Callable[[messages.Message], None]  # takes the messages of a group's head
 
 
 def link_reused_outputs(plan: WorkflowPlan, run_dir: RunDir) -> None:
@@ -181,7 +181,7 @@ class GroupProcess:
 
     def _state(self) -> str:
         facts = proc.read_process(self.pid)
-        return facts.state if facts is not None else "X"
+        return facts.state if facts is not None else "X"  # as /proc shows a dead process
 
     async def _wait_for_end(self) -> str:
         while self._child is not None and self._child.poll() is None:
@@ -193,7 +193,7 @@ class GroupProcess:
         self._head.send_stop()
 
     def kill(self) -> None:
-        """SIGKILL the head; its children become ours, and `_end_orphans` ends them."""
+        """SIGKILL the head; its children become ours, and `WorkflowOwner._end_orphans` ends them."""
         if self._child is not None:
             self._child.send_signal(9)
 
@@ -235,7 +235,7 @@ class GroupRunner(Protocol):
 
 @dataclass(slots=True)
 class TaskDisplay:
-    """A display that gives each task a number, because the voice identifies ranks."""
+    """Shows tasks by a `TerminalVoice`, which knows ranks only: each task gets a number."""
 
     voice: TerminalVoice
     _numbers: dict[str, int] = field(default_factory=dict)
@@ -271,7 +271,7 @@ class _Group:
 
 
 class WorkflowOwner:
-    """The owner of one workflow."""
+    """Conducts a workflow: starts its groups, follows them, writes the result."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class WorkflowOwner:
     def _policy(self, group: GroupPlan) -> OwnerPolicy:
         # A cancelled group may upload its outputs for a long time: only silence ends it.
         return OwnerPolicy(
-            f"group {group.name}", RestartBudget(MAX_HEADS_LOST), self._stops.requests
+            f"group {group.name}", RestartBudget(MAX_HEAD_RESTARTS), self._stops.requests
         )
 
     async def run(self, early: EarlyStop | None = None) -> WorkflowResult:
@@ -591,7 +591,7 @@ def _words_of(state: State, why: str | None) -> str:
     return f"{text}: {why}" if why else text
 
 
-def follow_workflow(
+def own_workflow(
     run_dir: RunDir,
     voice: TerminalVoice,
     hosts: HostCapacity | None = None,
@@ -622,6 +622,6 @@ def own_in_background(run_dir: RunDir) -> int:
     if os.path.exists(run_dir.site):  # else it runs on this machine, without an import
         places = plugs.find("workflow_places", "cluster")
     elsewhere = places(run_dir, voice) if places is not None else None
-    result = follow_workflow(run_dir, voice, elsewhere=elsewhere)
+    result = own_workflow(run_dir, voice, elsewhere=elsewhere)
     voice.flush(5.0)
     return result.exit_code

@@ -10,16 +10,21 @@ import sys
 import pytest
 
 from kit.command import SOURCE
-from torchmuster.core.node.setup import hold, make_socket_folder, note_owner, sweep
+from torchmuster.core.node.setup import (
+    hold,
+    make_socket_folder,
+    remove_leftovers,
+    write_agent_record,
+)
 
 AGENT = """
 import os, sys
-from torchmuster.core.node.setup import hold, note_owner
+from torchmuster.core.node.setup import hold, write_agent_record
 folder, scratch = sys.argv[1:]
 for path in (folder, scratch):
     os.makedirs(path, exist_ok=True)
     assert hold(path)
-note_owner(folder, scratch)
+write_agent_record(folder, scratch)
 print("here", flush=True)
 sys.stdin.read()
 """
@@ -62,14 +67,14 @@ def left(folder):
 
 def test_the_folders_of_a_killed_agent_are_removed(agent, tmp_path):
     end(agent())
-    sweep("new", (str(tmp_path),))
+    remove_leftovers("new", (str(tmp_path),))
 
     assert left(tmp_path) == []
 
 
 def test_a_living_agent_keeps_its_folders(agent, tmp_path):
     agent()
-    sweep("new", (str(tmp_path),))
+    remove_leftovers("new", (str(tmp_path),))
 
     assert left(tmp_path) == FOLDERS
 
@@ -78,14 +83,14 @@ def test_scratch_that_a_replacement_has_taken_over_stays(agent, tmp_path):
     first = agent()
     agent(number=2)
     end(first)
-    sweep("new", (str(tmp_path),))
+    remove_leftovers("new", (str(tmp_path),))
 
     assert left(tmp_path) == ["muster-abcdefg2", FOLDERS[1]]
 
 
 def test_an_agent_of_the_same_run_leaves_the_scratch_to_a_replacement(agent, tmp_path):
     end(agent())
-    sweep("old", (str(tmp_path),))
+    remove_leftovers("old", (str(tmp_path),))
 
     assert left(tmp_path) == FOLDERS
 
@@ -93,8 +98,8 @@ def test_an_agent_of_the_same_run_leaves_the_scratch_to_a_replacement(agent, tmp
 def test_a_folder_without_a_record_of_ours_is_never_touched(tmp_path):
     for name in ("muster-abcdefgh", "muster-data", "muster-abcdefgi", "precious"):
         (tmp_path / name).mkdir()
-    note_owner(str(tmp_path / "muster-abcdefgi"), str(tmp_path / "precious"))
-    sweep("new", (str(tmp_path),))
+    write_agent_record(str(tmp_path / "muster-abcdefgi"), str(tmp_path / "precious"))
+    remove_leftovers("new", (str(tmp_path),))
 
     assert left(tmp_path) == ["muster-abcdefgh", "muster-data", "precious"]
 
@@ -103,7 +108,7 @@ def test_a_folder_without_a_record_of_ours_is_never_touched(tmp_path):
 def test_what_another_user_has_written_is_no_record(agent, tmp_path):
     end(agent())
     os.chown(tmp_path / FOLDERS[0] / "owner.json", 12345, 12345)
-    sweep("new", (str(tmp_path),))
+    remove_leftovers("new", (str(tmp_path),))
 
     assert left(tmp_path) == FOLDERS
 

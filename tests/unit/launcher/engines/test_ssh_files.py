@@ -9,7 +9,7 @@ from torchmuster.launcher.engines.ssh_files import FetchedFiles, own_paths
 from torchmuster.launcher.files import code_copy
 from torchmuster.launcher.net import replica
 from torchmuster.launcher.net.remote_messages import OUTPUT_FILE, FilePiece, FrameError
-from torchmuster.launcher.node.remote.files import CameBack
+from torchmuster.launcher.node.remote.files import ReturnedOutputs
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
     with (tmp_path / "archive").open("w+b") as archive:
         code_copy.write_archive(str(source), ["out.txt"], archive)
         archive.seek(0)
-        back, offset = CameBack(run_dir), 0
+        back, offset = ReturnedOutputs(run_dir), 0
         while data := archive.read(64):
             back.take(piece(OUTPUT_FILE, offset, data), "n1")
             offset += len(data)

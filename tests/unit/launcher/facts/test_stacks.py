@@ -10,7 +10,7 @@ from kit.tables import rows
 from torchmuster.launcher.facts.stacks import (
     RankActivity,
     StackReading,
-    imports,
+    is_importing,
     judge,
     main_first,
     main_frames,
@@ -95,7 +95,7 @@ def test_the_scripts_innermost_frame_is_named():
     [
         ("T", RankActivity.STOPPED),
         ("t", RankActivity.DEBUGGED),
-        ("D", RankActivity.IN_KERNEL),
+        ("D", RankActivity.UNINTERRUPTIBLE),
         ("S", RankActivity.UNKNOWN),
     ],
 )
@@ -235,6 +235,6 @@ def test_who_imports_a_library_is_known_and_a_module_of_the_script_is_none():
     frozen = ("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed")
     library = (f"{SITE}/pandas/__init__.py", 3, "<module>")
     own = ("/home/u/data.py", 4, "<module>")
-    assert imports(stack(library, frozen, MAIN))
-    assert not imports(stack(own, frozen, MAIN))
-    assert not imports(stack(library, MAIN))
+    assert is_importing(stack(library, frozen, MAIN))
+    assert not is_importing(stack(own, frozen, MAIN))
+    assert not is_importing(stack(library, MAIN))

@@ -36,7 +36,7 @@ class Head:
     def event(self, event):
         self.events.append((event.name, fields_of(event)))
 
-    def write_file(self, path, text):
+    def append_file(self, path, text):
         self.files[path] = text
 
 

@@ -168,7 +168,9 @@ def test_a_rank_that_sleeps_in_the_kernel_is_named_before_others_that_stand():
     play = Play()
     play.train(60)
     play.standing[0] = READ
-    play.standing[3] = StackReading(doing=RankActivity.IN_KERNEL, what="read()", frame=READ.frame)
+    play.standing[3] = StackReading(
+        doing=RankActivity.UNINTERRUPTIBLE, what="read()", frame=READ.frame
+    )
     play.stand(200)
     assert play.told[-1].rank == 3
 

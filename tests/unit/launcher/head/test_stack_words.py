@@ -36,7 +36,7 @@ def test_the_longest_time_is_told_of_ranks_that_stand_together():
 
 
 def test_ranks_that_sleep_in_the_kernel_are_told_one_by_one():
-    ranks = [seen(rank, RankActivity.IN_KERNEL, kernel="nfs_wait") for rank in (0, 1)]
+    ranks = [seen(rank, RankActivity.UNINTERRUPTIBLE, kernel="nfs_wait") for rank in (0, 1)]
 
     assert tell(ranks) == "; ".join(
         f"rank {rank} on n1 sleeps uninterruptibly in the kernel (nfs_wait)" for rank in (0, 1)

@@ -1,4 +1,4 @@
-"""The run directory of a host that does not share the client's, and what goes back of it: the record, the outputs."""
+"""Make the run directory of a host that doesn't see the client's; send its record and outputs back."""
 
 import contextlib
 import hashlib
@@ -27,19 +27,30 @@ from torchmuster.launcher.net.replica import Copy, CopyScope
 
 TOKEN_FILE = "shared-token"
 MARK_FILE = "made-here"
-_RUN_FILE = "made-for"
-# Each side has its own.
+_RUN_MARK_FILE = "made-for"
+# Never copied: each side makes its own.
 OWN_FILES = frozenset(
-    {"secret", TOKEN_FILE, MARK_FILE, _RUN_FILE, "plan.json", "head.json", "owner.json", CALL_FILE}
+    {
+        "secret",
+        TOKEN_FILE,
+        MARK_FILE,
+        _RUN_MARK_FILE,
+        "plan.json",
+        "head.json",
+        "owner.json",
+        CALL_FILE,
+    }
 )
-_NEVER = OWN_FILES | {CODE_FILE, "code.stamps.json"}
+_NOT_COPIED = OWN_FILES | {CODE_FILE, "code.stamps.json"}
 
 
-RUN_RECORD = CopyScope((RunDir.events, RunDir.training, "logs/**"), (RunDir.result, "*"), _NEVER)
+RUN_RECORD = CopyScope(
+    (RunDir.events, RunDir.training, "logs/**"), (RunDir.result, "*"), _NOT_COPIED
+)
 
 
 def scope_of_group(group: str) -> CopyScope:
-    """Return what goes back of one group of a workflow: its own record, and those of the runs that its tasks of several nodes are."""
+    """Return what a group sends back: its record, and those of its tasks' trainings."""
     own, run = f"groups/{group}", "tasks/*/training/attempt-*/*"
     return CopyScope(
         (
@@ -53,15 +64,15 @@ def scope_of_group(group: str) -> CopyScope:
 
 
 def sees_run(run_dir: str, token: str) -> bool:
-    """Say whether this host sees the run directory of the client, or of the head, with this token."""
-    known = read_line(os.path.join(run_dir, TOKEN_FILE))
+    """Return whether this host sees the run directory that has this token."""
+    known = read_private(os.path.join(run_dir, TOKEN_FILE))
     return known != "" and secrets.compare_digest(known, token)
 
 
 def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
-    """Make the run directory of this host, below its $MUSTER_HOME; one of the same run is used again.
+    """Make this host's run directory below $MUSTER_HOME, or use the run's earlier one again.
 
-    The run is the same where its secret is: an owner who comes later, as a first pod that is made again, has another token.
+    The secret identifies the run; an owner that returns has a new token.
 
     Raises:
         OSError: It can't be made.
@@ -76,7 +87,9 @@ def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
     except FileExistsError as error:
         status = os.lstat(path)
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-        if not ours or not secrets.compare_digest(read_line(os.path.join(path, _RUN_FILE)), of_run):
+        if not ours or not secrets.compare_digest(
+            read_private(os.path.join(path, _RUN_MARK_FILE)), of_run
+        ):
             raise RunDirectoryError(
                 f"the run directory of `{run_id}` exists already",
                 where=path,
@@ -85,15 +98,15 @@ def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
     run_dir = RunDir(path)
     for folder in (run_dir.logs, os.path.dirname(run_dir.agent_log("n1"))):
         os.makedirs(folder, exist_ok=True)
-    write_private(os.path.join(path, _RUN_FILE), of_run)
+    write_private(os.path.join(path, _RUN_MARK_FILE), of_run)
     write_private(os.path.join(path, TOKEN_FILE), token)
     make_mark(path)
     return path
 
 
 def mark_of(run_dir: str) -> str:
-    """Return what tells this folder from another host's of the same path and run; empty for the client's own."""
-    return read_line(os.path.join(run_dir, MARK_FILE))
+    """Return the folder's mark, which differs on each host; empty for the client's own."""
+    return read_private(os.path.join(run_dir, MARK_FILE))
 
 
 def make_mark(run_dir: str) -> None:
@@ -102,8 +115,8 @@ def make_mark(run_dir: str) -> None:
         write_private(os.path.join(run_dir, MARK_FILE), secrets.token_hex(16))
 
 
-def read_line(path: str) -> str:
-    """Return what `write_private` has written; empty where nothing is."""
+def read_private(path: str) -> str:
+    """Return what `write_private` has written; empty if there is nothing."""
     try:
         with open(path) as file:
             return file.read(256).strip()
@@ -117,7 +130,7 @@ def write_private(path: str, text: str) -> None:
 
 
 class _PieceSink:
-    """A file to write to, whose content is sent in pieces."""
+    """A file object that sends what is written, in pieces."""
 
     def __init__(self, session: SendsMessages, name: str) -> None:
         self._session = session
@@ -146,21 +159,21 @@ def send_outputs(
         code_copy.write_archive(root, names, sink)
 
 
-class CameBack:
-    """The archives of outputs that come of other machines, each by the machine's name, beside the run directory's own files."""
+class ReturnedOutputs:
+    """The archives of outputs that other machines sent, by the machine's name."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._root = run_dir.path
         self._copies: dict[str, Copy] = {}
 
     def take(self, piece: FilePiece, host: str) -> None:
-        """Take a piece of an archive; why it is not whole is told when it is unpacked."""
+        """Take a piece of an archive; `unpack` raises what went wrong."""
         name = self._name(host)
         new = Copy(self._root, CopyScope((name,)), most_bytes=2 * code_copy.MAX_OUTPUT_BYTES)
         self._copies.setdefault(host, new).take(replace(piece, path=name))
 
     def unpack(self, host: str, folder: str) -> int:
-        """Unpack what came of a machine; return the number of files.
+        """Unpack what a machine sent; return the number of files.
 
         Raises:
             OSError: There is no room for it here.
@@ -188,7 +201,7 @@ class CameBack:
 def send_made(
     session: SendsMessages, root: str, before: Mapping[str, tuple[int, int]]
 ) -> list[str]:
-    """Send the files below a root that were not there before, or were others; return those that stay here."""
+    """Send the new and changed files below a root; return those that stay here."""
     come, stay = code_copy.outputs(root, dict(before), code_copy.MAX_OUTPUT_BYTES)
     send_outputs(session, root, come)
     return stay
@@ -208,7 +221,7 @@ class CodeOutputs:
 
     @property
     def is_there(self) -> bool:
-        """Say whether the folder has been unpacked whole, in this session or an earlier one."""
+        """Return whether the folder has been unpacked whole, in this session or an earlier one."""
         return os.path.exists(self._stamp_file)
 
     def unpack(self) -> None:

@@ -24,7 +24,7 @@ from torchmuster.core.model.codec import from_arguments, to_arguments
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.net.address import bind, own_addresses
 from torchmuster.core.node.options import AgentOrder
-from torchmuster.core.node.setup import start_sweep
+from torchmuster.core.node.setup import start_removing_leftovers
 from torchmuster.core.proc import HasStatus
 from torchmuster.errors import MusterError
 from torchmuster.launcher.files import code_copy
@@ -746,7 +746,7 @@ class RemoteEnd:
                 self._place.remove_secret()
         self._session.drain(1.0)
         # What killed agents have left: there may be no other run here to remove it.
-        start_sweep(None).join(_SWEEP_LIMIT_S)
+        start_removing_leftovers(None).join(_SWEEP_LIMIT_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
