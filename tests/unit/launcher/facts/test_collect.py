@@ -2,13 +2,11 @@
 
 import json
 import os
-import threading
+import time
 
 import pytest
 
-from torchmuster.core import proc
 from torchmuster.core.model import codec
-from torchmuster.errors import MusterError
 from torchmuster.launcher.facts.collect import (
     ALLOCATION_ENDS_AT,
     CollectedFacts,
@@ -16,7 +14,9 @@ from torchmuster.launcher.facts.collect import (
     collect,
     collect_environment,
     collect_files,
+    leftover_shm_files,
     look_at,
+    memory_limit,
     own_torch,
     rdma_ports,
     resolve,
@@ -24,15 +24,6 @@ from torchmuster.launcher.facts.collect import (
     source_for,
     torch_facts,
 )
-from torchmuster.launcher.facts.gpu import (
-    add_health,
-    collect_gpus,
-    read_gpus,
-    read_xids,
-    run_probes,
-)
-
-ROW = "0, GPU-1, NVIDIA H200, 560.35.03, 143771, 1024, Default"
 
 
 def write(folder, path, text=""):
@@ -41,31 +32,11 @@ def write(folder, path, text=""):
     file.write_text(text)
 
 
-def answer(text, status=0):
-    return proc.CommandOutput(status=status, stdout=text.encode(), stderr=b"")
-
-
 def test_the_facts_of_this_machine_survive_the_wire(tmp_path):
     found = collect(FactsRequest(is_long=False, environment=os.environ, run_dir=str(tmp_path)))
     assert found.unknown == {}
     assert found.system.num_usable_cpus >= 1
     assert codec.from_plain(CollectedFacts, json.loads(json.dumps(codec.to_plain(found)))) == found
-
-
-def test_a_probe_that_hangs_or_breaks_costs_only_itself():
-    held = threading.Event()
-
-    def broken():
-        raise ValueError("no such thing")
-
-    parts = {"good": lambda: 1, "hangs": held.wait, "broken": broken}
-    try:
-        found, unknown = run_probes(parts, 0.2)
-    finally:
-        held.set()
-    assert found == {"good": 1}
-    assert unknown["hangs"] == "no answer within 0.2 s"
-    assert unknown["broken"] == "ValueError: no such thing"
 
 
 def test_nothing_is_left_of_what_is_written_to_try(tmp_path):
@@ -108,68 +79,6 @@ def test_scripts_are_told_apart_by_their_content(tmp_path):
 def test_tmpdir_of_the_job_is_looked_at_not_ours(tmp_path):
     found = collect_files(FactsRequest(is_long=False, environment={"TMPDIR": str(tmp_path)}))
     assert [(f.role, f.path) for f in found.folders] == [("temp", str(tmp_path))]
-
-
-def test_without_a_gpu_nothing_is_asked(tmp_path):
-    def ask(argv, limit_s):
-        raise AssertionError(argv)
-
-    assert collect_gpus({}, ask, 3.0, is_long=True, root=str(tmp_path)).num_devices == 0
-
-
-def test_gpus_are_read_with_their_health(tmp_path):
-    write(tmp_path, "proc/driver/nvidia/gpus/0000:01:00.0/information")
-    answers = {
-        "--query-gpu=index,uuid": answer(ROW),
-        "--query-gpu=index,ecc": answer("0, 3, Active, Not Active, 8, 16"),
-        "--query-remapped-rows": answer("GPU-1, Yes, No"),
-        "nvidia-smi": answer("CUDA Version: 12.6 "),
-    }
-
-    def ask(argv, limit_s):
-        known = [said for word, said in answers.items() if argv[-1].startswith(word)]
-        known += [said for word, said in answers.items() if argv[1:] and argv[1].startswith(word)]
-        return known[0] if known else answer("no such option", 2)
-
-    found = collect_gpus({}, ask, 3.0, is_long=True, root=str(tmp_path))
-    (gpu,) = found.gpus
-    assert (gpu.name, gpu.used_bytes, gpu.num_ecc_errors) == ("NVIDIA H200", 1 << 30, 3)
-    assert gpu.throttled == ("thermal slowdown",)
-    assert gpu.must_be_reset
-    assert (found.cuda, found.driver, found.visible) == ("12.6", "560.35.03", ("0",))
-
-
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        (proc.CommandOutput(status=None, stdout=b"", stderr=b""), "did not answer within 3 s"),
-        (answer("Failed to initialize NVML: Driver/library version mismatch", 18), "mismatch"),
-        (MusterError("x", why="No such file or directory"), "No such file"),
-    ],
-)
-def test_an_nvidia_smi_that_fails_is_said(tmp_path, said, why):
-    write(tmp_path, "dev/nvidia0")
-
-    def ask(argv, limit_s):
-        if isinstance(said, MusterError):
-            raise said
-        return said
-
-    found = collect_gpus({}, ask, 3.0, root=str(tmp_path))
-    assert (found.num_devices, found.gpus) == (1, ())
-    assert why in found.why_not
-
-
-def test_rows_that_make_no_sense_are_left_out():
-    assert read_gpus("No devices were found\n,,,\n")[0] == ()
-    gpus, _ = read_gpus(f"{ROW}\n1, GPU-2, X, 1, [N/A], [N/A], Default\n")
-    assert [gpu.memory_bytes for gpu in gpus] == [143771 << 20, 0]
-    assert add_health(gpus, "[Not Supported]")[0].num_ecc_errors is None
-
-
-def test_xids_are_found_in_the_kernels_log():
-    log = b"4,1,2,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
-    assert read_xids(log * 2) == ("0000:3b:00 79",)
 
 
 def test_rdma_ports_are_read(tmp_path):
@@ -235,3 +144,70 @@ def test_torch_is_found_without_importing_it():
 
 def test_what_is_no_text_is_no_version():
     assert torch_facts({"torch": 7, "python": ["x"]}).torch is None
+
+
+@pytest.mark.parametrize(
+    ("counted", "limit"),
+    [("memory.events", "memory.max"), ("memory.oom_control", "memory.limit_in_bytes")],
+)
+def test_the_smallest_limit_above_us_counts(monkeypatch, tmp_path, counted, limit):
+    for number, text in enumerate(("max", "4096", "8192")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / limit).write_text(f"{text}\n")
+    files = [str(tmp_path / str(number) / counted) for number in range(3)]
+    monkeypatch.setattr("torchmuster.launcher.facts.collect.counter_files", lambda: files)
+    assert memory_limit() == 4096
+
+
+OLD = time.time() - 3600
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return an empty folder that stands for /dev/shm."""
+    path = tmp_path / "shm"
+    path.mkdir()
+    return path
+
+
+def leave(folder, name, size=4096, at=OLD):
+    path = folder / name
+    path.write_bytes(b"x" * size)
+    os.utime(path, (at, at))
+    return path
+
+
+def test_what_nothing_has_open_is_counted_with_its_size(folder):
+    leave(folder, "torch_7_1_0", 1 << 20)
+    leave(folder, "nccl-Ab12Cd")
+    leave(folder, "sem.mp-x")
+    leave(folder, "a_file_of_somebody")
+
+    count, size = leftover_shm_files(str(folder))
+
+    assert count == 3
+    assert size >= 1 << 20
+
+
+def test_a_file_that_is_open_or_new_is_left_alone(folder):
+    leave(folder, "torch_7_1_0", at=time.time())
+    with leave(folder, "nccl-open").open("rb"):
+        assert leftover_shm_files(str(folder)) == (0, 0)
+
+    assert leftover_shm_files(str(folder))[0] == 1
+
+
+def test_a_mapped_file_is_in_use(folder):
+    import mmap
+
+    path = leave(folder, "torch_8_1_0")
+    with path.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096)
+    try:
+        assert leftover_shm_files(str(folder)) == (0, 0)
+    finally:
+        mapped.close()
+
+
+def test_a_folder_that_is_not_there_has_none(tmp_path):
+    assert leftover_shm_files(str(tmp_path / "none")) == (0, 0)

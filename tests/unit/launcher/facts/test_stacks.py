@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from kit.tables import rows
 from torchmuster.launcher.facts.stacks import (
     RankActivity,
-    StackReading,
     imports,
     judge,
     main_first,
@@ -18,7 +17,6 @@ from torchmuster.launcher.facts.stacks import (
     user_frame,
     waits_for_loader,
 )
-from torchmuster.launcher.head.hang_watch import Seen, describe_standing, group_texts, tell
 
 SITE = "/env/lib/python3.11/site-packages"
 STD = "/usr/lib/python3.11"
@@ -90,6 +88,15 @@ def test_the_scripts_innermost_frame_is_named():
     assert found.place == "data.py:88"
 
 
+def test_the_scripts_frame_is_named_of_a_rank_that_sleeps_in_the_kernel():
+    found = judge(stack(("/home/u/data.py", 88, "read"), MAIN), state="D")
+    assert (found.doing, found.what, found.place) == (
+        RankActivity.IN_KERNEL,
+        "read()",
+        "data.py:88",
+    )
+
+
 @pytest.mark.parametrize(
     ("state", "doing"),
     [
@@ -153,52 +160,6 @@ def test_no_text_is_too_odd_to_be_read(text, state, source):
     judge(text, state=state, source=source, children=[text], uses_gpu=True)
     main_first(text)
     waits_for_loader(text)
-
-
-# Sentences.
-
-
-def seen(rank, standing, since_s=None, kernel=""):
-    return Seen(
-        rank=rank, node=f"n{rank // 2 + 1}", standing=standing, since_s=since_s, kernel=kernel
-    )
-
-
-WAITS = judge(stack((C10D, 2810, "all_reduce"), LOGGED, MAIN))
-READS = judge(stack(("/home/u/data.py", 88, "read"), FETCH, LOADER, MAIN))
-
-
-def test_the_sentence_names_who_waits_and_who_does_not():
-    text = tell([seen(0, WAITS, 70), seen(1, WAITS, 70), seen(2, READS, 74), seen(3, WAITS, 70)])
-    assert text == (
-        "3 ranks wait in all_reduce (train.py:41); rank 2 on n2 is in read() (data.py:88) for 74 s"
-    )
-
-
-def test_a_single_rank_waits_in_the_singular():
-    assert tell([seen(0, WAITS)]) == "rank 0 waits in all_reduce (train.py:41)"
-
-
-def test_what_the_kernel_says_is_added():
-    standing = judge(stack(("/home/u/data.py", 88, "read"), MAIN), state="D")
-    text = tell([seen(1, standing, 12, kernel="nfs_wait")])
-    assert text == (
-        "rank 1 on n1 sleeps uninterruptibly in the kernel (nfs_wait) in read() (data.py:88) for 12 s"
-    )
-
-
-@pytest.mark.parametrize("doing", list(RankActivity))
-def test_every_standing_has_words(doing):
-    for single in (True, False):
-        assert describe_standing(StackReading(doing=doing), single=single)
-
-
-def test_equal_stacks_are_shown_once():
-    one = stack(MAIN, head="Current thread 0x0001")
-    two = stack(MAIN, head="Current thread 0x0002")
-    lines = group_texts([("rank 0 on n1", one), ("rank 1 on n1", two)])
-    assert lines[0] == "rank 0 on n1, rank 1 on n1:"
-    assert sum("train.py" in line for line in lines) == 1
 
 
 RENDEZVOUS = f"{SITE}/torch/distributed/rendezvous.py"

@@ -7,9 +7,17 @@ from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.plan import Limits
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.net import messages
-from torchmuster.launcher.head.hang_monitor import HangMonitor, watch_limits
+from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
+from torchmuster.launcher.head.hang_monitor import (
+    HangMonitor,
+    StartLook,
+    StartWatch,
+    is_elsewhere,
+    tell_start,
+    watch_limits,
+)
 from torchmuster.launcher.head.hang_watch import WatchLimits
-from torchmuster.launcher.model.progress import RankProgress, RankStack
+from torchmuster.launcher.model.progress import RankProgress, RankStack, StoreCall
 from torchmuster.launcher.net import part_messages
 
 READ = (
@@ -218,3 +226,241 @@ def test_a_held_start_is_not_looked_at(desk, head):
 )
 def test_the_time_of_a_start_follows_the_least_of_the_hang_watch(hang_s, start_s):
     assert watch_limits(Limits(hang_s=hang_s)).start_s == start_s
+
+
+LIMIT_S = 10.0
+STORE = "10.0.0.1:43211"
+MEETS = StackReading(
+    doing=RankActivity.WAITS,
+    what="init_process_group",
+    frame=Frame(file="/u/train.py", line=12, name="<module>"),
+)
+
+
+def stands(doing=RankActivity.WORKS, name="load"):
+    frame = Frame(file="/u/data.py", line=30, name=name)
+    return StackReading(doing=doing, what=f"{name}()", frame=frame)
+
+
+class Play:
+    """A start, seen every two seconds; rank 1 waits from the beginning."""
+
+    def __init__(self, other=None, busy=False, **more):
+        self.watch = StartWatch(limit_s=LIMIT_S, store=STORE)
+        self.other, self.busy, self.more = other, busy, more
+        self.ended, self.store, self.moves = {}, None, False
+        self.now, self.num_asked = 0.0, 0
+
+    def looks(self):
+        waits = StartLook(rank=1, node="n2", standing=MEETS, rest_s=self.now, store=self.store)
+        if self.other is None:
+            return [waits]
+        rest_s = 0.0 if self.busy else self.now
+        other = self.other() if callable(self.other) else self.other
+        return [StartLook(rank=0, node="n1", standing=other, rest_s=rest_s, **self.more), waits]
+
+    def go(self, until_s=400.0):
+        """Let time pass; return the first sentence and when it was said."""
+        while self.now < until_s:
+            self.now += 2.0
+            rests = {one.rank: one.rest_s for one in self.looks()}
+            if self.watch.must_ask(self.now, rests, moves=self.moves):
+                self.num_asked += 1
+                text = self.watch.judge(self.looks(), self.ended)
+                if text:
+                    return text, self.now
+        return "", self.now
+
+
+def test_who_rests_while_others_wait_is_told_of_in_seconds_and_once():
+    play = Play(stands())
+    text, at = play.go()
+    assert "rank 1 waits in init_process_group (train.py:12) since 14 s for rank 0 on n1" in text
+    assert at == 14.0
+    assert play.num_asked == 2
+    assert play.go()[0] == ""
+    assert play.num_asked == 2
+
+
+@pytest.mark.parametrize("doing", [RankActivity.SAVES, RankActivity.EVALUATES])
+def test_who_works_in_one_function_is_told_of_later(doing):
+    assert Play(stands(), busy=True).go()[1] == 30.0
+    assert Play(stands(doing)).go()[1] == 30.0
+
+
+@pytest.mark.parametrize(
+    ("standing", "more"),
+    [
+        (stands(RankActivity.DEBUGGED), {}),
+        (stands(RankActivity.COMPILES), {}),
+        (stands(), {"imports": True}),
+    ],
+)
+def test_who_imports_compiles_or_is_in_a_debugger_is_not_told_of(standing, more):
+    assert Play(standing, **more).go(2000.0)[0] == ""
+
+
+def test_who_moves_on_between_two_looks_is_not_told_of():
+    number = iter(range(10_000))
+    assert Play(lambda: stands(name=f"step{next(number)}")).go()[0] == ""
+
+
+def test_a_wait_of_all_is_told_of_later():
+    text, at = Play().go()
+    assert at >= 30.0
+    assert "do rank= and world_size=" in text
+
+
+def test_another_store_is_told_of_at_the_first_look():
+    play = Play()
+    play.store = StoreCall(named="10.0.0.1:29501")
+    text, at = play.go()
+    assert at == LIMIT_S
+    assert "rank 1 calls 10.0.0.1:29501, where no store answers" in text
+
+
+def test_the_runs_own_store_is_no_reason():
+    play = Play()
+    play.store = StoreCall(connected=(STORE,))
+    assert play.go()[1] >= 30.0
+
+
+def test_ranks_that_have_ended_are_waited_for_in_vain():
+    play = Play()
+    play.ended = {0: "exit code 0"}
+    text, at = play.go()
+    assert at <= 14.0
+    assert "for rank 0, which has ended (exit code 0)" in text
+
+
+def test_nothing_is_looked_at_once_a_step_is_done_or_while_all_work():
+    play = Play(stands())
+    play.moves = True
+    assert play.go()[0] == ""
+    assert play.num_asked == 0
+    watch = StartWatch(limit_s=LIMIT_S)
+    assert not watch.must_ask(100.0, {0: 2.0, 1: 4.0}, moves=False)
+    assert not watch.must_ask(100.0, {}, moves=False)
+
+
+def test_looks_get_rarer_and_end():
+    play = Play(stands(RankActivity.DEBUGGED))
+    play.go(120.0)
+    assert play.num_asked <= 7
+    play.go(20_000.0)
+    assert play.num_asked == 10
+
+
+LOADS = StackReading(
+    doing=RankActivity.WORKS,
+    what="download()",
+    frame=Frame(file="/u/data.py", line=30, name="download"),
+)
+
+
+def look(rank, standing=MEETS, rest_s=12.0, **more):
+    return StartLook(rank=rank, node=f"n{rank + 1}", standing=standing, rest_s=rest_s, **more)
+
+
+def test_the_rank_that_does_not_come_is_named_with_its_place():
+    told = tell_start([look(1), look(2), look(3)], [look(0, LOADS)], {}, STORE)
+    assert told == (
+        "ranks 1-3 wait in init_process_group (train.py:12) since 12 s"
+        " for rank 0 on n1, which is in download() (data.py:30)"
+    )
+
+
+def test_code_outside_of_functions_is_named_by_its_line():
+    module = StackReading(
+        doing=RankActivity.WORKS,
+        what="<module>",
+        frame=Frame(file="/u/train.py", line=5, name="<module>"),
+    )
+    told = tell_start([look(1)], [look(0, module, source="name = input()")], {}, STORE)
+    assert told.endswith("for rank 0 on n1, which is at `name = input()` (train.py:5)")
+    assert "..." in tell_start([look(1)], [look(0, module, source="x" * 200)], {}, STORE)
+
+
+def test_several_that_do_not_come_are_grouped_and_those_that_ended_are_told_of():
+    others = [look(1, LOADS), look(2, LOADS)]
+    told = tell_start([look(3)], others, {0: "exit code 0"}, STORE)
+    assert "rank 3 waits in" in told
+    assert "for ranks 1-2, which are in download() (data.py:30)" in told
+    assert told.endswith(", and for rank 0, which has ended (exit code 0)")
+
+
+def test_more_groups_than_a_sentence_holds_are_counted():
+    others = [
+        look(rank, StackReading(doing=RankActivity.WORKS, what=f"f{rank}()"))
+        for rank in range(1, 6)
+    ]
+    assert tell_start([look(0)], others, {}, STORE).endswith("and for 2 more")
+
+
+def test_all_that_wait_in_vain_are_asked_for_rank_and_world_size():
+    told = tell_start([look(0), look(1)], [], {}, STORE)
+    assert "though all of this attempt have come; do rank= and world_size= there" in told
+    assert "all of this attempt" not in tell_start([look(0)], [], {}, STORE)
+
+
+LINES = (
+    'train.py:2: os.environ["MASTER_ADDR"] = other',
+    'train.py:3: os.environ["MASTER_PORT"] = "29501"',
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "does", "lines"),
+    [
+        (
+            StoreCall(named="10.0.0.1:29501", lines=LINES),
+            "calls 10.0.0.1:29501, where no",
+            LINES[1:],
+        ),
+        (StoreCall(calling=("10.9.9.9:77",), lines=LINES), "calls 10.9.9.9:77, where no", LINES),
+        (StoreCall(connected=("10.9.9.9:5",)), "has no connection to the store of this run", ()),
+    ],
+)
+def test_who_calls_another_store_is_told_both_addresses(call, does, lines):
+    told = tell_start([look(0), look(1, store=call)], [], {}, STORE)
+    assert f"; rank 1 {does}" in told
+    shown = "".join(f" `{line}`" for line in lines)
+    assert told.endswith(f"{STORE} (MASTER_ADDR, MASTER_PORT): does the script set its own?{shown}")
+    assert "world_size" not in told
+
+
+@pytest.mark.parametrize(
+    ("call", "elsewhere"),
+    [
+        (StoreCall(), True),
+        (StoreCall(connected=("10.0.0.1:43211",)), False),
+        (StoreCall(connected=("127.0.0.1:43211",)), False),
+        (StoreCall(connected=("10.0.0.1:29501",)), True),
+        (StoreCall(calling=(STORE,)), False),
+        (StoreCall(calling=("10.9.9.9:43211",)), True),
+        (StoreCall(named=STORE), False),
+    ],
+)
+def test_a_connection_to_the_runs_own_store_is_none_elsewhere(call, elsewhere):
+    assert is_elsewhere(call, STORE) is elsewhere
+    assert not is_elsewhere(call, "")
+
+
+def test_a_look_reads_the_stack():
+    text = (
+        "Current thread 0x01 (most recent call first):\n"
+        '  File "/e/lib/python3.11/site-packages/torch/distributed/rendezvous.py", line 1 in'
+        " _create_c10d_store\n"
+        '  File "/e/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2 in'
+        " init_process_group\n"
+        '  File "/u/train.py", line 12 in <module>\n'
+    )
+    call = StoreCall(named="x:1")
+    stack = RankStack(rank=3, pid=1, state="S", text=text, store=call)
+    seen = StartLook.of(3, "n4", stack, rest_s=5.0)
+    assert seen.meets
+    assert not seen.imports
+    assert seen.store == call
+    assert not StartLook.of(
+        3, "n4", RankStack(rank=3, pid=1, state="T", text=text), rest_s=5.0
+    ).meets
