@@ -1,6 +1,7 @@
 """A hang is a rank that does nothing while others wait for it; nothing else is."""
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -96,18 +97,27 @@ class Play:
     def verdicts(self):
         return [one.verdict for one in self.told]
 
+    def end(self, for_s=200):
+        """Return the end that comes in a time, behind one warning."""
+        self.stand(for_s)
+        assert self.verdicts == [HangVerdict.WARN, HangVerdict.END]
+        return self.told[-1]
 
-def test_a_rank_that_stands_while_others_wait_is_warned_of_and_then_ended():
+
+def stuck(rank=2, standing=READ, phase=RankPhase.COMPUTE, state="S"):
+    """Return a run that has trained for a minute, and one of whose ranks goes no further."""
     play = Play()
     play.train(60)
-    play.standing[2] = READ
-    play.stand(200)
-    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
-    warned, ended = play.told
-    assert 30 <= warned.silent_s < 36
+    play.standing[rank], play.phase[rank], play.state[rank] = standing, phase, state
+    return play
+
+
+def test_a_rank_that_stands_while_others_wait_is_warned_of_and_then_ended():
+    play = stuck()
+    ended = play.end()
+    assert 30 <= play.told[0].silent_s < 36
     assert 60 <= ended.silent_s < 70
-    assert ended.rank == 2
-    assert ended.node == "n2"
+    assert (ended.rank, ended.node) == (2, "n2")
     assert ended.headline == (
         f"rank 2 stood still for {ended.silent_s:.0f} s while 3 ranks waited in all_reduce"
     )
@@ -119,26 +129,19 @@ def test_a_rank_that_stands_while_others_wait_is_warned_of_and_then_ended():
 
 @pytest.mark.parametrize("phase", [RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN])
 def test_a_rank_that_stands_is_seen_while_others_wait_in_what_may_take_long(phase):
-    play = Play()
-    play.train(60)
-    play.phase = dict.fromkeys(play.phase, phase)
-    play.phase[2], play.standing[2] = RankPhase.COMPUTE, READ
-    play.stand(200)
-    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
-    assert play.told[-1].rank == 2
-    assert 60 <= play.told[-1].silent_s < 70
+    play = stuck()
+    play.phase = dict.fromkeys(play.phase, phase) | {2: RankPhase.COMPUTE}
+    ended = play.end()
+    assert ended.rank == 2
+    assert 60 <= ended.silent_s < 70
 
 
 @pytest.mark.parametrize("phase", [RankPhase.SAVE, RankPhase.EVALUATE])
 def test_one_rank_may_take_long_while_the_others_wait_for_it(phase):
-    play = Play()
-    play.train(60)
-    play.phase[2], play.standing[2] = phase, READ
+    play = stuck(phase=phase)
     play.stand(800)
     assert play.verdicts == []
-    play.stand(1200)
-    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
-    assert play.told[-1].rank == 2
+    assert play.end(1200).rank == 2
 
 
 def test_the_limit_grows_with_the_runs_own_steps_up_to_the_ceiling():
@@ -153,77 +156,76 @@ def _limit(step_s):
     return play.watch.limit_s()
 
 
+STOPPED = StackReading(doing=RankActivity.STOPPED)
+
+
 def test_a_stopped_rank_is_a_fault_and_is_named():
-    play = Play()
-    play.train(60)
-    play.state[1] = "T"
-    play.standing[1] = StackReading(doing=RankActivity.STOPPED)
-    play.stand(200)
-    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
-    assert play.told[-1].rank == 1
-    assert "rank 1 was stopped (SIGSTOP) for" in play.told[-1].headline
+    ended = stuck(1, STOPPED, state="T").end()
+    assert ended.rank == 1
+    assert "rank 1 was stopped (SIGSTOP) for" in ended.headline
+
+
+def test_a_rank_in_another_collective_is_the_one():
+    ended = stuck(3, replace(WAITS, what="barrier")).end()
+    assert ended.rank == 3
+    assert "while 3 ranks waited in all_reduce" in ended.headline
 
 
 def test_a_job_that_somebody_stopped_as_a_whole_is_not_ended():
-    play = Play()
-    play.train(60)
+    play = stuck()
     play.state = dict.fromkeys(play.state, "T")
-    play.standing = dict.fromkeys(play.standing, StackReading(doing=RankActivity.STOPPED))
+    play.standing = dict.fromkeys(play.standing, STOPPED)
     play.stand(4000)
     assert HangVerdict.END not in play.verdicts
 
 
-def test_a_rank_in_another_collective_is_the_one():
-    play = Play()
-    play.train(60)
-    play.standing[3] = StackReading(doing=RankActivity.WAITS, what="barrier", frame=READ.frame)
-    play.stand(200)
-    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
-    assert play.told[-1].rank == 3
-    assert "while 3 ranks waited in all_reduce" in play.told[-1].headline
-
-
 def test_a_rank_that_sleeps_in_the_kernel_is_named_before_others_that_stand():
-    play = Play()
-    play.train(60)
-    play.standing[0] = READ
-    play.standing[3] = StackReading(doing=RankActivity.IN_KERNEL, what="read()", frame=READ.frame)
+    play = stuck(0)
+    play.standing[3] = replace(READ, doing=RankActivity.IN_KERNEL)
     play.stand(200)
     assert play.told[-1].rank == 3
 
 
 def test_a_rank_that_has_ended_is_named_when_all_others_wait_for_it():
-    play = Play()
-    play.train(60)
+    play = stuck(1, WAITS)
     play.watch.note_end(1, "exit code 0")
-    play.stand(200)
-    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
-    assert play.told[-1].rank == 1
-    assert "rank 1 had ended (exit code 0) while 3 ranks waited" in play.told[-1].headline
+    ended = play.end()
+    assert ended.rank == 1
+    assert "rank 1 had ended (exit code 0) while 3 ranks waited" in ended.headline
 
 
 def test_who_works_is_never_taken_for_standing():
-    play = Play()
-    play.train(60)
-    play.standing[0] = READ
+    play = stuck(0)
     play.stand(7200, busy=[0])
     assert play.told == []
     assert play.num_asked < 30  # who is asked in vain is asked less often
 
 
-def test_who_would_run_if_the_machine_let_it_is_not_taken_for_standing():
-    play = Play()
-    play.train(60)
-    play.standing[0], play.state[0] = READ, "R"
-    play.stand(7200)
+@pytest.mark.parametrize(
+    ("given", "for_s"),
+    [
+        pytest.param({"state": "R"}, 7200, id="who would run if the machine let it"),
+        pytest.param(
+            {"standing": replace(READ, doing=RankActivity.DEBUGGED)},
+            20_000,
+            id="who sits in a debugger may sit for ever",
+        ),
+        *(
+            pytest.param({"phase": phase}, 880, id=f"{phase.name} has until the ceiling")
+            for phase in (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.OVER)
+        ),
+    ],
+)
+def test_who_has_a_reason_is_not_taken_for_standing(given, for_s):
+    play = stuck(0, **given)
+    play.stand(for_s)
     assert play.told == []
 
 
 @pytest.mark.parametrize("what", ["init_process_group", "torchmuster's once"])
 def test_who_prepares_something_while_the_others_wait_to_begin_has_until_the_ceiling(what):
     play = Play(blind=True)
-    waits = StackReading(doing=RankActivity.WAITS, what=what, frame=WAITS.frame)
-    play.standing = dict.fromkeys(play.standing, waits) | {0: READ}
+    play.standing = dict.fromkeys(play.standing, replace(WAITS, what=what)) | {0: READ}
     play.stand(880)
     assert play.told == []
 
@@ -232,25 +234,10 @@ def test_who_prepares_something_while_the_others_wait_to_begin_has_until_the_cei
     "doing", [RankActivity.COMPILES, RankActivity.SAVES, RankActivity.EVALUATES]
 )
 def test_who_compiles_saves_or_evaluates_has_until_the_ceiling(doing):
-    play = Play()
-    play.train(60)
-    play.standing[0] = StackReading(doing=doing, what="run()", frame=READ.frame)
+    play = stuck(0, replace(READ, doing=doing))
     play.stand(880)
     assert play.told == []
-    play.stand(3600)
-    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
-    assert play.told[-1].silent_s >= 1800
-
-
-@pytest.mark.parametrize(
-    "phase", [RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.OVER]
-)
-def test_a_long_phase_of_the_library_has_until_the_ceiling(phase):
-    play = Play()
-    play.train(60)
-    play.phase[0], play.standing[0] = phase, READ
-    play.stand(880)
-    assert play.told == []
+    assert play.end(3600).silent_s >= 1800
 
 
 def test_the_first_steps_have_until_the_ceiling():
@@ -261,18 +248,8 @@ def test_the_first_steps_have_until_the_ceiling():
     assert play.told == []
 
 
-def test_who_sits_in_a_debugger_may_sit_for_ever():
-    play = Play()
-    play.train(60)
-    play.standing[0] = StackReading(doing=RankActivity.DEBUGGED, frame=READ.frame)
-    play.stand(20_000)
-    assert play.told == []
-
-
 def test_nothing_counts_while_the_watch_is_held():
-    play = Play()
-    play.train(60)
-    play.standing[2] = READ
+    play = stuck()
     play.stand(40)
     assert play.verdicts == [HangVerdict.WARN]
     play.watch.hold(play.now)
@@ -280,9 +257,7 @@ def test_nothing_counts_while_the_watch_is_held():
 
 
 def test_progress_after_a_warning_forgets_it():
-    play = Play()
-    play.train(60)
-    play.standing[2] = READ
+    play = stuck()
     play.stand(40)
     play.train(60)
     play.stand(40)
@@ -295,10 +270,9 @@ def test_a_script_without_the_library_is_ended_when_all_do_nothing_for_the_blind
     play.standing[2] = READ
     play.stand(140)
     assert play.told == []
-    play.stand(400)
-    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
-    assert play.told[-1].rank == 2
-    assert play.told[-1].silent_s >= 300
+    ended = play.end(400)
+    assert ended.rank == 2
+    assert ended.silent_s >= 300
 
 
 @given(
@@ -325,9 +299,16 @@ def test_an_attempt_ends_when_the_line_says_so(limit_s, blind, every_s, slow_s):
     assert told_at[1] - told_at[0] <= promised_s + 0.05 * limit_s + 2 * (every_s + slow_s)
 
 
-def test_a_script_without_the_library_in_which_nobody_waits_is_left_alone():
+@pytest.mark.parametrize(
+    "standing",
+    [
+        pytest.param(dict.fromkeys(range(4), READ), id="in which nobody waits"),
+        pytest.param({}, id="whose stacks nobody can read"),
+    ],
+)
+def test_a_script_without_the_library_is_left_alone(standing):
     play = Play(blind=True)
-    play.standing = dict.fromkeys(play.standing, READ)
+    play.standing = standing
     play.stand(7200)
     assert play.told == []
 
@@ -337,13 +318,6 @@ def test_a_script_without_the_library_of_which_one_rank_works_is_left_alone():
     play.standing[0] = READ
     play.stand(7200, busy=[0])
     assert play.num_asked == 0
-
-
-def test_ranks_whose_stacks_nobody_can_read_are_left_alone():
-    play = Play(blind=True)
-    play.standing = {}
-    play.stand(7200)
-    assert play.told == []
 
 
 _STANDINGS = st.sampled_from(
@@ -393,10 +367,10 @@ def test_pauses_below_half_of_the_floor_are_never_worth_a_word(pauses):
     assert play.told == []
 
 
-def words(rank, steps, data_s, forward_s, step_s, aside_s=0.0):
+def words(rank, steps, data_s, forward_s, step_s, waited_s=0.0, aside_s=0.0):
     seconds = [0.0] * len(RankPhase)
     seconds[RankPhase.DATA], seconds[RankPhase.FORWARD] = data_s * steps, forward_s * steps
-    seconds[RankPhase.EVALUATE] = aside_s
+    seconds[RankPhase.WAIT], seconds[RankPhase.EVALUATE] = waited_s * steps, aside_s
     return RankProgress(
         rank=rank,
         state="S",
@@ -408,15 +382,15 @@ def words(rank, steps, data_s, forward_s, step_s, aside_s=0.0):
     )
 
 
-def play(own, num_windows=4, window=30, step_s=None):
-    """Return what is told when ranks need (data, forward) seconds; all steps take as long as the slowest."""
+def play(own, num_windows=4, step_s=None):
+    """Return what is told when ranks need (data, forward[, waited]) seconds; all steps take as long as the slowest."""
     stragglers = Stragglers(nodes={rank: f"n{rank + 1}" for rank in range(len(own))})
     step_s = step_s or max(sum(one) for one in own) + 0.02
     told = []
     for number in range(num_windows + 1):
         ranks = [
-            words(rank, number * window, data, forward, step_s)
-            for rank, (data, forward) in enumerate(own)
+            words(rank, number * 30, data, forward, step_s, *waited)
+            for rank, (data, forward, *waited) in enumerate(own)
         ]
         told += stragglers.take(10.0 * number, ranks)
     return told
@@ -436,15 +410,7 @@ def test_a_rank_with_slow_computation_is_named():
 
 
 def test_a_rank_that_is_slow_in_its_backward_is_named_where_waits_are_measured():
-    stragglers = Stragglers(nodes={0: "n1", 1: "n2", 2: "n3"})
-    told = []
-    for number in range(5):
-        steps = number * 30
-        ranks = [words(rank, steps, 0.01, 0.01, 0.1) for rank in range(3)]
-        for rank, waited_s in enumerate((0.051, 0.001, 0.05)):
-            ranks[rank] = waiting(ranks[rank], waited_s * steps)
-        told += stragglers.take(10.0 * number, ranks)
-    (one,) = told
+    (one,) = play([(0.01, 0.01, 0.051), (0.01, 0.01, 0.001), (0.01, 0.01, 0.05)], step_s=0.1)
     assert one.tell() == (
         "rank 1 on n2 is 98 % slower than the others for 60 steps:"
         " what follows its forward takes 80 ms of 100 ms (others 31)"
@@ -455,12 +421,6 @@ def test_where_one_rank_does_not_measure_its_waits_the_shortest_rest_is_compared
     parts = {rank: StepParts(0.1, 0.01, 0.01, waited) for rank, waited in enumerate((0.05, 0.0))}
     assert waits_s(parts) == {0: 0.0, 1: 0.0}
     assert waits_s({0: parts[0]}) == {0: 0.0}
-
-
-def waiting(one, seconds):
-    told = list(one.seconds)
-    told[RankPhase.WAIT] = seconds
-    return replace(one, seconds=tuple(told))
 
 
 def test_ranks_within_twenty_percent_are_not():
@@ -482,17 +442,15 @@ def test_a_straggler_is_told_again_after_ten_minutes():
 def test_evaluation_does_not_make_a_step_longer():
     stragglers = Stragglers(nodes={0: "n1", 1: "n1"})
     for number in range(5):
-        aside_s = 100.0 * number
+        steps = 30 * number
         ranks = [
-            words(0, 30 * number, 0.01, 0.01, 0.05, aside_s),
-            words(1, 30 * number, 0.01, 0.01, 0.05),
+            words(rank, steps, 0.01, 0.01, 0.05, aside_s=aside_s)
+            for rank, aside_s in enumerate((100.0 * number, 0.0))
         ]
         assert stragglers.take(10.0 * number, ranks) == []
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)), min_size=2, max_size=6),
-)
+@given(st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)), min_size=2, max_size=6))
 def test_nobody_is_named_who_is_faster_than_the_median(own):
     told = play(own)
     total = sorted(sum(one) for one in own)
@@ -502,8 +460,6 @@ def test_nobody_is_named_who_is_faster_than_the_median(own):
 
 @given(st.lists(st.floats(0, 10), min_size=2, max_size=9), st.data())
 def test_the_median_of_the_others_leaves_one_out(values, data):
-    from statistics import median
-
     at = data.draw(st.integers(0, len(values) - 1))
     others = values[:at] + values[at + 1 :]
     assert median_without(sorted(values), values[at]) == pytest.approx(median(others))
@@ -516,62 +472,56 @@ def seen(rank, standing, **given):
     return Seen(rank=rank, node="n1", standing=standing, **given)
 
 
-IN_KERNEL = StackReading(doing=RankActivity.IN_KERNEL, what="read()", frame=READ.frame)
+IN_KERNEL = replace(READ, doing=RankActivity.IN_KERNEL)
+SLEEPS = "sleeps uninterruptibly in the kernel (nfs_wait) in read() (data.py:88)"
 SAVES = StackReading(doing=RankActivity.SAVES)
 COMPILES = StackReading(doing=RankActivity.COMPILES)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "said"),
-    [
-        pytest.param(
-            [seen(0, SAVES), seen(1, WAITS), seen(2, WAITS)],
-            "2 ranks wait in all_reduce (train.py:41); rank 0 on n1 saves",
-            id="equal ranks stand together, and those that wait come first",
-        ),
-        pytest.param(
-            [seen(0, WAITS)],
-            "rank 0 waits in all_reduce (train.py:41)",
-            id="a single rank waits in the singular",
-        ),
-        pytest.param(
-            [seen(1, COMPILES, since_s=20.0), seen(3, COMPILES, since_s=31.0)],
-            "ranks 1,3 compile for 31 s",
-            id="of ranks that stand together the longest time is told",
-        ),
-        pytest.param(
-            [
-                seen(0, IN_KERNEL, kernel="nfs_wait"),
-                seen(1, IN_KERNEL, kernel="nfs_wait", since_s=12.0),
-            ],
-            "rank 0 on n1 sleeps uninterruptibly in the kernel (nfs_wait) in read() (data.py:88);"
-            " rank 1 on n1 sleeps uninterruptibly in the kernel (nfs_wait) in read() (data.py:88) for 12 s",
-            id="ranks that sleep in the kernel are told one by one",
-        ),
-    ],
-)
-def test_a_sentence_tells_where_ranks_stand(ranks, said):
+SENTENCES = {
+    "equal ranks stand together, and those that wait come first": (
+        [seen(0, SAVES), seen(1, WAITS), seen(2, WAITS)],
+        "2 ranks wait in all_reduce (train.py:41); rank 0 on n1 saves",
+    ),
+    "a single rank waits in the singular": (
+        [seen(0, WAITS)],
+        "rank 0 waits in all_reduce (train.py:41)",
+    ),
+    "of ranks that stand together the longest time is told": (
+        [seen(1, COMPILES, since_s=20.0), seen(3, COMPILES, since_s=31.0)],
+        "ranks 1,3 compile for 31 s",
+    ),
+    "ranks that sleep in the kernel are told one by one": (
+        [
+            seen(0, IN_KERNEL, kernel="nfs_wait"),
+            seen(1, IN_KERNEL, kernel="nfs_wait", since_s=12.0),
+        ],
+        f"rank 0 on n1 {SLEEPS}; rank 1 on n1 {SLEEPS} for 12 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("claim", SENTENCES)
+def test_a_sentence_tells_where_ranks_stand(claim):
+    ranks, said = SENTENCES[claim]
     assert tell(ranks) == said
 
 
 @pytest.mark.parametrize(
-    ("standing", "single", "said"),
+    ("doing", "more", "single", "said"),
     [
-        (StackReading(doing=RankActivity.STOPPED), True, "is stopped (SIGSTOP)"),
-        (StackReading(doing=RankActivity.STOPPED), False, "are stopped (SIGSTOP)"),
-        (
-            StackReading(doing=RankActivity.STOPPED, by="loader 7"),
-            True,
-            "waits for loader 7, which is stopped (SIGSTOP)",
-        ),
-        (StackReading(doing=RankActivity.DEBUGGED), False, "are in a debugger"),
-        (StackReading(doing=RankActivity.EVALUATES, what="top_k"), False, "evaluate in top_k"),
-        (StackReading(doing=RankActivity.WORKS), True, "is at work"),
-        (StackReading(doing=RankActivity.WORKS, what="read()"), True, "is in read()"),
-        (StackReading(doing=RankActivity.UNKNOWN), False, "do not show a stack"),
+        ("STOPPED", {}, True, "is stopped (SIGSTOP)"),
+        ("STOPPED", {}, False, "are stopped (SIGSTOP)"),
+        ("STOPPED", {"by": "loader 7"}, True, "waits for loader 7, which is stopped (SIGSTOP)"),
+        ("DEBUGGED", {}, False, "are in a debugger"),
+        ("EVALUATES", {"what": "top_k"}, False, "evaluate in top_k"),
+        ("WORKS", {}, True, "is at work"),
+        ("WORKS", {"what": "read()"}, True, "is in read()"),
+        ("UNKNOWN", {}, False, "do not show a stack"),
     ],
 )
-def test_what_a_rank_does_ends_a_sentence(standing, single, said):
+def test_what_a_rank_does_ends_a_sentence(doing, more, single, said):
+    standing = StackReading(doing=RankActivity[doing], **more)
     assert describe_standing(standing, single=single) == said
 
 
