@@ -1,6 +1,7 @@
 """Stacks of a process, as Python writes them."""
 
-TORCH = "/env/lib/python3.11/site-packages/torch"
+SITE = "/env/lib/python3.11/site-packages"
+TORCH = f"{SITE}/torch"
 
 
 def stack(*frames, head="Current thread 0x00007f1c"):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,6 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.channel import MAX_FRAME_BYTES
 from torchmuster.launcher.head.parts import (
     DOUBLE_EVERY_BYTES,
-    LOST,
     WRITE_EVERY_S,
     Board,
     BoardPart,
@@ -195,10 +193,9 @@ def test_who_looks_while_no_attempt_runs_is_told_so():
         clock=lambda: 0.0,
         policy=SimpleNamespace(running=None),
     )
-    sent = []
-    client = SimpleNamespace(channel=SimpleNamespace(send_nowait=sent.append))
-    assert BoardPart(head).take_request(client, AskBoard(ask_id="x"))
-    assert sent == [BoardSample(ask_id="x", sample=None)]
+    client = Client()
+    assert BoardPart(head).take_request(SimpleNamespace(channel=client), AskBoard(ask_id="x"))
+    assert client.got == [BoardSample(ask_id="x", sample=None)]
 
 
 class Client:
@@ -216,9 +213,8 @@ class Stage:
 
     def __init__(self):
         self.sent = []
-        self.running = {"a", "b"}
         self.relay = ExecRelay(
-            lambda word: word if word in self.running else None,
+            lambda word: word if word in ("a", "b") else None,
             lambda task, message: self.sent.append((task, message)),
             lambda word: (f"{word} does not run", "why"),
         )
@@ -234,13 +230,19 @@ def stage():
     return Stage()
 
 
-def test_a_start_goes_to_its_task_and_the_output_back_to_its_client(stage):
-    first, second = Client(), Client()
-    starts = [stage.start(first, "1", "a"), stage.start(second, "2", "b")]
+@pytest.fixture
+def two(stage):
+    """Return the clients of two commands: `1` in task a, `2` in task b."""
+    clients = Client(), Client()
+    stage.starts = [stage.start(clients[0]), stage.start(clients[1], "2", "b")]
+    return clients
+
+
+def test_a_start_goes_to_its_task_and_the_output_back_to_its_client(stage, two):
     output = part_messages.ExecOutput(exec_id="2", stream=1, data=b"")
     stage.relay.from_agent("b", output)
-    assert stage.sent == [("a", starts[0]), ("b", starts[1])]
-    assert (first.got, second.got) == ([], [output])
+    assert stage.sent == [("a", stage.starts[0]), ("b", stage.starts[1])]
+    assert [client.got for client in two] == [[], [output]]
 
 
 def test_a_task_that_does_not_run_is_refused_with_the_reason(stage):
@@ -250,8 +252,7 @@ def test_a_task_that_does_not_run_is_refused_with_the_reason(stage):
     assert stage.relay._routes == {}
 
 
-def test_a_command_of_another_client_can_t_be_touched(stage):
-    stage.start(Client())
+def test_a_command_of_another_client_can_t_be_touched(stage, two):
     stage.sent.clear()
     other = Client()
     stage.relay.from_client(other, part_messages.ExecSignal(exec_id="1", signum=9))
@@ -259,19 +260,16 @@ def test_a_command_of_another_client_can_t_be_touched(stage):
     assert stage.sent == []
 
 
-def test_a_number_that_is_taken_is_refused(stage):
-    stage.start(Client())
+def test_a_number_that_is_taken_is_refused(stage, two):
     other = Client()
     stage.start(other)
     assert isinstance(other.got[0], part_messages.ExecRefused)
-    assert len(stage.sent) == 1
+    assert len(stage.sent) == 2
 
 
-def test_another_task_can_t_answer(stage):
-    client = Client()
-    stage.start(client)
+def test_another_task_can_t_answer(stage, two):
     stage.relay.from_agent("b", part_messages.ExecEnded(exec_id="1", code=0))
-    assert client.got == []
+    assert two[0].got == []
 
 
 def test_a_client_that_goes_takes_all_its_commands_with_it(stage):
@@ -280,10 +278,8 @@ def test_a_client_that_goes_takes_all_its_commands_with_it(stage):
     stage.start(client, "2", "b")
     stage.sent.clear()
     stage.relay.client_gone(client)
-    assert stage.sent == [
-        ("a", part_messages.ExecLeave(exec_id="1")),
-        ("b", part_messages.ExecLeave(exec_id="2")),
-    ]
+    leaves = [part_messages.ExecLeave(exec_id=exec_id) for exec_id in "12"]
+    assert stage.sent == [("a", leaves[0]), ("b", leaves[1])]
     assert stage.relay._routes == {}
 
 
@@ -302,49 +298,31 @@ def test_nothing_is_remembered_of_a_command_that_has_ended(stage, last):
     assert stage.relay._routes == {}
 
 
-def test_clients_hear_that_their_task_is_gone_and_others_do_not(stage):
-    first, second = Client(), Client()
-    stage.start(first, "1", "a")
-    stage.start(second, "2", "b")
+def test_clients_hear_that_their_task_is_gone_and_others_do_not(stage, two):
     stage.relay.agent_gone("a", "it was lost")
-    assert first.got == [part_messages.ExecEnded(exec_id="1", code=LOST, why="it was lost")]
-    assert second.got == []
-
-
-@dataclass(eq=False)
-class Agent:
-    name: str
-    is_present: bool = True
-
-    @property
-    def hello(self):
-        return SimpleNamespace(host=f"{self.name}.site")
+    end = part_messages.ExecEnded(exec_id="1", code=137, why="it was lost")
+    assert [client.got for client in two] == [[end], []]
 
 
 @pytest.fixture
-def house():
-    """Return two nodes of two ranks, the relay and what was sent to agents."""
-    agents = {0: Agent("n1"), 1: Agent("n2")}
+def named():
+    """Return the agents of two nodes with two ranks each."""
+    agents = {
+        place: SimpleNamespace(
+            name=name, is_present=True, hello=SimpleNamespace(host=f"{name}.site")
+        )
+        for place, name in enumerate(("n1", "n2"))
+    }
     attempt = SimpleNamespace(members=agents, ranks=assign_ranks({0: 2, 1: 2}))
-    sent = []
-    named = NamedAgents(lambda: attempt, lambda member: member.name)
-    relay = ExecRelay(named.find, lambda member, m: sent.append((member, m)), named.why_not)
-    return SimpleNamespace(agents=agents, relay=relay, sent=sent)
-
-
-def start(word, exec_id="e"):
-    return part_messages.ExecStart(exec_id=exec_id, task=word, argv=("true",))
+    return NamedAgents(lambda: attempt, lambda member: member.name)
 
 
 @pytest.mark.parametrize(
-    ("word", "place"), [("rank 0", 0), ("rank 3", 1), ("node n2", 1), ("node n1.site", 0)]
+    ("word", "node"),
+    [("rank 0", "n1"), ("rank 3", "n2"), ("node n2", "n2"), ("node n1.site", "n1")],
 )
-def test_the_agent_that_is_named_gets_the_command(house, word, place):
-    client = Client()
-    house.relay.from_client(client, start(word))
-    assert [member for member, _ in house.sent] == [house.agents[place]]
-    house.relay.from_agent(house.agents[place], part_messages.ExecEnded(exec_id="e", code=3))
-    assert client.got == [part_messages.ExecEnded(exec_id="e", code=3)]
+def test_a_word_names_the_agent_of_a_rank_or_a_node(named, word, node):
+    assert named.find(word).name == node
 
 
 @pytest.mark.parametrize(
@@ -355,39 +333,18 @@ def test_the_agent_that_is_named_gets_the_command(house, word, place):
         ("train", "the run has no rank  now", "it has ranks 0 to 3"),
     ],
 )
-def test_who_is_not_there_is_refused_with_what_is(house, word, what, why):
-    client = Client()
-    house.relay.from_client(client, start(word))
-    assert client.got == [part_messages.ExecRefused(exec_id="e", what=what, why=why)]
-
-
-def test_another_agent_can_not_answer_for_a_rank(house):
-    client = Client()
-    house.relay.from_client(client, start("rank 0"))
-    house.relay.from_agent(house.agents[1], part_messages.ExecEnded(exec_id="e", code=0))
-    assert client.got == []
-
-
-def test_a_lost_node_ends_its_commands(house):
-    client = Client()
-    house.relay.from_client(client, start("rank 0"))
-    house.relay.agent_gone(house.agents[0], "n1 was lost")
-    assert client.got == [part_messages.ExecEnded(exec_id="e", code=137, why="n1 was lost")]
-
-
-def test_a_client_that_goes_leaves_nothing_behind(house):
-    client = Client()
-    house.relay.from_client(client, start("rank 2"))
-    house.relay.client_gone(client)
-    assert house.sent[-1] == (house.agents[1], part_messages.ExecLeave(exec_id="e"))
+def test_of_who_is_not_there_is_said_what_is(named, word, what, why):
+    assert named.find(word) is None
+    assert named.why_not(word) == (what, why)
 
 
 def test_before_the_first_attempt_there_is_nobody():
-    client = Client()
     named = NamedAgents(lambda: None, lambda member: "")
-    relay = ExecRelay(named.find, lambda member, message: None, named.why_not)
-    relay.from_client(client, start("rank 0"))
-    assert client.got[0].what == "no worker of the run has started yet"
+    assert named.find("rank 0") is None
+    assert named.why_not("rank 0")[0] == "no worker of the run has started yet"
+
+
+# A run in the words of Prometheus, as its own reference parser reads them.
 
 
 SAMPLE = RankSample(
