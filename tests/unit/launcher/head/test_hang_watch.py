@@ -8,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.progress import RankPhase
-from torchmuster.launcher.facts.stacks import (
-    Frame,
-    RankActivity,
-    StackReading,
-)
+from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
 from torchmuster.launcher.head.hang_watch import (
     HangVerdict,
     HangWatch,

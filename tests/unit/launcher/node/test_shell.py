@@ -13,10 +13,7 @@ from kit.waiting import wait_until_async
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
-from torchmuster.core.model.plan import (
-    NodeSetup,
-    ShippedEnvironment,
-)
+from torchmuster.core.model.plan import NodeSetup, ShippedEnvironment
 from torchmuster.core.node.options import AgentOptions, HeadPlace
 from torchmuster.core.node.setup import other_interpreter, remove_scratch
 from torchmuster.core.proc import read_process
