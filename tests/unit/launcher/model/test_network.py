@@ -1,5 +1,8 @@
 """Which network is chosen, and what is said of the others."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,20 +28,27 @@ def interface(name, address, bits=24, **more):
     return Interface(name=name, address=address, prefix_bits=bits, **more)
 
 
+def node(k, *interfaces, **more):
+    return NetworkNode(name=f"n{k}", interfaces=interfaces, **more)
+
+
 def lab(num_nodes=2):
     """Nodes with a fast, an isolated and an identical network; the head first."""
     return [
-        NetworkNode(
-            name=f"n{k}",
-            interfaces=(
-                interface("mgmt0", f"192.168.50.{k}"),
-                interface("hsn0", f"10.10.0.{k}"),
-                interface("docker0", "172.17.0.1", 16),
-            ),
+        node(
+            k,
+            interface("mgmt0", f"192.168.50.{k}"),
+            interface("hsn0", f"10.10.0.{k}"),
+            interface("docker0", "172.17.0.1", 16),
             used_address=f"10.10.0.{k}",
         )
         for k in range(1, num_nodes + 1)
     ]
+
+
+def alike():
+    """Return two nodes whose only network has one address."""
+    return [node(k, interface("docker0", "172.17.0.1")) for k in (1, 2)]
 
 
 def explored(nodes, *, cut=(), speeds=None, latencies=None):
@@ -52,15 +62,10 @@ def explored(nodes, *, cut=(), speeds=None, latencies=None):
             for cut_name, source, target in cut
             if cut_name == name
         ]
-        results.append(
-            PairResult(
-                candidate=number,
-                source=0,
-                target=1,
-                latency_s=(latencies or {}).get(name, 0.0001),
-                bytes_per_s=(speeds or {}).get(name, 1e9),
-            )
-        )
+        latency_s = (latencies or {}).get(name, 0.0001)
+        speed = (speeds or {}).get(name, 1e9)
+        measured = PairResult(candidate=number, source=0, target=1)
+        results.append(replace(measured, latency_s=latency_s, bytes_per_s=speed))
         findings.add(reversed(results), [(number, node) for node in range(len(nodes))])
     return candidates, findings, unused
 
@@ -121,32 +126,21 @@ def test_equally_fast_networks_are_told_apart_by_latency():
 def test_a_name_that_one_node_lacks_is_said_of_that_node():
     nodes = lab()
     more = interface("ib0", "10.20.0.1")
-    nodes[0] = NetworkNode(
-        name="n1", interfaces=(*nodes[0].interfaces, more), used_address="10.10.0.1"
-    )
+    nodes[0] = node(1, *nodes[0].interfaces, more, used_address="10.10.0.1")
 
     assert reasons(chosen_of(nodes))["ib0"] == "no address on n2"
 
 
 def test_names_may_differ_within_a_subnet():
-    nodes = [
-        NetworkNode(name="n1", interfaces=(interface("eth0", "10.0.0.1"),)),
-        NetworkNode(name="n2", interfaces=(interface("ens5", "10.0.0.2"),)),
-    ]
+    nodes = [node(1, interface("eth0", "10.0.0.1")), node(2, interface("ens5", "10.0.0.2"))]
 
-    choice = chosen_of(nodes)
-
-    assert describe(choice.members) == ("eth0, ens5", "10.0.0.0/24")
+    assert describe(chosen_of(nodes).members) == ("eth0, ens5", "10.0.0.0/24")
 
 
 def test_point_to_point_addresses_with_other_names_are_found_by_the_agents_connections():
     nodes = [
-        NetworkNode(
-            name="n1", interfaces=(interface("eth0", "10.1.0.1", 32),), used_address="10.1.0.1"
-        ),
-        NetworkNode(
-            name="n2", interfaces=(interface("ens5", "10.2.0.1", 32),), used_address="10.2.0.1"
-        ),
+        node(k, interface(name, f"10.{k}.0.1", 32), used_address=f"10.{k}.0.1")
+        for k, name in ((1, "eth0"), (2, "ens5"))
     ]
 
     choice = chosen_of(nodes)
@@ -156,11 +150,10 @@ def test_point_to_point_addresses_with_other_names_are_found_by_the_agents_conne
 
 
 def test_ipv6_is_taken_only_where_no_ipv4_network_connects_all():
-    def node(k):
-        both = (interface("eth0", f"fd00::{k}", 64), interface("eth1", f"10.0.0.{k}"))
-        return NetworkNode(name=f"n{k}", interfaces=both)
-
-    nodes = [node(1), node(2)]
+    nodes = [
+        node(k, interface("eth0", f"fd00::{k}", 64), interface("eth1", f"10.0.0.{k}"))
+        for k in (1, 2)
+    ]
 
     assert chosen_of(nodes, speeds={"eth0": 9e9}).members[0].name == "eth1"
     assert chosen_of(nodes, cut=[("eth1", 0, 1)]).members[0].address == "fd00::1"
@@ -176,12 +169,7 @@ def test_without_a_network_the_error_names_the_pair_and_what_was_tried():
 
 
 def test_without_any_candidate_the_error_says_so():
-    nodes = [
-        NetworkNode(name="n1", interfaces=(interface("docker0", "172.17.0.1"),)),
-        NetworkNode(name="n2", interfaces=(interface("docker0", "172.17.0.1"),)),
-    ]
-
-    failure = chosen_of(nodes)
+    failure = chosen_of(alike())
 
     assert failure.what == "no interface has an address of its own on every node"
     assert failure.tried == ("docker0: same address on 2 nodes",)
@@ -189,9 +177,9 @@ def test_without_any_candidate_the_error_says_so():
 
 def test_no_more_candidates_are_tried_than_the_limit_of_traffic_allows():
     nodes = [
-        NetworkNode(
-            name=f"n{k}",
-            interfaces=tuple(interface(f"eth{i}", f"10.{i}.0.{k}") for i in range(10)),
+        node(
+            k,
+            *(interface(f"eth{i}", f"10.{i}.0.{k}") for i in range(10)),
             used_address=f"10.9.0.{k}",
         )
         for k in (1, 2)
@@ -253,29 +241,29 @@ def test_the_choice_connects_all_and_no_good_one_is_clearly_faster(num_nodes, cu
         assert set(reasons(choice)) == {"hsn0", "mgmt0", "docker0"} - {name}
 
 
-NAMES = ("eth0", "eth1", "ib0", "lo")
-
-
-def test_nccl_takes_prefixes_exact_names_and_exclusions():
-    assert matches("NCCL_SOCKET_IFNAME", "eth", NAMES) == ["eth0", "eth1"]
-    assert matches("NCCL_SOCKET_IFNAME", "=eth0", NAMES) == ["eth0"]
-    assert matches("NCCL_SOCKET_IFNAME", "=eth", NAMES) == []
-    assert matches("NCCL_SOCKET_IFNAME", "^lo,eth", NAMES) == ["ib0"]
-    assert matches("NCCL_SOCKET_IFNAME", "^=eth0", NAMES) == ["eth1", "ib0", "lo"]
-
-
-def test_gloo_takes_plain_names():
-    assert matches("GLOO_SOCKET_IFNAME", "eth0,ib0", NAMES) == ["eth0", "ib0"]
-    assert matches("GLOO_SOCKET_IFNAME", "eth", NAMES) == []
-    assert matches("GLOO_SOCKET_IFNAME", "=eth0", NAMES) == []
+@pytest.mark.parametrize(
+    ("variable", "value", "names"),
+    [
+        ("NCCL", "eth", ["eth0", "eth1"]),
+        ("NCCL", "=eth0", ["eth0"]),
+        ("NCCL", "=eth", []),
+        ("NCCL", "^lo,eth", ["ib0"]),
+        ("NCCL", "^=eth0", ["eth1", "ib0", "lo"]),
+        ("GLOO", "eth0,ib0", ["eth0", "ib0"]),
+        ("GLOO", "eth", []),
+        ("GLOO", "=eth0", []),
+    ],
+)
+def test_each_librarys_variable_is_read_in_its_own_grammar(variable, value, names):
+    assert matches(f"{variable}_SOCKET_IFNAME", value, ("eth0", "eth1", "ib0", "lo")) == names
 
 
 def test_two_agents_of_one_machine_share_its_addresses():
-    shared = (interface("eth0", "10.0.0.2"),)
+    shared = interface("eth0", "10.0.0.2")
     nodes = [
-        NetworkNode(name="n1", interfaces=(interface("eth0", "10.0.0.1"),), machine="a"),
-        NetworkNode(name="n2", interfaces=shared, used_address="10.0.0.2", machine="b"),
-        NetworkNode(name="n3", interfaces=shared, used_address="10.0.0.2", machine="b"),
+        node(1, interface("eth0", "10.0.0.1"), machine="a"),
+        node(2, shared, used_address="10.0.0.2", machine="b"),
+        node(3, shared, used_address="10.0.0.2", machine="b"),
     ]
     candidates, unused = find_candidates(nodes)
     assert [m.address for m in candidates[0].members] == ["10.0.0.1", "10.0.0.2", "10.0.0.2"]
@@ -283,10 +271,6 @@ def test_two_agents_of_one_machine_share_its_addresses():
 
 
 def test_one_address_on_two_machines_is_still_no_network():
-    nodes = [
-        NetworkNode(name=f"n{k}", interfaces=(interface("docker0", "172.17.0.1"),), machine=f"m{k}")
-        for k in (1, 2)
-    ]
-    candidates, unused = find_candidates(nodes)
+    candidates, unused = find_candidates([replace(n, machine=n.name) for n in alike()])
     assert candidates == []
     assert unused[0].why == "same address on 2 nodes"

@@ -37,10 +37,17 @@ def pipe():
     yield ends
     for fd in ends:
         with contextlib.suppress(OSError):
-            if (
-                os.fstat(fd).st_ino == pipe
-            ):  # a writer has closed its end, and the number may be another's
+            # A writer has closed its end, and the number may be another's.
+            if os.fstat(fd).st_ino == pipe:
                 os.close(fd)
+
+
+def read_all(reader):
+    """Return what comes until the other end is closed."""
+    found = []
+    while (message := reader.read(5.0)) is not None:
+        found.append(message)
+    return found
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_size=20))
@@ -50,11 +57,7 @@ def test_what_is_packed_is_read_in_order(sent):
     with os.fdopen(source, "rb"):
         with os.fdopen(target, "wb") as file:
             file.write(b"".join(pack(message) for message in messages))
-        reader = FrameReader(source)
-        found = []
-        while (message := reader.read(5.0)) is not None:
-            found.append(message)
-    assert found == messages
+        assert read_all(FrameReader(source)) == messages
 
 
 def test_length_beyond_the_limit_is_refused_before_it_is_read(pipe):
@@ -151,8 +154,7 @@ def test_writer_pings_while_nothing_else_is_sent(pipe):
     reader = FrameReader(pipe[0])
     assert [reader.read(5.0) for _ in range(3)] == [RemotePing()] * 3
     writer.close()
-    while reader.read(5.0) is not None:
-        continue
+    read_all(reader)
 
 
 def test_writer_pings_between_bulk_data_too(pipe):
@@ -179,8 +181,7 @@ def test_writer_pings_between_bulk_data_too(pipe):
 
     finishing = threading.Thread(target=finish)
     finishing.start()
-    while reader.read(5.0) is not None:
-        continue
+    read_all(reader)
     finishing.join()
     assert len(heard) > heard.count(RemotePing())
 

@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
+from kit.programs import shell_program
 from kit.waiting import wait_until_async
 from torchmuster.core import proc
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import KILLED, Execs, entry_argv
-from torchmuster.launcher.node.exec_launch import find_shell, read_environment
+from torchmuster.launcher.node.exec_launch import find_shell
 from torchmuster.launcher.node.namespaces import NOT_FOUND, VIEW_FAILED, LaunchError
 
 LIMIT_S = 90.0
@@ -230,15 +231,9 @@ def test_a_missing_command_is_code_127(sibling):
     assert (ended.returncode, "was not found" in ended.stderr) == (127, True)
 
 
-def test_the_environment_is_that_of_the_start(sibling):
-    assert read_environment(sibling)["COLOUR"] == "light blue"
-
-
 def test_bash_comes_before_sh(tmp_path):
     for name in ("sh", "bash"):
-        path = tmp_path / name
-        path.write_text("")
-        path.chmod(0o755)
+        path = shell_program(tmp_path / name, "")
         assert find_shell(str(tmp_path)) == str(path)
 
 

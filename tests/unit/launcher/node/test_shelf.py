@@ -13,7 +13,7 @@ from kit.programs import shell_program
 from torchmuster.core import proc
 from torchmuster.core.cli.messages import print_errors
 from torchmuster.core.model import codec
-from torchmuster.core.model.plan import ShippedEnvironment, UnpackOrder
+from torchmuster.core.model.plan import UnpackOrder
 from torchmuster.errors import MusterError
 from torchmuster.launcher.node import shelf as shelves
 from torchmuster.launcher.node.shelf import (
@@ -24,7 +24,7 @@ from torchmuster.launcher.node.shelf import (
     try_torch,
     unpack,
 )
-from unit.launcher.node.parcels import Packed
+from unit.launcher.node.parcels import Packed, shipped_in
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +154,7 @@ def test_what_users_read_where_it_can_t_live(packed, tmp_path, golden, capsys, m
 
 @pytest.fixture
 def shipped(tmp_path):
-    packed = Packed(tmp_path / "environment.parcel", megabytes=1)
-    return ShippedEnvironment(archive=packed.path, needs=packed.needs)
+    return shipped_in(tmp_path)
 
 
 @pytest.fixture

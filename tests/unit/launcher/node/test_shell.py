@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,14 @@ from kit.waiting import wait_until_async
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
-from torchmuster.core.model.plan import NodeSetup, ShippedEnvironment
+from torchmuster.core.model.plan import NodeSetup
 from torchmuster.core.node.options import AgentOptions, HeadPlace
 from torchmuster.core.node.setup import other_interpreter, remove_scratch
 from torchmuster.core.proc import read_process
 from torchmuster.errors import MusterError
 from torchmuster.launcher.node import shelf
 from torchmuster.launcher.node.shell import NodeShell, SetupError, ShellWork, Transfer
-from unit.launcher.node.parcels import Packed
+from unit.launcher.node.parcels import shipped_in
 
 
 class Host:
@@ -255,14 +254,9 @@ def test_a_binary_of_another_processor_has_a_stand_in(tmp_path):
 
 
 def test_an_environment_that_was_sent_is_unpacked_behind_the_lines_and_runs_the_job(node, tmp_path):
-    packed = Packed(tmp_path / "environment.parcel", megabytes=1)
-    shipped = ShippedEnvironment(archive=packed.path, needs=packed.needs)
     (tmp_path / "local").mkdir()
-    host, _ = node(
-        lines=(f"export LOCAL={tmp_path}/local PYTHONHOME=/wrong",),
-        scratch="$LOCAL",
-        shipped=shipped,
-    )
+    lines = (f"export LOCAL={tmp_path}/local PYTHONHOME=/wrong",)
+    host, _ = node(lines=lines, scratch="$LOCAL", shipped=shipped_in(tmp_path))
     ((program, environment),) = host.started
     (place,) = (tmp_path / "local").glob("muster-environments-*/[0-9a-f]*")
     assert program.python == (f"{place}/env/bin/python",)
@@ -273,10 +267,8 @@ def test_an_environment_that_was_sent_is_unpacked_behind_the_lines_and_runs_the_
 
 
 def test_an_environment_that_a_node_can_t_have_is_said_with_the_node(node, tmp_path):
-    packed = Packed(tmp_path / "environment.parcel", megabytes=1)
-    needs = replace(packed.needs, machine="vax")
     with pytest.raises(SetupError, match=r"another processor \(n2\)"):
-        node(shipped=ShippedEnvironment(archive=packed.path, needs=needs))
+        node(shipped=shipped_in(tmp_path, machine="vax"))
 
 
 SAY = """
