@@ -1,7 +1,9 @@
 """Facts of this machine and of made-up ones: every part within its time, and a broken one costs only itself."""
 
 import json
+import mmap
 import os
+import shutil
 import time
 
 import pytest
@@ -57,14 +59,13 @@ def test_a_file_where_a_folder_should_be_is_said(tmp_path):
 
 
 def test_a_copy_of_a_file_has_another_identity(tmp_path):
-    first = tmp_path / "a"
-    first.write_text("plan")
-    second = tmp_path / "b"
-    second.write_text("plan")
-    os.utime(second, ns=(os.stat(first).st_atime_ns, os.stat(first).st_mtime_ns))
-    once = look_at("run", str(tmp_path), str(first)).identity
-    assert once == look_at("run", str(tmp_path), str(first)).identity
-    assert once != look_at("run", str(tmp_path), str(second)).identity
+    def identity(name):
+        return look_at("run", str(tmp_path), str(tmp_path / name)).identity
+
+    (tmp_path / "a").write_text("plan")
+    shutil.copy2(tmp_path / "a", tmp_path / "b")
+    assert identity("a") == identity("a")
+    assert identity("a") != identity("b")
 
 
 def test_scripts_are_told_apart_by_their_content(tmp_path):
@@ -103,13 +104,8 @@ def test_the_way_to_oneself_is_found_without_a_packet():
 
 
 def test_secrets_of_the_environment_stay_where_they_are(tmp_path):
-    environment = {
-        "TORCH_API_TOKEN": "s3cret",
-        "NCCL_DEBUG": "INFO",
-        "HOME": "/home/u",
-        "https_proxy": "http://me:s3cret@proxy:3128",
-    }
-    found = collect_environment(environment)
+    secrets = {"TORCH_API_TOKEN": "s3cret", "https_proxy": "http://me:s3cret@proxy:3128"}
+    found = collect_environment({**secrets, "NCCL_DEBUG": "INFO", "HOME": "/home/u"})
     assert found.variables == {"NCCL_DEBUG": "INFO"}
     assert "s3cret" not in json.dumps(codec.to_plain(found))
 
@@ -162,51 +158,39 @@ def test_the_smallest_limit_above_us_counts(monkeypatch, tmp_path, counted, limi
 OLD = time.time() - 3600
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Return an empty folder that stands for /dev/shm."""
-    path = tmp_path / "shm"
-    path.mkdir()
-    return path
-
-
 def leave(folder, name, size=4096, at=OLD):
+    """Make a file in a folder that stands for /dev/shm."""
     path = folder / name
     path.write_bytes(b"x" * size)
     os.utime(path, (at, at))
     return path
 
 
-def test_what_nothing_has_open_is_counted_with_its_size(folder):
-    leave(folder, "torch_7_1_0", 1 << 20)
-    leave(folder, "nccl-Ab12Cd")
-    leave(folder, "sem.mp-x")
-    leave(folder, "a_file_of_somebody")
+def test_what_nothing_has_open_is_counted_with_its_size(tmp_path):
+    leave(tmp_path, "torch_7_1_0", 1 << 20)
+    leave(tmp_path, "nccl-Ab12Cd")
+    leave(tmp_path, "sem.mp-x")
+    leave(tmp_path, "a_file_of_somebody")
 
-    count, size = leftover_shm_files(str(folder))
+    count, size = leftover_shm_files(str(tmp_path))
 
     assert count == 3
     assert size >= 1 << 20
 
 
-def test_a_file_that_is_open_or_new_is_left_alone(folder):
-    leave(folder, "torch_7_1_0", at=time.time())
-    with leave(folder, "nccl-open").open("rb"):
-        assert leftover_shm_files(str(folder)) == (0, 0)
+def test_a_file_that_is_open_or_new_is_left_alone(tmp_path):
+    leave(tmp_path, "torch_7_1_0", at=time.time())
+    with leave(tmp_path, "nccl-open").open("rb"):
+        assert leftover_shm_files(str(tmp_path)) == (0, 0)
 
-    assert leftover_shm_files(str(folder))[0] == 1
+    assert leftover_shm_files(str(tmp_path))[0] == 1
 
 
-def test_a_mapped_file_is_in_use(folder):
-    import mmap
-
-    path = leave(folder, "torch_8_1_0")
-    with path.open("r+b") as file:
+def test_a_mapped_file_is_in_use(tmp_path):
+    with leave(tmp_path, "torch_8_1_0").open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
-    try:
-        assert leftover_shm_files(str(folder)) == (0, 0)
-    finally:
-        mapped.close()
+    with mapped:
+        assert leftover_shm_files(str(tmp_path)) == (0, 0)
 
 
 def test_a_folder_that_is_not_there_has_none(tmp_path):

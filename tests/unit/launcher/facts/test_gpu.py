@@ -78,21 +78,17 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-8f2b0000-0000-0000-0000-000000000000)
 """
 
 
-def test_a_switch_of_nvlink_joins_all_gpus_whatever_the_network_cards_do():
-    kinds = read_topology(SWITCH)
-    assert kinds == ("NV18",)
-    assert GpuLinks(kinds=kinds).is_all_nvlink
-
-
-def test_ways_over_pcie_are_told_apart():
-    kinds = read_topology(PCIE)
-    assert kinds == ("NV4", "PXB", "SYS")
-    assert not GpuLinks(kinds=kinds).is_all_nvlink
-
-
-def test_one_gpu_has_no_ways():
-    assert read_topology(ONE) == ()
-    assert not GpuLinks().is_all_nvlink
+@pytest.mark.parametrize(
+    ("text", "kinds", "is_all_nvlink"),
+    [
+        pytest.param(SWITCH, ("NV18",), True, id="a switch joins all, whatever network cards do"),
+        pytest.param(PCIE, ("NV4", "PXB", "SYS"), False, id="ways over PCIe are told apart"),
+        pytest.param(ONE, (), False, id="one GPU has no ways"),
+    ],
+)
+def test_kinds_of_ways_between_gpus_are_read(text, kinds, is_all_nvlink):
+    assert read_topology(text) == kinds
+    assert GpuLinks(kinds=kinds).is_all_nvlink is is_all_nvlink
 
 
 def test_pairs_that_cannot_copy_are_named_once():
@@ -145,13 +141,14 @@ def test_bridges_that_redirect_are_seen(config, said):
 
 
 def test_only_bridges_are_counted(tmp_path):
-    devices = {"00:01.0": "0x060400", "00:02.0": "0x030200", "00:03.0": "0x060400"}
-    for name, kind in devices.items():
-        folder = tmp_path / "sys/bus/pci/devices" / name
-        folder.mkdir(parents=True)
-        (folder / "class").write_text(f"{kind}\n")
-        redirecting = name != "00:03.0"
-        (folder / "config").write_bytes(space((0x0D, 0x1D if redirecting else 0)))
+    for name, kind, control in (
+        ("00:01.0", "0x060400", 0x1D),
+        ("00:02.0", "0x030200", 0x1D),
+        ("00:03.0", "0x060400", 0),
+    ):
+        device = f"sys/bus/pci/devices/{name}"
+        write(tmp_path, f"{device}/class", f"{kind}\n")
+        (tmp_path / device / "config").write_bytes(space((0x0D, control)))
     assert count_redirecting(str(tmp_path)) == 1
 
 
@@ -165,16 +162,10 @@ OK, NOT_SUPPORTED, NOT_FOUND = 0, 3, 6
 def library(**changed):
     """Return what answers like NVML on a machine with two GPUs; the second is called by its UUID, too."""
 
-    def by_index(index, handle):
-        if index.value > 1:
+    def find(handle, number):
+        if number not in (0, 1):
             return NOT_FOUND
-        handle._obj.value = 100 + index.value
-        return OK
-
-    def by_uuid(uuid, handle):
-        if uuid != b"GPU-2b":
-            return NOT_FOUND
-        handle._obj.value = 101
+        handle._obj.value = 100 + number
         return OK
 
     def utilization(handle, use):
@@ -187,8 +178,8 @@ def library(**changed):
 
     every = {
         "nvmlInit_v2": lambda: OK,
-        "nvmlDeviceGetHandleByIndex_v2": by_index,
-        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetHandleByIndex_v2": lambda index, handle: find(handle, index.value),
+        "nvmlDeviceGetHandleByUUID": lambda uuid, handle: find(handle, {b"GPU-2b": 1}.get(uuid)),
         "nvmlDeviceGetUtilizationRates": utilization,
         "nvmlDeviceGetMemoryInfo": memory,
         **changed,
@@ -204,10 +195,8 @@ def test_a_gpu_is_found_by_its_index_or_its_uuid():
 
 
 def test_what_a_device_does_not_say_is_not_known():
-    mig = GpuUseReader(
-        lambda: library(nvmlDeviceGetUtilizationRates=lambda handle, use: NOT_SUPPORTED)
-    )
-    assert mig.read("0") == GpuUse(percent=None, mib=1024)
+    use = {"nvmlDeviceGetUtilizationRates": lambda handle, use: NOT_SUPPORTED}
+    assert GpuUseReader(lambda: library(**use)).read("0") == GpuUse(percent=None, mib=1024)
 
 
 def test_a_library_of_another_version_is_no_error():
@@ -268,8 +257,8 @@ def test_gpus_are_read_with_their_health(tmp_path):
     }
 
     def ask(argv, limit_s):
-        known = [said for word, said in answers.items() if argv[-1].startswith(word)]
-        known += [said for word, said in answers.items() if argv[1:] and argv[1].startswith(word)]
+        words = (argv[-1], *argv[1:2])
+        known = [answers[word] for at in words for word in answers if at.startswith(word)]
         return known[0] if known else answer("no such option", 2)
 
     found = collect_gpus({}, ask, 3.0, is_long=True, root=str(tmp_path))

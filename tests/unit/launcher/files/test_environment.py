@@ -1,5 +1,6 @@
 """A virtual environment as an archive."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -12,6 +13,7 @@ import zlib
 import pytest
 
 from kit.command import ran
+from kit.programs import shell_program
 from torchmuster.errors import UsageError
 from torchmuster.launcher.files import environment
 from torchmuster.launcher.files.environment import (
@@ -62,23 +64,33 @@ def unpacked(packed, folder, place="/elsewhere"):
     return folder
 
 
+@pytest.fixture
+def sent(prefix, cache, tmp_path):
+    """Return a function that packs the environment, and unpacks it where it is said to lie elsewhere, or to be used."""
+
+    def send(is_used=False):
+        there = tmp_path / "there"
+        packed = environment.pack(str(prefix), cache)
+        return unpacked(packed, there, str(there) if is_used else "/elsewhere")
+
+    return send
+
+
 def site_of(prefix):
     (site,) = prefix.glob("lib/python3*/site-packages")
     return site
 
 
-def test_what_names_its_own_place_names_the_new_one(prefix, cache, tmp_path):
-    packed = environment.pack(str(prefix), cache)
-    there = unpacked(packed, tmp_path / "there")
+def test_what_names_its_own_place_names_the_new_one(prefix, sent):
+    there = sent()
     assert (there / "env" / "bin" / "tool").read_text() == "#!/elsewhere/env/bin/python\n"
     assert os.access(there / "env" / "bin" / "tool", os.X_OK)
     assert str(prefix) not in (there / "env" / "pyvenv.cfg").read_text()
 
 
-def test_the_interpreter_runs_at_its_new_place(prefix, cache, tmp_path):
+def test_the_interpreter_runs_at_its_new_place(prefix, sent):
     (site_of(prefix) / "mine.py").write_text("print('imported')\n")
-    packed = environment.pack(str(prefix), cache)
-    there = unpacked(packed, tmp_path / "there", str(tmp_path / "there"))
+    there = sent(is_used=True)
     python = there / "env" / "bin" / "python"
     done = ran([python, "-c", "import sys, mine; print(sys.prefix)"])
     assert done.stdout.split() == ["imported", str(there / "env")], done.stderr
@@ -103,29 +115,27 @@ def test_archives_do_not_pile_up(prefix, cache):
     assert os.path.basename(newest.path) in names
 
 
-def test_files_that_are_links_to_a_cache_travel_themselves(prefix, cache, tmp_path):
+def test_files_that_are_links_to_a_cache_travel_themselves(prefix, sent, tmp_path):
     kept = tmp_path / "uv-cache.py"
     kept.write_text("x = 1\n")
     (site_of(prefix) / "linked.py").symlink_to(kept)
-    packed = environment.pack(str(prefix), cache)
-    there = unpacked(packed, tmp_path / "there")
-    (linked,) = there.glob("env/lib/python3*/site-packages/linked.py")
+    linked = site_of(sent() / "env") / "linked.py"
     assert not linked.is_symlink()
     assert linked.read_text() == "x = 1\n"
 
 
-def test_an_editable_install_travels_with_the_folder_that_it_names(prefix, cache, tmp_path):
+def test_an_editable_install_travels_with_the_folder_that_it_names(prefix, sent, tmp_path):
     source = tmp_path / "project" / "src"
     (source / "package").mkdir(parents=True)
     (source / "package" / "__init__.py").write_text("x = 1\n")
     (site_of(prefix) / "__editable__.package.pth").write_text(f"{source}\n")
     finder = site_of(prefix) / "__editable___other_finder.py"
     finder.write_text(f"MAPPING = {{'package': '{source}/package'}}\n")
-    there = unpacked(environment.pack(str(prefix), cache), tmp_path / "there")
+    there = sent()
     assert (there / "extra" / "0" / "package" / "__init__.py").exists()
-    (pth,) = there.glob("env/lib/python3*/site-packages/*.pth")
+    (pth,) = site_of(there / "env").glob("*.pth")
     assert pth.read_text() == "/elsewhere/extra/0\n"
-    (found,) = there.glob("env/lib/python3*/site-packages/*_finder.py")
+    (found,) = site_of(there / "env").glob("*_finder.py")
     assert found.read_text() == "MAPPING = {'package': '/elsewhere/extra/0/package'}\n"
 
 
@@ -149,10 +159,7 @@ def test_the_active_environment_is_meant_where_none_is_named(prefix, tmp_path):
 
 def test_packages_of_the_system_are_said_to_stay_here(prefix, cache):
     settings = prefix / "pyvenv.cfg"
-    text = settings.read_text()
-    settings.write_text(
-        text.replace("include-system-site-packages = false", "include-system-site-packages = true")
-    )
+    settings.write_text(settings.read_text().replace("packages = false", "packages = true"))
     said = []
     environment.pack(str(prefix), cache, said.append)
     assert any("--system-site-packages" in sentence for sentence in said)
@@ -174,18 +181,16 @@ def test_what_a_killed_packer_has_left_is_removed_and_what_another_writes_is_not
 def test_a_broken_interpreter_is_named(prefix, cache):
     python = prefix / "bin" / "python"
     python.unlink()
-    python.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
-    python.chmod(0o755)
+    shell_program(python, "echo broken >&2; exit 1")
     with pytest.raises(UsageError) as refused:
         environment.pack(str(prefix), cache)
     assert (refused.value.where, refused.value.why) == (str(python), "broken")
 
 
-def test_an_interpreter_of_the_user_s_own_travels_too(monkeypatch, prefix, cache, tmp_path):
+def test_an_interpreter_of_the_user_s_own_travels_too(monkeypatch, prefix, cache, sent):
     monkeypatch.setattr(environment, "_base_travels", lambda facts: True)
-    packed = environment.pack(str(prefix), cache)
-    there = unpacked(packed, tmp_path / "there", str(tmp_path / "there"))
-    assert packed.needs.base == ""
+    there = sent(is_used=True)
+    assert environment.pack(str(prefix), cache).needs.base == ""
     python = there / "env" / "bin" / "python"
     assert os.path.realpath(python).startswith(f"{there}/base/")
     done = ran([python, "-I", "-c", "import sys; print(sys.base_prefix)"])
@@ -197,19 +202,16 @@ def conda(tmp_path, monkeypatch):
     """Make what conda makes, as far as it matters: its records, a text and a binary with the prefix, an interpreter in it."""
     monkeypatch.undo()  # its interpreter lies in the environment
     made = tmp_path / "conda" / "envs" / "train"
-    (made / "bin").mkdir(parents=True)
     facts = {"prefix": str(made), "base": str(made), "python": [3, 11], "executable": "python3.11"}
-    python = made / "bin" / "python3.11"
-    python.write_text(f"#!/bin/sh\necho '{json.dumps({**facts, 'machine': 'x86_64'})}'\n")
-    python.chmod(0o755)
+    told = json.dumps({**facts, "machine": "x86_64"})
+    shell_program(made / "bin" / "python3.11", f"echo '{told}'")
     (made / "bin" / "python").symlink_to("python3.11")
     (made / "lib").mkdir()
     (made / "lib" / "settings.txt").write_text(f"prefix={made}\n")
     room = 255
-    string = os.fsencode(made) + b"/lib"
-    (made / "lib" / "library.so").write_bytes(
-        b"\x7fELF\0" + string + bytes(room - len(os.fsencode(made))) + b"\0after"
-    )
+    place = os.fsencode(made)
+    string = place + b"/lib" + bytes(room - len(place))
+    (made / "lib" / "library.so").write_bytes(b"\x7fELF\0" + string + b"\0after")
     paths = [
         {"_path": "lib/settings.txt", "prefix_placeholder": "p" * room, "file_mode": "text"},
         {"_path": "lib/library.so", "prefix_placeholder": "p" * room, "file_mode": "binary"},
@@ -229,14 +231,11 @@ def test_an_environment_of_conda_travels_with_its_interpreter_and_its_prefixes(
 ):
     packed = environment.pack(str(conda), cache)
     assert packed.needs.base == ""
-    there = unpacked(
-        packed, tmp_path / "there", "/scratch/muster-environments-1000/0123456789abcdef"
-    )
-    place = b"/scratch/muster-environments-1000/0123456789abcdef/env"
-    assert (there / "env/lib/settings.txt").read_bytes() == b"prefix=" + place + b"\n"
+    there = unpacked(packed, tmp_path / "there", PLACE.decode().removesuffix("/env"))
+    assert (there / "env/lib/settings.txt").read_bytes() == b"prefix=" + PLACE + b"\n"
     library = (there / "env/lib/library.so").read_bytes()
     assert len(library) == (conda / "lib/library.so").stat().st_size
-    assert library.startswith(b"\x7fELF\0" + place + b"/lib\0\0")
+    assert library.startswith(b"\x7fELF\0" + PLACE + b"/lib\0\0")
     assert library.endswith(b"\0after")
     assert os.readlink(there / "env/bin/python") == "python3.11"
     assert sorted(os.listdir(there / "env")) == ["bin", "conda-meta", "lib"]
@@ -253,13 +252,10 @@ def root(tmp_path):
 
 
 def packed(path, entries, notes=None):
-    with open(path, "wb") as file:
-        writer = ParcelWriter(file)
+    with open(path, "wb") as file, contextlib.closing(ParcelWriter(file)) as writer:
         for kind, name, content in entries:
             writer.add(kind, name, content)
-        sha = writer.finish(notes or {})
-        writer.close()
-    return sha, writer
+        return writer.finish(notes or {}), writer
 
 
 def stream_of(*entries):
@@ -275,12 +271,9 @@ def file_named(name, content=b"x"):
 
 
 def unpack(stream, root, max_bytes=PLENTY, max_files=100):
-    unpacker = Unpacker(str(root), max_bytes, max_files)
-    try:
+    with contextlib.closing(Unpacker(str(root), max_bytes, max_files)) as unpacker:
         unpacker.feed(stream)
         return unpacker.finish()
-    finally:
-        unpacker.close()
 
 
 END = (NOTES, b"", 2, b"{}")
@@ -309,7 +302,7 @@ def test_what_goes_in_comes_out(tmp_path, root):
     assert (root / "env/empty").read_bytes() == b""
     assert (root / "env/bin/other").read_bytes() == b"text " * 100_000
     assert os.access(root / "env/bin/tool", os.X_OK)
-    assert not os.access(root / "env/large", os.X_OK) or not (root / "env/large").stat().st_mode & 1
+    assert not (root / "env/large").stat().st_mode & 1
     assert os.readlink(root / "env/lib64") == "lib"
 
 
@@ -403,12 +396,10 @@ def test_a_stream_without_its_end_and_one_that_goes_on_behind_it_are_refused(roo
 
 
 def listed(*pieces):
-    whole = b"".join(
-        environment.LISTED.pack(
-            hashlib.sha256(data).digest(), len(data) | (1 << 31 if packed else 0)
-        )
-        for data, packed in pieces
-    )
+    sums = [
+        (hashlib.sha256(data).digest(), len(data) | is_packed << 31) for data, is_packed in pieces
+    ]
+    whole = b"".join(environment.LISTED.pack(*one) for one in sums)
     return whole, hashlib.sha256(whole).hexdigest()
 
 
@@ -479,29 +470,35 @@ BUILT = (
 )
 
 
-def test_a_longer_place_fits_into_the_room_that_conda_has_left():
-    installed = as_conda(BUILT, PLACEHOLDER, INSTALLED)
-    assert len(installed) == len(BUILT)
-    moved = in_binary(installed, INSTALLED, PLACE, len(PLACEHOLDER), "lib/x.so")
-    assert moved == as_conda(BUILT, PLACEHOLDER, PLACE)
+ROOM = len(PLACEHOLDER)
+INSTALLED_FILE = as_conda(BUILT, PLACEHOLDER, INSTALLED)
 
 
-def test_a_shorter_place_is_filled_with_nuls():
-    installed = as_conda(BUILT, PLACEHOLDER, INSTALLED)
-    moved = in_binary(installed, INSTALLED, b"/s/env", len(PLACEHOLDER), "lib/x.so")
-    assert moved == as_conda(BUILT, PLACEHOLDER, b"/s/env")
+def in_place(data, place, room=ROOM):
+    return in_binary(data, INSTALLED, place, room, "lib/x.so")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(PLACE, id="a longer one fits into the room that conda has left"),
+        pytest.param(b"/s/env", id="a shorter one is filled with NULs"),
+    ],
+)
+def test_a_place_in_a_binary_is_as_conda_would_have_written_it(place):
+    assert len(INSTALLED_FILE) == len(BUILT)
+    assert in_place(INSTALLED_FILE, place) == as_conda(BUILT, PLACEHOLDER, place)
 
 
 def test_a_place_that_is_longer_than_the_room_is_refused():
-    installed = as_conda(BUILT, PLACEHOLDER, INSTALLED)
     with pytest.raises(ValueError, match=r"lib/x.so has room for 255"):
-        in_binary(installed, INSTALLED, b"/" + b"x" * 255, 255, "lib/x.so")
+        in_place(INSTALLED_FILE, b"/" + b"x" * 255, 255)
 
 
 def test_a_string_that_conda_has_not_written_is_not_touched():
     data = b"\x7fELF\0" + INSTALLED + b"/lib\0" + b"data\0"  # no NULs behind it
     with pytest.raises(ValueError, match="another string than conda"):
-        in_binary(data, INSTALLED, PLACE, len(PLACEHOLDER), "lib/x.so")
+        in_place(data, PLACE)
 
 
 def record(prefix, *entries):
@@ -512,13 +509,8 @@ def record(prefix, *entries):
 
 
 def entry(path, mode):
-    placeholder = PLACEHOLDER.decode()
-    return {
-        "_path": path,
-        "path_type": "hardlink",
-        "prefix_placeholder": placeholder,
-        "file_mode": mode,
-    }
+    held = {"prefix_placeholder": PLACEHOLDER.decode(), "file_mode": mode}
+    return {"_path": path, "path_type": "hardlink", **held}
 
 
 def test_conda_s_records_say_which_files_hold_the_prefix(tmp_path):
@@ -530,7 +522,7 @@ def test_conda_s_records_say_which_files_hold_the_prefix(tmp_path):
     (tmp_path / "conda-meta" / "old.json").write_text("{}")
     texts, binaries = conda_records(str(tmp_path))
     assert texts == {"bin/tool", "share/settings"}
-    assert binaries == {"lib/x.so": len(PLACEHOLDER)}
+    assert binaries == {"lib/x.so": ROOM}
 
 
 def noted(**given):
@@ -543,9 +535,9 @@ def test_texts_and_binaries_name_the_new_place(tmp_path):
     text, binary = tmp_path / "env" / "tool", tmp_path / "env" / "x.so"
     text.write_bytes(b"#!" + INSTALLED + b"/bin/python\n" + INSTALLED + b"-other\n")
     text.chmod(0o700)
-    binary.write_bytes(as_conda(BUILT, PLACEHOLDER, INSTALLED))
+    binary.write_bytes(INSTALLED_FILE)
     place = PLACE.decode().removesuffix("/env")
-    notes = noted(texts=["env/tool"], binaries={"env/x.so": len(PLACEHOLDER)})
+    notes = noted(texts=["env/tool"], binaries={"env/x.so": ROOM})
     relocate(str(tmp_path), place, notes)
     assert text.read_bytes() == b"#!" + PLACE + b"/bin/python\n" + INSTALLED + b"-other\n"
     assert os.access(text, os.X_OK)
