@@ -25,19 +25,11 @@ class Target:
     worker_ticks = None
     environment = None
 
-    def __init__(self, pid):
-        self.pid = pid
-
-    def has_begun(self):
-        return True
+    def __init__(self, pid, has_begun=True):
+        self.pid, self.has_begun = pid, lambda: has_begun
 
     def poll(self):
         return None
-
-
-class NeverBegun(Target):
-    def has_begun(self):
-        return False
 
 
 @pytest.fixture
@@ -66,6 +58,9 @@ class Stage:
 
     def output(self):
         return b"".join(m.data for m in self.of(part_messages.ExecOutput))
+
+    def num_taken(self):
+        return sum(taken.size_bytes for taken in self.of(part_messages.ExecAcknowledged))
 
     async def until(self, condition):
         return await wait_until_async(condition, limit_s=LIMIT_S)
@@ -98,7 +93,7 @@ async def test_nothing_is_started_while_the_task_runs_no_command():
 async def test_one_more_than_the_limit_is_refused():
     async with staged() as stage:
         for number in range(part_messages.MAX_EXECS + 1):
-            stage.start(NeverBegun(1), "true", exec_id=str(number))
+            stage.start(Target(1, has_begun=False), "true", exec_id=str(number))
         refused = stage.of(part_messages.ExecRefused)
         assert [one.exec_id for one in refused] == [str(part_messages.MAX_EXECS)]
         assert "16 commands" in refused[0].what
@@ -111,21 +106,20 @@ async def test_input_comes_back_and_its_end_ends_the_command(target):
         end = await stage.end()
         assert (end.code, end.why) == (0, None)
         assert stage.output() == b"typed\0early"
-        assert sum(taken.size_bytes for taken in stage.of(part_messages.ExecAcknowledged)) == 11
+        assert stage.num_taken() == 11
 
 
 async def test_no_more_than_a_window_is_sent_until_it_was_taken(target):
     async with staged() as stage:
-        stage.start(target, "head", "-c", str(part_messages.EXEC_WINDOW_BYTES + 5), "/dev/zero")
-        await stage.until(lambda: len(stage.output()) >= part_messages.EXEC_WINDOW_BYTES)
+        window = part_messages.EXEC_WINDOW_BYTES
+        stage.start(target, "head", "-c", str(window + 5), "/dev/zero")
+        await stage.until(lambda: len(stage.output()) >= window)
         await asyncio.sleep(0.5)  # longer than the silence after which a command's end is told
-        assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES
+        assert len(stage.output()) == window
         assert stage.of(part_messages.ExecEnded) == []
-        stage.say(
-            part_messages.ExecAcknowledged(exec_id="1", size_bytes=part_messages.EXEC_WINDOW_BYTES)
-        )
+        stage.say(part_messages.ExecAcknowledged(exec_id="1", size_bytes=window))
         assert (await stage.end()).code == 0
-        assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES + 5
+        assert len(stage.output()) == window + 5
 
 
 async def test_a_client_that_sends_more_than_its_window_loses_the_command(target):
@@ -144,9 +138,7 @@ async def test_input_that_nobody_reads_any_more_counts_as_taken(target):
         await stage.until(lambda: stage.output() == b"closed\n")
         stage.say(data("1", b"lost"))
         stage.say(data("1", b"too"))
-        await stage.until(
-            lambda: sum(t.size_bytes for t in stage.of(part_messages.ExecAcknowledged)) == 7
-        )
+        await stage.until(lambda: stage.num_taken() == 7)
 
 
 async def test_the_end_of_the_task_kills_and_says_why(target):
@@ -179,7 +171,7 @@ def test_the_launcher_gets_the_command_s_words_as_they_are():
 async def test_those_that_are_left_before_they_begin_hold_no_places():
     async with staged() as stage:
         for number in range(part_messages.MAX_EXECS * 2):
-            stage.start(NeverBegun(1), "true", exec_id=str(number))
+            stage.start(Target(1, has_begun=False), "true", exec_id=str(number))
             if number % 2:
                 await asyncio.sleep(0)
             stage.say(part_messages.ExecLeave(exec_id=str(number)))
