@@ -51,11 +51,12 @@ def test_an_attempt_without_a_failure_was_ended_by_what_follows_it():
 
 
 def test_ends_of_thousands_of_ranks_are_counted():
-    many = event(
-        9.9, "workers_ended", attempt=0, ranks="64-4095", num=4032, what="SIGABRT", asked=False
-    )
-    killed = event(9.95, "workers_ended", attempt=0, ranks="0-3", num=4, what="SIGKILL", asked=True)
-    (attempt,) = fold_run([start(0, 0), many, killed]).attempts
+    many = {"ranks": "64-4095", "num": 4032, "what": "SIGABRT", "asked": False}
+    killed = {"ranks": "0-3", "num": 4, "what": "SIGKILL", "asked": True}
+    ends = [
+        event(at, "workers_ended", attempt=0, **end) for at, end in ((9.9, many), (9.95, killed))
+    ]
+    (attempt,) = fold_run([start(0, 0), *ends]).attempts
     assert (attempt.num_ends, attempt.last_end) == (4032, BEGAN + 9.95)
 
 
@@ -158,11 +159,8 @@ def test_ranks_that_fail_again_and_again_take_no_more_room():
     for number in range(300):
         record.take(start(number, number))
         for rank in range(100):
-            record.take(
-                event(
-                    number, "worker_ended", attempt=number, rank=rank, what="SIGABRT", asked=False
-                )
-            )
+            end = {"attempt": number, "rank": rank, "what": "SIGABRT", "asked": False}
+            record.take(event(number, "worker_ended", **end))
         record.take(event(number, "attempt_failed", attempt=number, what="w", cause=end_of_rank(0)))
     assert sum(len(one.ends) for one in record.attempts) == 64 * (WHOLE_FIRST + WHOLE_LAST)
     assert sum(one.num_ends for one in record.attempts) == 30_000

@@ -133,16 +133,9 @@ def test_what_is_no_message_is_refused(payload):
 
 
 def test_secret_is_not_in_what_a_message_shows_of_itself():
-    plan = run_plan()
-    message = remote_messages.SetUpRun(
-        plan=plan,
-        run_dir="/r",
-        token="t0ken",
-        may_share=True,
-        secret="s3cret",
-        script=None,
-        code_root="/",
-    )
+    secrets = {"token": "t0ken", "secret": "s3cret"}
+    fields = {"run_dir": "/r", "may_share": True, "script": None, "code_root": "/"}
+    message = remote_messages.SetUpRun(plan=run_plan(), **secrets, **fields)
     assert decode(encode(message)) == message
     assert "s3cret" not in repr(message)
     assert "t0ken" not in repr(message)

@@ -44,20 +44,23 @@ def remote(tmp_path):
     os.close(reading)
 
 
+def ask(remote, message):
+    end, reader = remote
+    end.take(message)
+    return reader.read(LIMIT_S)
+
+
 def set_up(remote, tmp_path, **more):
     """Offer the workflow; return the answer."""
     fields = {"host": "n1", "run_dir": str(tmp_path), "token": TOKEN, "may_share": True}
-    end, reader = remote
-    end.take(SetUpTasks(**{**fields, **more}))
-    answer = reader.read(LIMIT_S)
+    answer = ask(remote, SetUpTasks(**{**fields, **more}))
     if isinstance(answer, Placed):
-        assert reader.read(LIMIT_S) == SetUpDone()
+        assert remote[1].read(LIMIT_S) == SetUpDone()
     return answer
 
 
-def node(tmp_path, **more):
-    fields = {"run_dir": str(tmp_path / "tasks" / "t"), "place": 1, "heads": ("127.0.0.1:1",)}
-    return StartNode(agent_id=7, **{**fields, **more})
+def node(tmp_path, run_dir="tasks/t", heads=("127.0.0.1:1",)):
+    return StartNode(agent_id=7, run_dir=str(tmp_path / run_dir), place=1, heads=heads)
 
 
 def test_a_run_directory_that_is_seen_lacks_nothing(remote, tmp_path):
@@ -84,29 +87,22 @@ def test_a_failing_setup_line_is_told(remote, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{"run_dir": "/etc"}, {"run_dir": "DIR/../.."}, {"heads": ("127.0.0.1:1 --place=3",)}],
+    "more", [{"run_dir": "/etc"}, {"run_dir": "../.."}, {"heads": ("127.0.0.1:1 --place=3",)}]
 )
 def test_an_agent_of_anything_else_is_refused(remote, tmp_path, more):
     set_up(remote, tmp_path)
-    if "run_dir" in more:
-        more = {"run_dir": more["run_dir"].replace("DIR", str(tmp_path))}
-    end, reader = remote
-    end.take(node(tmp_path, **more))
-    ended = reader.read(LIMIT_S)
+    ended = ask(remote, node(tmp_path, **more))
     assert (type(ended), ended.agent_id, ended.status) == (AgentEnded, 7, 255)
 
 
 def test_an_agent_before_the_run_has_come_is_refused(remote, tmp_path):
-    remote[0].take(node(tmp_path))
-    assert "has not come" in remote[1].read(LIMIT_S).why
+    assert "has not come" in ask(remote, node(tmp_path)).why
 
 
 def test_a_task_s_name_can_not_be_an_option(remote, tmp_path):
     set_up(remote, tmp_path)
-    end, reader = remote
-    end.take(StartTask(agent_id=1, host="n1", group="g", task="--run-dir=/", attempt=0, port=1))
-    assert "no name" in reader.read(LIMIT_S).why
+    start = StartTask(agent_id=1, host="n1", group="g", task="--run-dir=/", attempt=0, port=1)
+    assert "no name" in ask(remote, start).why
 
 
 def test_a_request_of_a_process_goes_to_the_client_and_its_end_comes_back(remote):
@@ -127,23 +123,10 @@ def test_a_request_of_a_process_goes_to_the_client_and_its_end_comes_back(remote
 def message(tmp_path, monkeypatch):
     """A set-up whose client's run directory has the path of the host's own, as the first pod's has in other pods."""
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
-    plan = run_plan(
-        kind=ScriptKind.COMMAND, target="true", python=(sys.executable,), node_names=("n1",)
-    )
-
-    def make(mark):
-        return SetUpRun(
-            plan=plan,
-            run_dir=str(tmp_path / "runs" / "r"),
-            token=TOKEN,
-            may_share=True,
-            secret="cd" * 32,
-            script=None,
-            code_root="/",
-            mark=mark,
-        )
-
-    return make
+    command = {"kind": ScriptKind.COMMAND, "target": "true", "python": (sys.executable,)}
+    fields = {"plan": run_plan(**command, node_names=("n1",)), "run_dir": str(tmp_path / "runs/r")}
+    fields |= {"token": TOKEN, "may_share": True, "secret": "cd" * 32, "script": None}
+    return lambda mark: SetUpRun(**fields, code_root="/", mark=mark)
 
 
 def test_own_folder_of_an_earlier_session_is_not_taken_for_the_clients(message):
