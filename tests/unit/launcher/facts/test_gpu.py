@@ -12,21 +12,7 @@ from hypothesis import strategies as st
 from torchmuster.core import proc
 from torchmuster.core.model import codec
 from torchmuster.errors import MusterError
-from torchmuster.launcher.facts.gpu import (
-    GpuLinks,
-    GpuUse,
-    GpuUseReader,
-    add_health,
-    collect_gpus,
-    count_redirecting,
-    read_gpus,
-    read_nvlinks,
-    read_p2p,
-    read_topology,
-    read_xids,
-    redirects,
-    run_probes,
-)
+from torchmuster.launcher.facts import gpu
 
 SWITCH = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -87,32 +73,34 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-8f2b0000-0000-0000-0000-000000000000)
     ],
 )
 def test_kinds_of_ways_between_gpus_are_read(text, kinds, is_all_nvlink):
-    assert read_topology(text) == kinds
-    assert GpuLinks(kinds=kinds).is_all_nvlink is is_all_nvlink
+    assert gpu.read_topology(text) == kinds
+    assert gpu.GpuLinks(kinds=kinds).is_all_nvlink is is_all_nvlink
 
 
 def test_pairs_that_cannot_copy_are_named_once():
-    assert read_p2p(P2P) == ("0-2 CNS", "1-2 TNS")
+    assert gpu.read_p2p(P2P) == ("0-2 CNS", "1-2 TNS")
 
 
 def test_links_that_are_down_are_counted():
-    assert read_nvlinks(NVLINK) == ((2, 2), (1, 2))
+    assert gpu.read_nvlinks(NVLINK) == ((2, 2), (1, 2))
 
 
 @pytest.mark.parametrize("text", ["", "Failed to initialize NVML\n", "GPU0\n", "GPU 0:\n Link\n"])
 def test_other_texts_say_nothing(text):
-    assert (read_topology(text), read_p2p(text)) == ((), ())
-    assert sum(number for pair in read_nvlinks(text) for number in pair) == 0
+    assert (gpu.read_topology(text), gpu.read_p2p(text)) == ((), ())
+    assert sum(number for pair in gpu.read_nvlinks(text) for number in pair) == 0
 
 
 @given(st.text(alphabet="GPU01 \t\nXNVSYOK:<>", max_size=300))
 def test_no_text_is_too_strange(text):
-    read_topology(text), read_p2p(text), read_nvlinks(text)
+    gpu.read_topology(text), gpu.read_p2p(text), gpu.read_nvlinks(text)
 
 
 def test_links_survive_the_wire():
-    links = GpuLinks(kinds=("NV18",), nvlinks=((18, 18),), no_p2p=("0-1 CNS",), num_redirecting=0)
-    assert codec.from_plain(GpuLinks, codec.to_plain(links)) == links
+    links = gpu.GpuLinks(
+        kinds=("NV18",), nvlinks=((18, 18),), no_p2p=("0-1 CNS",), num_redirecting=0
+    )
+    assert codec.from_plain(gpu.GpuLinks, codec.to_plain(links)) == links
 
 
 def space(*capabilities):
@@ -137,7 +125,7 @@ def space(*capabilities):
     ],
 )
 def test_bridges_that_redirect_are_seen(config, said):
-    assert redirects(config) is said
+    assert gpu.redirects(config) is said
 
 
 def test_only_bridges_are_counted(tmp_path):
@@ -149,11 +137,11 @@ def test_only_bridges_are_counted(tmp_path):
         device = f"sys/bus/pci/devices/{name}"
         write(tmp_path, f"{device}/class", f"{kind}\n")
         (tmp_path / device / "config").write_bytes(space((0x0D, control)))
-    assert count_redirecting(str(tmp_path)) == 1
+    assert gpu.count_redirecting(str(tmp_path)) == 1
 
 
 def test_a_machine_without_pci_says_nothing(tmp_path):
-    assert count_redirecting(str(tmp_path)) is None
+    assert gpu.count_redirecting(str(tmp_path)) is None
 
 
 OK, NOT_SUPPORTED, NOT_FOUND = 0, 3, 6
@@ -188,21 +176,21 @@ def library(**changed):
 
 
 def test_a_gpu_is_found_by_its_index_or_its_uuid():
-    reader = GpuUseReader(library)
-    assert reader.read("0") == GpuUse(percent=80, mib=1024)
-    assert reader.read("GPU-2b") == GpuUse(percent=81, mib=1024)
-    assert reader.read("7") == reader.read("GPU-none") == GpuUse()
+    reader = gpu.GpuUseReader(library)
+    assert reader.read("0") == gpu.GpuUse(percent=80, mib=1024)
+    assert reader.read("GPU-2b") == gpu.GpuUse(percent=81, mib=1024)
+    assert reader.read("7") == reader.read("GPU-none") == gpu.GpuUse()
 
 
 def test_what_a_device_does_not_say_is_not_known():
     use = {"nvmlDeviceGetUtilizationRates": lambda handle, use: NOT_SUPPORTED}
-    assert GpuUseReader(lambda: library(**use)).read("0") == GpuUse(percent=None, mib=1024)
+    assert gpu.GpuUseReader(lambda: library(**use)).read("0") == gpu.GpuUse(percent=None, mib=1024)
 
 
 def test_a_library_of_another_version_is_no_error():
-    assert GpuUseReader(lambda: library(nvmlInit_v2=None)).read("0") == GpuUse()
-    assert GpuUseReader(lambda: library(nvmlInit_v2=lambda: 9)).read("0") == GpuUse()
-    assert GpuUseReader(lambda: library(nvmlDeviceGetMemoryInfo=None)).read("0").mib is None
+    assert gpu.GpuUseReader(lambda: library(nvmlInit_v2=None)).read("0") == gpu.GpuUse()
+    assert gpu.GpuUseReader(lambda: library(nvmlInit_v2=lambda: 9)).read("0") == gpu.GpuUse()
+    assert gpu.GpuUseReader(lambda: library(nvmlDeviceGetMemoryInfo=None)).read("0").mib is None
 
 
 def test_a_machine_without_the_library_is_asked_once():
@@ -212,8 +200,8 @@ def test_a_machine_without_the_library_is_asked_once():
         asked.append(1)
         return ctypes.CDLL("libtorchmuster-none.so.1")
 
-    reader = GpuUseReader(load)
-    assert [reader.read("0"), reader.read("1")] == [GpuUse(), GpuUse()]
+    reader = gpu.GpuUseReader(load)
+    assert [reader.read("0"), reader.read("1")] == [gpu.GpuUse(), gpu.GpuUse()]
     assert asked == [1]
 
 
@@ -232,7 +220,7 @@ def test_a_probe_that_hangs_or_breaks_costs_only_itself():
 
     parts = {"good": lambda: 1, "hangs": held.wait, "broken": broken}
     try:
-        found, unknown = run_probes(parts, 0.2)
+        found, unknown = gpu.run_probes(parts, 0.2)
     finally:
         held.set()
     assert found == {"good": 1}
@@ -244,7 +232,7 @@ def test_without_a_gpu_nothing_is_asked(tmp_path):
     def ask(argv, limit_s):
         raise AssertionError(argv)
 
-    assert collect_gpus({}, ask, 3.0, is_long=True, root=str(tmp_path)).num_devices == 0
+    assert gpu.collect_gpus({}, ask, 3.0, is_long=True, root=str(tmp_path)).num_devices == 0
 
 
 def test_gpus_are_read_with_their_health(tmp_path):
@@ -261,11 +249,11 @@ def test_gpus_are_read_with_their_health(tmp_path):
         known = [answers[word] for at in words for word in answers if at.startswith(word)]
         return known[0] if known else answer("no such option", 2)
 
-    found = collect_gpus({}, ask, 3.0, is_long=True, root=str(tmp_path))
-    (gpu,) = found.gpus
-    assert (gpu.name, gpu.used_bytes, gpu.num_ecc_errors) == ("NVIDIA H200", 1 << 30, 3)
-    assert gpu.throttled == ("thermal slowdown",)
-    assert gpu.must_be_reset
+    found = gpu.collect_gpus({}, ask, 3.0, is_long=True, root=str(tmp_path))
+    (one,) = found.gpus
+    assert (one.name, one.used_bytes, one.num_ecc_errors) == ("NVIDIA H200", 1 << 30, 3)
+    assert one.throttled == ("thermal slowdown",)
+    assert one.must_be_reset
     assert (found.cuda, found.driver, found.visible) == ("12.6", "560.35.03", ("0",))
 
 
@@ -285,21 +273,21 @@ def test_an_nvidia_smi_that_fails_is_said(tmp_path, said, why):
             raise said
         return said
 
-    found = collect_gpus({}, ask, 3.0, root=str(tmp_path))
+    found = gpu.collect_gpus({}, ask, 3.0, root=str(tmp_path))
     assert (found.num_devices, found.gpus) == (1, ())
     assert why in found.why_not
 
 
 def test_rows_that_make_no_sense_are_left_out():
-    assert read_gpus("No devices were found\n,,,\n")[0] == ()
-    gpus, _ = read_gpus(f"{ROW}\n1, GPU-2, X, 1, [N/A], [N/A], Default\n")
-    assert [gpu.memory_bytes for gpu in gpus] == [143771 << 20, 0]
-    assert add_health(gpus, "[Not Supported]")[0].num_ecc_errors is None
+    assert gpu.read_gpus("No devices were found\n,,,\n")[0] == ()
+    gpus, _ = gpu.read_gpus(f"{ROW}\n1, GPU-2, X, 1, [N/A], [N/A], Default\n")
+    assert [one.memory_bytes for one in gpus] == [143771 << 20, 0]
+    assert gpu.add_health(gpus, "[Not Supported]")[0].num_ecc_errors is None
 
 
 def test_xids_are_found_in_the_kernels_log():
     log = b"4,1,2,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
-    assert read_xids(log * 2) == ("0000:3b:00 79",)
+    assert gpu.read_xids(log * 2) == ("0000:3b:00 79",)
 
 
 def write(folder, path, text=""):

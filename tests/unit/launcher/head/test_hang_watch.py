@@ -9,23 +9,11 @@ from hypothesis import strategies as st
 
 from torchmuster.core.model.progress import RankPhase
 from torchmuster.launcher.facts.stacks import Frame, RankActivity, StackReading
-from torchmuster.launcher.head.hang_watch import (
-    HangVerdict,
-    HangWatch,
-    Seen,
-    StepParts,
-    Stragglers,
-    WatchLimits,
-    describe_standing,
-    group_texts,
-    median_without,
-    rank_first,
-    tell,
-    waits_s,
-)
+from torchmuster.launcher.head import hang_watch
+from torchmuster.launcher.head.hang_watch import HangVerdict
 from torchmuster.launcher.model.progress import RankProgress
 
-LIMITS = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
+LIMITS = hang_watch.WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
 EVERY_S = 2.0
 READ = StackReading(
     doing=RankActivity.WORKS, what="read()", frame=Frame(file="/x/data.py", line=88, name="read")
@@ -43,7 +31,7 @@ class Play:
     def __init__(self, num_ranks=4, limits=LIMITS, step_s=0.1, blind=False, steps=500):
         self.now, self.step_s, self.blind = 1000.0, step_s, blind
         ranks = {rank: f"n{rank // 2 + 1}" for rank in range(num_ranks)}
-        self.watch = HangWatch(limits=limits, ranks=ranks, began_at=self.now)
+        self.watch = hang_watch.HangWatch(limits=limits, ranks=ranks, began_at=self.now)
         self.steps = dict.fromkeys(ranks, steps)
         self.beat_at = dict.fromkeys(ranks, self.now)
         self.active_s = dict.fromkeys(ranks, 0.0)
@@ -278,7 +266,7 @@ def test_a_script_without_the_library_is_ended_when_all_do_nothing_for_the_blind
     slow_s=st.floats(0.0, 5.0),
 )
 def test_an_attempt_ends_when_the_line_says_so(limit_s, blind, every_s, slow_s):
-    limits = WatchLimits(floor_s=limit_s, ceiling_s=1800.0, blind_s=limit_s)
+    limits = hang_watch.WatchLimits(floor_s=limit_s, ceiling_s=1800.0, blind_s=limit_s)
     play = Play(2, limits=limits, blind=blind)
     play.train(20)
     play.standing[1] = READ
@@ -380,7 +368,7 @@ def words(rank, steps, data_s, forward_s, step_s, waited_s=0.0, aside_s=0.0):
 
 def play(own, num_windows=4, step_s=None):
     """Return what is told when ranks need (data, forward[, waited]) seconds; all steps take as long as the slowest."""
-    stragglers = Stragglers(nodes={rank: f"n{rank + 1}" for rank in range(len(own))})
+    stragglers = hang_watch.Stragglers(nodes={rank: f"n{rank + 1}" for rank in range(len(own))})
     step_s = step_s or max(sum(one) for one in own) + 0.02
     told = []
     for number in range(num_windows + 1):
@@ -414,9 +402,9 @@ def test_a_rank_that_is_slow_in_its_backward_is_named_where_waits_are_measured()
 
 
 def test_where_one_rank_does_not_measure_its_waits_the_shortest_rest_is_compared():
-    parts = {rank: StepParts(0.1, 0.01, 0.01, waited) for rank, waited in enumerate((0.05, 0.0))}
-    assert waits_s(parts) == {0: 0.0, 1: 0.0}
-    assert waits_s({0: parts[0]}) == {0: 0.0}
+    parts = dict(enumerate(hang_watch.StepParts(0.1, 0.01, 0.01, wait) for wait in (0.05, 0.0)))
+    assert hang_watch.waits_s(parts) == {0: 0.0, 1: 0.0}
+    assert hang_watch.waits_s({0: parts[0]}) == {0: 0.0}
 
 
 def test_ranks_within_twenty_percent_are_not():
@@ -436,7 +424,7 @@ def test_a_straggler_is_told_again_after_ten_minutes():
 
 
 def test_evaluation_does_not_make_a_step_longer():
-    stragglers = Stragglers(nodes={0: "n1", 1: "n1"})
+    stragglers = hang_watch.Stragglers(nodes={0: "n1", 1: "n1"})
     for number in range(5):
         steps = 30 * number
         ranks = [
@@ -458,14 +446,14 @@ def test_nobody_is_named_who_is_faster_than_the_median(own):
 def test_the_median_of_the_others_leaves_one_out(values, data):
     at = data.draw(st.integers(0, len(values) - 1))
     others = values[:at] + values[at + 1 :]
-    assert median_without(sorted(values), values[at]) == pytest.approx(median(others))
+    assert hang_watch.median_without(sorted(values), values[at]) == pytest.approx(median(others))
 
 
 # Where ranks stand, in the words of a message.
 
 
 def seen(rank, standing, **given):
-    return Seen(rank=rank, node="n1", standing=standing, **given)
+    return hang_watch.Seen(rank=rank, node="n1", standing=standing, **given)
 
 
 IN_KERNEL = replace(READ, doing=RankActivity.IN_KERNEL)
@@ -500,7 +488,7 @@ SENTENCES = {
 @pytest.mark.parametrize("claim", SENTENCES)
 def test_a_sentence_tells_where_ranks_stand(claim):
     ranks, said = SENTENCES[claim]
-    assert tell(ranks) == said
+    assert hang_watch.tell(ranks) == said
 
 
 @pytest.mark.parametrize(
@@ -518,17 +506,17 @@ def test_a_sentence_tells_where_ranks_stand(claim):
 )
 def test_what_a_rank_does_ends_a_sentence(doing, more, single, said):
     standing = StackReading(doing=RankActivity[doing], **more)
-    assert describe_standing(standing, single=single) == said
+    assert hang_watch.describe_standing(standing, single=single) == said
 
 
 @pytest.mark.parametrize("doing", list(RankActivity))
 def test_every_standing_has_words(doing):
     for single in (True, False):
-        assert describe_standing(StackReading(doing=doing), single=single)
+        assert hang_watch.describe_standing(StackReading(doing=doing), single=single)
 
 
 def test_stacks_that_differ_in_addresses_alone_are_shown_once():
-    lines = group_texts(
+    lines = hang_watch.group_texts(
         [("rank 0", "at 0x7f01\nb\n"), ("rank 1", "at 0x7f02\nb\n"), ("rank 2", "c")]
     )
 
@@ -536,7 +524,7 @@ def test_stacks_that_differ_in_addresses_alone_are_shown_once():
 
 
 def test_of_many_equal_stacks_sixteen_ranks_are_named():
-    (head, *_) = group_texts([(f"rank {rank} on n1", "a") for rank in range(20)])
+    (head, *_) = hang_watch.group_texts([(f"rank {rank} on n1", "a") for rank in range(20)])
 
     assert head.endswith("rank 15 on n1 and 4 more: ranks 0-19:")
 
@@ -544,13 +532,13 @@ def test_of_many_equal_stacks_sixteen_ranks_are_named():
 @pytest.mark.parametrize("rank", [3, 18, 40])
 def test_the_stack_of_the_chosen_rank_stands_first(rank):
     texts = [(f"rank {one} on n1", "File a\nFile b") for one in range(20)]
-    lines = group_texts([*texts, ("rank 40 on n3", "File c")])
-    shown = rank_first(lines, rank)
+    lines = hang_watch.group_texts([*texts, ("rank 40 on n3", "File c")])
+    shown = hang_watch.rank_first(lines, rank)
     assert shown[0] == f"rank {rank} stands here:"
     assert ("  File c" if rank == 40 else "  File a") in shown[1:3]
     assert {line for line in lines if line.startswith(" ")} <= set(shown), "all stacks are there"
 
 
 def test_a_rank_without_a_stack_is_said_to_have_none():
-    shown = rank_first(group_texts([("rank 0 on n1", "a")]), 7)
+    shown = hang_watch.rank_first(hang_watch.group_texts([("rank 0 on n1", "a")]), 7)
     assert shown[:3] == ["rank 7 shows no stack", "", "rank 0 on n1:"]

@@ -15,16 +15,7 @@ from torchmuster.core.model.progress import RankPhase
 from torchmuster.core.model.ranks import assign_ranks
 from torchmuster.core.net import messages
 from torchmuster.core.net.channel import MAX_FRAME_BYTES
-from torchmuster.launcher.head.parts import (
-    DOUBLE_EVERY_BYTES,
-    WRITE_EVERY_S,
-    Board,
-    BoardPart,
-    ExecRelay,
-    NamedAgents,
-    NewestTraining,
-    render,
-)
+from torchmuster.launcher.head import parts
 from torchmuster.launcher.model.progress import RankProgress, RankSample
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.part_messages import AskBoard, BoardSample
@@ -39,7 +30,7 @@ def lines():
 
 @pytest.fixture
 def board(lines):
-    board = Board(lines.append)
+    board = parts.Board(lines.append)
     board.begin(100.0, 0, NODES)
     return board
 
@@ -111,10 +102,6 @@ def test_numbers_of_those_who_look_are_of_the_last_twenty_seconds(board):
     assert 10.0 <= shown(board, 200.0).over_s <= 20.0
 
 
-def test_nothing_runs_nothing_is_told(lines):
-    assert shown(Board(lines.append), 5.0) is None
-
-
 def test_the_record_has_a_line_every_ten_seconds_and_one_at_the_end(board, lines):
     for second in range(0, 32, 2):
         board.take(100.0 + second, [stepping(rank, second, 0.01, 0.01) for rank in range(4)])
@@ -138,13 +125,13 @@ def test_what_came_since_the_last_line_is_written_when_the_next_attempt_begins(b
 def weeks_of(num_ranks, begin_bytes=0, days=7):
     """Return the bytes of a record of so many days, played in leaps of the interval."""
     sizes = []
-    board = Board(lambda line: sizes.append(len(line)), begin_bytes)
+    board = parts.Board(lambda line: sizes.append(len(line)), begin_bytes)
     board.begin(0.0, 0, {rank: f"node{rank // 8:04}" for rank in range(num_ranks)})
     reports = [stepping(rank, 1000 + rank, 0.0123, 0.0456) for rank in range(num_ranks)]
     now = 0.0
     while now < days * 86400:
         done = sum(sizes) + begin_bytes
-        now += WRITE_EVERY_S * 2 ** (done // DOUBLE_EVERY_BYTES)
+        now += parts.WRITE_EVERY_S * 2 ** (done // parts.DOUBLE_EVERY_BYTES)
         board.take(now, reports)
         board.advance(now)
     return sum(sizes), len(sizes)
@@ -157,13 +144,13 @@ def test_a_week_of_512_ranks_takes_less_than_50_mib():
 
 
 def test_a_head_that_takes_over_goes_on_with_the_interval_of_the_record():
-    size, _ = weeks_of(64, begin_bytes=5 * DOUBLE_EVERY_BYTES, days=1)
+    size, _ = weeks_of(64, begin_bytes=5 * parts.DOUBLE_EVERY_BYTES, days=1)
     assert size < 2 << 20
 
 
 @pytest.mark.parametrize("num_ranks", [512, 4096])
 def test_every_message_to_a_client_fits_into_a_frame(num_ranks):
-    board = Board(lambda line: None)
+    board = parts.Board(lambda line: None)
     name = "a-node-with-a-very-long-name.of.a-cluster.example.org"
     board.begin(0.0, 0, {rank: f"{name}{rank // 8}" for rank in range(num_ranks)})
     reports = [stepping(rank, 10_000_000, 0.0123456, 0.0456789) for rank in range(num_ranks)]
@@ -194,7 +181,7 @@ def test_who_looks_while_no_attempt_runs_is_told_so():
         policy=SimpleNamespace(running=None),
     )
     client = Client()
-    assert BoardPart(head).take_request(SimpleNamespace(channel=client), AskBoard(ask_id="x"))
+    assert parts.BoardPart(head).take_request(SimpleNamespace(channel=client), AskBoard(ask_id="x"))
     assert client.got == [BoardSample(ask_id="x", sample=None)]
 
 
@@ -213,7 +200,7 @@ class Stage:
 
     def __init__(self):
         self.sent = []
-        self.relay = ExecRelay(
+        self.relay = parts.ExecRelay(
             lambda word: word if word in ("a", "b") else None,
             lambda task, message: self.sent.append((task, message)),
             lambda word: (f"{word} does not run", "why"),
@@ -314,7 +301,7 @@ def named():
         for place, name in enumerate(("n1", "n2"))
     }
     attempt = SimpleNamespace(members=agents, ranks=assign_ranks({0: 2, 1: 2}))
-    return NamedAgents(lambda: attempt, lambda member: member.name)
+    return parts.NamedAgents(lambda: attempt, lambda member: member.name)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +326,7 @@ def test_of_who_is_not_there_is_said_what_is(named, word, what, why):
 
 
 def test_before_the_first_attempt_there_is_nobody():
-    named = NamedAgents(lambda: None, lambda member: "")
+    named = parts.NamedAgents(lambda: None, lambda member: "")
     assert named.find("rank 0") is None
     assert named.why_not("rank 0")[0] == "no worker of the run has started yet"
 
@@ -373,7 +360,7 @@ SAMPLE = RankSample(
 
 @pytest.fixture
 def training(tmp_path):
-    return NewestTraining(str(tmp_path / "training.jsonl"))
+    return parts.NewestTraining(str(tmp_path / "training.jsonl"))
 
 
 def write(training, *events):
@@ -394,7 +381,7 @@ def read(text):
 
 
 def test_ranks_are_told_in_base_units(training):
-    found = read(render("run-1", 2, SAMPLE, training))
+    found = read(parts.render("run-1", 2, SAMPLE, training))
     first, second = (("node", "n1"), ("rank", "0")), (("node", 'n"2\\\n'), ("rank", "1"))
     assert found["torchmuster_run_info", ("run_id", "run-1")] == 1
     assert found["torchmuster_attempts_total",] == 2
@@ -412,9 +399,9 @@ def test_a_plain_script_has_no_steps_and_a_run_between_attempts_no_ranks(trainin
     plain = RankSample(
         time="", attempt=0, over_s=1.0, nodes=("n1",), states=("S",), report_ages_s=(0.0,)
     )
-    names = {key[0] for key in read(render("r", 1, plain, training))}
+    names = {key[0] for key in read(parts.render("r", 1, plain, training))}
     assert names == {"torchmuster_run_info", "torchmuster_attempts_total", "torchmuster_rank_up"}
-    names = {key[0] for key in read(render("r", 1, None, training))}
+    names = {key[0] for key in read(parts.render("r", 1, None, training))}
     assert names == {"torchmuster_run_info", "torchmuster_attempts_total"}
 
 
@@ -427,7 +414,7 @@ def test_the_scripts_own_metrics_are_the_newest_also_when_they_are_no_numbers(tr
         {"event": "saved", "step": 2, "saved": 1},
     )
     training.read()
-    found = read(render("r", 1, None, training))
+    found = read(parts.render("r", 1, None, training))
     assert math.isnan(found["torchmuster_training", ("name", "loss")])
     assert found["torchmuster_training", ("name", "top")] == math.inf
     assert found["torchmuster_training", ("name", 'a"b')] == 1

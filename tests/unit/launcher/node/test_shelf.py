@@ -16,14 +16,6 @@ from torchmuster.core.model import codec
 from torchmuster.core.model.plan import UnpackOrder
 from torchmuster.errors import MusterError
 from torchmuster.launcher.node import shelf as shelves
-from torchmuster.launcher.node.shelf import (
-    Shelf,
-    Unpacking,
-    check_fit,
-    forget_old,
-    try_torch,
-    unpack,
-)
 from unit.launcher.node.parcels import Packed, shipped_in
 
 
@@ -34,7 +26,7 @@ def packed(tmp_path_factory):
 
 @pytest.fixture
 def make(packed, tmp_path):
-    return lambda **needs: Shelf(replace(packed.needs, **needs), str(tmp_path))
+    return lambda **needs: shelves.Shelf(replace(packed.needs, **needs), str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +39,7 @@ def make(packed, tmp_path):
 )
 def test_a_node_that_can_t_run_it_says_so_before_anything_comes(packed, needs, what, why):
     with pytest.raises(MusterError, match=what) as refused:
-        check_fit(replace(packed.needs, **needs))
+        shelves.check_fit(replace(packed.needs, **needs))
     assert why in refused.value.why
 
 
@@ -59,7 +51,7 @@ def test_a_node_without_room_for_bytes_or_files_says_so(make, needs):
 
 
 def test_a_disk_that_is_full_in_the_middle_is_said_with_what_is_needed(make, packed, monkeypatch):
-    unpacking = Unpacking(shelf := make())
+    unpacking = shelves.Unpacking(shelf := make())
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -78,10 +70,10 @@ def test_what_is_there_is_used_and_not_removed_while_it_is(make):
     assert not one.take()
     os.mkdir(one.path)
     assert one.take()
-    forget_old(one.folder, keep=0)
+    shelves.forget_old(one.folder, keep=0)
     assert os.path.isdir(one.path)
     os.close(one._hold)
-    forget_old(one.folder, keep=0)
+    shelves.forget_old(one.folder, keep=0)
     assert os.listdir(one.folder) == []
 
 
@@ -93,7 +85,7 @@ def test_of_old_ones_those_go_that_nobody_uses(make):
         os.utime(path, (number, number))
     hold = os.open(os.path.join(one.folder, "used"), os.O_RDONLY)
     fcntl.flock(hold, fcntl.LOCK_SH)
-    forget_old(one.folder, keep=2)
+    shelves.forget_old(one.folder, keep=2)
     os.close(hold)
     assert sorted(os.listdir(one.folder)) == ["new", "newer", "used"]
 
@@ -102,8 +94,8 @@ def test_what_a_killed_process_has_begun_is_removed_and_what_another_unpacks_is_
     one = make()
     left = os.path.join(one.folder, ".unpacking-left")
     os.makedirs(os.path.join(left, "env"))
-    other = Unpacking(one)
-    forget_old(one.folder, keep=3)
+    other = shelves.Unpacking(one)
+    shelves.forget_old(one.folder, keep=3)
     (name,) = os.listdir(one.folder)
     assert name != ".unpacking-left"
     other.close()
@@ -112,7 +104,7 @@ def test_what_a_killed_process_has_begun_is_removed_and_what_another_unpacks_is_
 
 def test_of_two_that_unpack_the_same_at_once_the_first_stays(make, packed):
     first, second = make(), make()
-    both = [Unpacking(first), Unpacking(second)]
+    both = [shelves.Unpacking(first), shelves.Unpacking(second)]
     for unpacking in both:
         for index in range(packed.needs.num_pieces):
             unpacking.feed(packed.pieces[index])
@@ -134,13 +126,13 @@ def test_what_users_read_where_it_can_t_live(packed, tmp_path, golden, capsys, m
     monkeypatch.setattr(
         shelves.os, "uname", lambda: os.uname_result(("", "", "", "", here.machine))
     )
-    large = Shelf(replace(here, unpacked_bytes=1 << 60), str(tmp_path))
+    large = shelves.Shelf(replace(here, unpacked_bytes=1 << 60), str(tmp_path))
     tries = {
-        "another_processor": lambda: check_fit(needs),
-        "an_older_c_library": lambda: check_fit(replace(here, glibc=35)),
-        "another_minor_of_python": lambda: check_fit(replace(here, base=str(python))),
+        "another_processor": lambda: shelves.check_fit(needs),
+        "an_older_c_library": lambda: shelves.check_fit(replace(here, glibc=35)),
+        "another_minor_of_python": lambda: shelves.check_fit(replace(here, base=str(python))),
         "no_room": large.check_room,
-        "no_torch_there": lambda: try_torch(str(tmp_path / "t"), here),
+        "no_torch_there": lambda: shelves.try_torch(str(tmp_path / "t"), here),
     }
     for case, attempt in tries.items():
         with pytest.raises(MusterError) as refused:
@@ -165,7 +157,7 @@ def scratch(tmp_path):
 
 
 def unpacked(shipped, scratch, tell=lambda done, total: None):
-    return unpack(shipped, str(scratch), tries=False, tell=tell)
+    return shelves.unpack(shipped, str(scratch), tries=False, tell=tell)
 
 
 def test_it_is_unpacked_once_and_then_used(shipped, scratch):

@@ -11,18 +11,6 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.launcher.net import remote_messages
 from torchmuster.launcher.net.broker import request_agent
-from torchmuster.launcher.net.remote_messages import (
-    AgentEnded,
-    FrameReader,
-    FrameWriter,
-    Placed,
-    RemoteFailed,
-    SetUpDone,
-    SetUpRun,
-    SetUpTasks,
-    StartNode,
-    StartTask,
-)
 from torchmuster.launcher.node.remote.files import MARK_FILE, TOKEN_FILE, write_private
 from torchmuster.launcher.node.remote.main import RemoteEnd, RemotePlace
 
@@ -33,12 +21,12 @@ TOKEN = "t" * 32
 @pytest.fixture
 def remote(tmp_path):
     """Return a remote end and a reader of what it sends; the run's folder is `tmp_path`."""
-    (tmp_path / "shared-token").write_text(TOKEN)
+    (tmp_path / "shared-token").write_text(f"{TOKEN}\n")
     (tmp_path / "secret").write_text("00")
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    writer = FrameWriter(writing)
+    writer = remote_messages.FrameWriter(writing)
     end = RemoteEnd(writer)
-    yield end, FrameReader(reading)
+    yield end, remote_messages.FrameReader(reading)
     end.leave()
     writer.close()
     os.close(reading)
@@ -53,18 +41,20 @@ def ask(remote, message):
 def set_up(remote, tmp_path, **more):
     """Offer the workflow; return the answer."""
     fields = {"host": "n1", "run_dir": str(tmp_path), "token": TOKEN, "may_share": True}
-    answer = ask(remote, SetUpTasks(**{**fields, **more}))
-    if isinstance(answer, Placed):
-        assert remote[1].read(LIMIT_S) == SetUpDone()
+    answer = ask(remote, remote_messages.SetUpTasks(**{**fields, **more}))
+    if isinstance(answer, remote_messages.Placed):
+        assert remote[1].read(LIMIT_S) == remote_messages.SetUpDone()
     return answer
 
 
 def node(tmp_path, run_dir="tasks/t", heads=("127.0.0.1:1",)):
-    return StartNode(agent_id=7, run_dir=str(tmp_path / run_dir), place=1, heads=heads)
+    return remote_messages.StartNode(
+        agent_id=7, run_dir=str(tmp_path / run_dir), place=1, heads=heads
+    )
 
 
 def test_a_run_directory_that_is_seen_lacks_nothing(remote, tmp_path):
-    assert set_up(remote, tmp_path) == Placed(run_dir=str(tmp_path))
+    assert set_up(remote, tmp_path) == remote_messages.Placed(run_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +62,9 @@ def test_a_run_directory_that_is_seen_lacks_nothing(remote, tmp_path):
 )
 def test_a_run_directory_that_is_not_the_client_s_is_named(remote, tmp_path, more):
     run_dir = more.get("run_dir", str(tmp_path))
-    assert set_up(remote, tmp_path, **more) == Placed(run_dir=run_dir, lacks=(run_dir,))
+    assert set_up(remote, tmp_path, **more) == remote_messages.Placed(
+        run_dir=run_dir, lacks=(run_dir,)
+    )
 
 
 def test_a_folder_of_scripts_that_is_not_there_is_named(remote, tmp_path):
@@ -82,7 +74,7 @@ def test_a_folder_of_scripts_that_is_not_there_is_named(remote, tmp_path):
 
 def test_a_failing_setup_line_is_told(remote, tmp_path):
     failed = set_up(remote, tmp_path, lines=("echo to the user >&2; exit 3",))
-    assert isinstance(failed, RemoteFailed)
+    assert isinstance(failed, remote_messages.RemoteFailed)
     assert "to the user" in repr(failed)
 
 
@@ -92,7 +84,7 @@ def test_a_failing_setup_line_is_told(remote, tmp_path):
 def test_an_agent_of_anything_else_is_refused(remote, tmp_path, more):
     set_up(remote, tmp_path)
     ended = ask(remote, node(tmp_path, **more))
-    assert (type(ended), ended.agent_id, ended.status) == (AgentEnded, 7, 255)
+    assert (type(ended), ended.agent_id, ended.status) == (remote_messages.AgentEnded, 7, 255)
 
 
 def test_an_agent_before_the_run_has_come_is_refused(remote, tmp_path):
@@ -101,20 +93,22 @@ def test_an_agent_before_the_run_has_come_is_refused(remote, tmp_path):
 
 def test_a_task_s_name_can_not_be_an_option(remote, tmp_path):
     set_up(remote, tmp_path)
-    start = StartTask(agent_id=1, host="n1", group="g", task="--run-dir=/", attempt=0, port=1)
+    start = remote_messages.StartTask(
+        agent_id=1, host="n1", group="g", task="--run-dir=/", attempt=0, port=1
+    )
     assert "no name" in ask(remote, start).why
 
 
 def test_a_request_of_a_process_goes_to_the_client_and_its_end_comes_back(remote):
     end, reader = remote
     ended = []
-    request = remote_messages.encode(StartNode(place=1, host="n2")).decode()
+    request = remote_messages.encode(remote_messages.StartNode(place=1, host="n2")).decode()
     broker = end.agents.open_broker()
     caller = threading.Thread(target=lambda: ended.append(request_agent(broker, request)))
     caller.start()
     asked = reader.read(LIMIT_S)
-    assert asked == StartNode(agent_id=asked.agent_id, place=1, host="n2")
-    end.take(AgentEnded(agent_id=asked.agent_id, status=3, why="so"))
+    assert asked == remote_messages.StartNode(agent_id=asked.agent_id, place=1, host="n2")
+    end.take(remote_messages.AgentEnded(agent_id=asked.agent_id, status=3, why="so"))
     caller.join(LIMIT_S)
     assert ended == [(3, "so")]
 
@@ -126,7 +120,7 @@ def message(tmp_path, monkeypatch):
     command = {"kind": ScriptKind.COMMAND, "target": "true", "python": (sys.executable,)}
     fields = {"plan": run_plan(**command, node_names=("n1",)), "run_dir": str(tmp_path / "runs/r")}
     fields |= {"token": TOKEN, "may_share": True, "secret": "cd" * 32, "script": None}
-    return lambda mark: SetUpRun(**fields, code_root="/", mark=mark)
+    return lambda mark: remote_messages.SetUpRun(**fields, code_root="/", mark=mark)
 
 
 def test_own_folder_of_an_earlier_session_is_not_taken_for_the_clients(message):
