@@ -1,4 +1,4 @@
-"""Facts of this machine and of made-up ones: every part within its time, and a broken one costs only itself."""
+"""Facts of this machine and of made-up ones."""
 
 import json
 import mmap
@@ -144,6 +144,9 @@ def test_the_smallest_limit_above_us_counts(monkeypatch, tmp_path, counted, limi
     files = [str(tmp_path / str(number) / counted) for number in range(3)]
     monkeypatch.setattr("torchmuster.launcher.facts.collect.counter_files", lambda: files)
     assert facts.memory_limit() == 4096
+
+
+# Files in /dev/shm that nothing has open.
 
 
 OLD = time.time() - 3600

@@ -1,4 +1,7 @@
-"""What nvidia-smi and PCI say of how GPUs are joined. The texts are as the tool prints them; no GPU is needed."""
+"""What nvidia-smi, PCI and the driver's library say of GPUs and of how they are joined: no GPU is needed.
+
+The texts are as the tool prints them. The library is asked by its own calling convention; what it does not say is not known.
+"""
 
 import ctypes
 import struct

@@ -1,4 +1,4 @@
-"""What the kernel shows as files: what can't be read is empty."""
+"""What the kernel shows as files: what can't be read is empty; and which GPUs a process sees."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A virtual environment as an archive."""
+"""A virtual environment as an archive: packed, unpacked, and at home in its new place."""
 
 import contextlib
 import fcntl
@@ -241,6 +241,9 @@ def test_an_environment_of_conda_travels_with_its_interpreter_and_its_prefixes(
     assert sorted(os.listdir(there / "env")) == ["bin", "conda-meta", "lib"]
 
 
+# A parcel: what goes in comes out, and what is damaged or hostile does not.
+
+
 @pytest.fixture
 def root(tmp_path):
     folder = tmp_path / "root"
@@ -427,6 +430,13 @@ def test_a_flipped_bit_of_a_kept_parcel_is_noticed(tmp_path):
     path.write_bytes(data[:-10])
     with pytest.raises(ParcelError, match="damaged"):
         ParcelFile(str(path), sha, writer.num_pieces)
+
+
+# New places in what was unpacked, as conda writes them.
+#
+# How conda does it is read in conda's own code and in that of conda-pack: `conda/core/portability.py` (`binary_replace`: the new prefix in place of
+# the old one, then the rest of the string up to its NUL, then as many NULs as it is shorter), and records `conda-meta/NAME.json` with
+# `paths_data.paths[]`, of which those with `prefix_placeholder` hold the prefix, `file_mode` saying `text` or `binary`.
 
 
 PLACEHOLDER = b"/opt/anaconda1anaconda2anaconda3" + b"/placehold" * 22 + b"abc"

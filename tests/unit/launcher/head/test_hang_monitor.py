@@ -1,4 +1,4 @@
-"""One question at a time: for the watch, or for a client."""
+"""One question at a time, for the watch or for a client; and one sentence where ranks wait in vain at the start."""
 
 from dataclasses import replace
 

@@ -351,6 +351,9 @@ def test_pauses_below_half_of_the_floor_are_never_worth_a_word(pauses):
     assert play.told == []
 
 
+# Stragglers: a rank is slow by its own work, what it waits for others does not count.
+
+
 def words(rank, steps, data_s, forward_s, step_s, waited_s=0.0, aside_s=0.0):
     seconds = [0.0] * len(RankPhase)
     seconds[RankPhase.DATA], seconds[RankPhase.FORWARD] = data_s * steps, forward_s * steps

@@ -1,4 +1,4 @@
-"""The board of a run: what changed between two reports, who waits for whom, and a record that stays small."""
+"""What the launcher adds to a head: the board of a run, clients' commands inside of it, and its page for Prometheus."""
 
 import json
 import math
@@ -19,6 +19,9 @@ from torchmuster.launcher.head import parts
 from torchmuster.launcher.model.progress import RankProgress, RankSample
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.net.part_messages import AskBoard, BoardSample
+
+# The board: what changed between two reports, who waits for whom, and a record that stays small.
+
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 
@@ -193,6 +196,9 @@ class Client:
 
     def send_nowait(self, message):
         self.got.append(message)
+
+
+# `muster exec`: every message goes to whom it belongs, and to nobody else.
 
 
 class Stage:

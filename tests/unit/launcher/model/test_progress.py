@@ -1,4 +1,4 @@
-"""A heartbeat file is read completely or not at all."""
+"""A heartbeat file is read completely or not at all; a sample of many ranks travels in parts."""
 
 import pytest
 from hypothesis import given

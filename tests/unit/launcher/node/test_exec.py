@@ -179,6 +179,9 @@ async def test_those_that_are_left_before_they_begin_hold_no_places():
         assert not stage.of(part_messages.ExecRefused)
 
 
+# The launcher of `muster exec`: what it takes over from a process, and what it says when it can't.
+
+
 @pytest.fixture
 def sibling(tmp_path):
     """Return a process with a folder and variables of its own."""

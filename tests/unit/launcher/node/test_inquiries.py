@@ -1,4 +1,4 @@
-"""An agent answers for its node once it knows facts and torch."""
+"""What an agent answers for its node once it knows it: facts, networks, and which rank a command belongs to."""
 
 import os
 import subprocess

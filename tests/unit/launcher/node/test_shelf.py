@@ -144,6 +144,9 @@ def test_what_users_read_where_it_can_t_live(packed, tmp_path, golden, capsys, m
         golden("environments.txt", case, text)
 
 
+# A job's node unpacks its environment from a file that all nodes see.
+
+
 @pytest.fixture
 def shipped(tmp_path):
     return shipped_in(tmp_path)

@@ -271,6 +271,9 @@ def test_an_environment_that_a_node_can_t_have_is_said_with_the_node(node, tmp_p
         node(shipped=shipped_in(tmp_path, machine="vax"))
 
 
+# What an agent hears of a process that moves files: while it works, and at its end. The process here is a few lines.
+
+
 SAY = """
 import json, sys
 def say(**message):

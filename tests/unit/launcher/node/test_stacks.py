@@ -226,6 +226,9 @@ def test_pieces_fit_a_message():
     assert stacks.pieces(()) == [((), True)]
 
 
+# Which store a process calls: by its connections, torch's words in the log, and the script's lines.
+
+
 @pytest.fixture
 def server():
     """Return a listener of this process with room for one call that nobody has accepted."""

@@ -113,6 +113,9 @@ def test_a_request_of_a_process_goes_to_the_client_and_its_end_comes_back(remote
     assert ended == [(3, "so")]
 
 
+# Where a run lives on a host: whether a folder of the same path and token is the client's own tells its mark.
+
+
 @pytest.fixture
 def message(tmp_path, monkeypatch):
     """A set-up whose client's run directory has the path of the host's own, as the first pod's has in other pods."""
