@@ -15,7 +15,7 @@ CALLED = "the real thing was called"
 REPRESENTATIVES = [
     "tests/start/test_choice.py::test_fork_and_fresh_are_obeyed_without_a_word",
     "tests/golden/test_bad_input.py::test_a_full_disk_is_an_error_before_anything_starts",
-    "tests/unit/launcher/node/test_setup.py::test_a_failing_command_is_named_with_node_code_and_output",
+    "tests/unit/launcher/node/test_shell.py::test_a_failing_command_is_named_with_node_code_and_output",
     "tests/unit/train/test_evaluation.py::test_each_evaluation_begins_anew",
 ]
 

@@ -24,22 +24,31 @@ def archive_of(root, names):
     return target
 
 
-def tar_with(info, data=b""):
+def tar_with(name, data=b"", **fields):
+    """Return an archive with one entry."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for field, value in fields.items():
+        setattr(info, field, value)
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w:gz") as archive:
-        info.size = len(data)
         archive.addfile(info, io.BytesIO(data))
     target.seek(0)
     return target
 
 
+def make(root, *names, text="1"):
+    """Make files with this text below a folder."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 def test_what_git_ignores_stays_here(tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=20)
     (tmp_path / ".gitignore").write_text("data/\n")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "big").write_text("x")
-    (tmp_path / "sub dir").mkdir()
-    (tmp_path / "sub dir" / "new.py").write_text("1")
+    make(tmp_path, "data/big", "sub dir/new.py")
     found = code_copy.find_code(str(tmp_path / "sub dir"))
     assert found.root == str(tmp_path)
     assert found.names == (".gitignore", "sub dir/new.py")
@@ -47,20 +56,15 @@ def test_what_git_ignores_stays_here(tmp_path):
 
 
 def test_without_git_environments_and_caches_stay_here(tmp_path):
-    for name in ("venv/pyvenv.cfg", "venv/lib.py", "__pycache__/a.pyc", "pkg/a.py", "t.py"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("1")
+    make(tmp_path, "venv/pyvenv.cfg", "venv/lib.py", "__pycache__/a.pyc", "pkg/a.py", "t.py")
     found = code_copy.find_code(str(tmp_path))
     assert found.names == ("pkg/a.py", "t.py")
     assert not found.by_git
 
 
 def test_folder_that_is_too_large_names_its_largest_entries(tmp_path):
-    (tmp_path / "data").mkdir()
-    with (tmp_path / "data" / "big").open("wb") as file:
-        file.truncate(600 << 20)
-    (tmp_path / "t.py").write_text("1")
+    make(tmp_path, "data/big", "t.py")
+    os.truncate(tmp_path / "data/big", 600 << 20)
     with pytest.raises(UsageError) as caught:
         code_copy.find_code(str(tmp_path))
     assert caught.value.why.startswith("data: 600 MiB")
@@ -69,8 +73,7 @@ def test_folder_that_is_too_large_names_its_largest_entries(tmp_path):
 
 def test_files_links_and_modes_arrive(tmp_path):
     source, target = tmp_path / "a", tmp_path / "b"
-    (source / "x y").mkdir(parents=True)
-    (source / "x y" / "run.sh").write_text("echo")
+    make(source, "x y/run.sh", text="echo")
     (source / "x y" / "run.sh").chmod(0o755)
     (source / "link").symlink_to("x y/run.sh")
     (tmp_path / "outside").write_text("far")
@@ -87,30 +90,24 @@ def test_files_links_and_modes_arrive(tmp_path):
     assert os.access(target / "x y" / "run.sh", os.X_OK)
 
 
-@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x"])
-def test_archive_that_leaves_its_folder_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match="leaves its folder"):
-        code_copy.read_archive(tar_with(tarfile.TarInfo(name), b"x"), str(tmp_path), 1 << 20)
-
-
-@pytest.mark.parametrize("to", ["/etc", "../..", "a/../../.."])
-def test_link_that_leaves_its_folder_is_refused(tmp_path, to):
-    info = tarfile.TarInfo("link")
-    info.type, info.linkname = tarfile.SYMTYPE, to
-    with pytest.raises(ValueError, match="leaves its folder"):
-        code_copy.read_archive(tar_with(info), str(tmp_path), 1 << 20)
-
-
-def test_device_is_refused(tmp_path):
-    info = tarfile.TarInfo("disk")
-    info.type = tarfile.BLKTYPE
-    with pytest.raises(ValueError, match="is not a file"):
-        code_copy.read_archive(tar_with(info), str(tmp_path), 1 << 20)
-
-
-def test_more_than_allowed_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="more than 10 bytes"):
-        code_copy.read_archive(tar_with(tarfile.TarInfo("a"), b"x" * 11), str(tmp_path), 10)
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        *(
+            ({"name": name, "data": b"x"}, "leaves its folder")
+            for name in ("/etc/x", "../x", "a/../../x")
+        ),
+        *(
+            ({"name": "link", "type": tarfile.SYMTYPE, "linkname": to}, "leaves its folder")
+            for to in ("/etc", "../..", "a/../../..")
+        ),
+        ({"name": "disk", "type": tarfile.BLKTYPE}, "is not a file"),
+        ({"name": "large", "data": b"x" * 11}, "more than 10 bytes"),
+    ],
+)
+def test_archive_with_what_must_never_land_is_refused(tmp_path, entry, why):
+    with pytest.raises(ValueError, match=why):
+        code_copy.read_archive(tar_with(**entry), str(tmp_path), 10)
 
 
 def test_cut_archive_is_refused(tmp_path):
@@ -133,12 +130,11 @@ def test_absolute_script_moves_with_its_folder(tmp_path):
 
 
 def test_script_outside_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "inside").mkdir()
-    (tmp_path / "train.py").write_text("1")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    make(tmp_path, "train.py")
     with pytest.raises(UsageError, match="not in the folder"):
-        code_copy.check_inside(
-            program(tmp_path / "inside", "../train.py"), str(tmp_path / "inside")
-        )
+        code_copy.check_inside(program(inside, "../train.py"), str(inside))
 
 
 def test_same_file_has_the_same_identity_and_a_changed_one_not(tmp_path):
@@ -153,8 +149,7 @@ def test_same_file_has_the_same_identity_and_a_changed_one_not(tmp_path):
 
 
 def test_only_new_and_changed_files_come_back_the_smallest_first(tmp_path):
-    for name in ("same", "changed"):
-        (tmp_path / name).write_text("1")
+    make(tmp_path, "same", "changed")
     before = code_copy.stamps(str(tmp_path))
     (tmp_path / "changed").write_text("22")
     (tmp_path / "new").write_text("333")
@@ -166,12 +161,7 @@ def test_only_new_and_changed_files_come_back_the_smallest_first(tmp_path):
 @pytest.mark.parametrize("home", ["own home", "."])
 def test_muster_home_inside_of_the_code_folder_stays_here(tmp_path, monkeypatch, home):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / home))
-    for name in ("runs/r/secret", "cache/x", "credentials.toml"):
-        path = tmp_path / home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("mine")
-    (tmp_path / "own home of another").mkdir()
-    (tmp_path / "own home of another" / "a.py").write_text("1")
-    (tmp_path / "train.py").write_text("1")
+    make(tmp_path / home, "runs/r/secret", "cache/x", "credentials.toml")
+    make(tmp_path, "own home of another/a.py", "train.py")
     found = code_copy.find_code(str(tmp_path)).names
     assert found == ("own home of another/a.py", "train.py")

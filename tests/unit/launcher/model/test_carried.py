@@ -44,7 +44,6 @@ def closure(held):
         (lambda: sqlite3.connect(":memory:"), "a connection to a database"),
         (lambda: open(__file__), "an open file"),  # noqa: SIM115 - it is closed below
     ],
-    ids=["lock", "rlock", "socket", "generator", "database", "file"],
 )
 def test_a_variable_around_a_function_is_named(make, words):
     held = make()
@@ -61,9 +60,7 @@ def test_a_variable_around_a_function_is_named(make, words):
 def test_a_client_of_something_is_named_with_its_class_and_what_it_holds():
     client = Config(session=Config(mutex=threading.Lock()), url="http://x")
 
-    error = refused(closure({"s3": client}))
-
-    assert error.what.endswith("`held['s3'].session.mutex` is a lock")
+    assert refused(closure({"s3": client})).what.endswith("`held['s3'].session.mutex` is a lock")
 
 
 def test_a_client_that_a_pickle_would_take_is_refused_by_the_name_of_its_package():
@@ -151,6 +148,5 @@ def test_a_pickle_grows_no_larger_than_its_limit():
     with pytest.raises(CarryError):
         pack_value([Part() for _ in range(1000)], "it", "value", MIB)
 
-    assert (
-        len(taken) < 50 + 1001 * 2
-    )  # once up to the limit, and once each to tell which is the largest
+    # Once up to the limit, and once each to tell which is the largest.
+    assert len(taken) < 50 + 1001 * 2

@@ -112,10 +112,8 @@ def apply(world, fault):
         world.heal()
     elif kind == "fail":
         world.fail_worker(words[0] % num)
-    else:
-        getattr(world, {"kill": "kill", "revive": "revive", "pause": "pause"}[kind])(
-            words[0] % num, *words[1:]
-        )
+    else:  # kill, revive or pause
+        getattr(world, kind)(words[0] % num, *words[1:])
 
 
 def can_go_on(world):

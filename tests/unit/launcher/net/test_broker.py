@@ -1,5 +1,6 @@
 """Requests to a broker: they end as the agent ended, are withdrawn with their callers, and strangers are not heard."""
 
+import contextlib
 import socket
 import threading
 
@@ -14,38 +15,38 @@ LIMIT_S = 60.0
 REQUEST = remote_messages.encode(StartNode(place=1, host="n1")).decode()
 
 
-class Broker:
+class Broker(AgentBroker):
     """A broker that keeps what comes."""
 
     def __init__(self, take=lambda request: None):
-        self.withdrawn = threading.Event()
-        self.taken = threading.Event()
-        self.requests = []
-        self._do = take
-        self.broker = AgentBroker(self._take, lambda _: self.withdrawn.set())
+        self.withdrawn, self.taken, self.requests = threading.Event(), threading.Event(), []
 
-    def _take(self, request):
-        self.requests.append(request)
-        self.taken.set()
-        self._do(request)
+        def note(request):
+            self.requests.append(request)
+            self.taken.set()
+            take(request)
+
+        super().__init__(note, lambda _: self.withdrawn.set())
 
 
 @pytest.fixture
 def make_broker():
-    made = []
+    with contextlib.ExitStack() as made:
+        yield lambda **options: made.enter_context(contextlib.closing(Broker(**options)))
 
-    def make(**options):
-        made.append(Broker(**options))
-        return made[-1]
 
-    yield make
-    for one in made:
-        one.broker.close()
+@contextlib.contextmanager
+def calling(broker):
+    """Give a connection to a broker on which nothing has been said."""
+    with socket.socket(socket.AF_UNIX) as call:
+        call.settimeout(LIMIT_S)
+        call.connect(f"\0{broker.name}")
+        yield call
 
 
 def test_a_request_ends_with_the_status_and_the_reason_of_the_agent(make_broker):
     broker = make_broker(take=lambda request: request.end(-9, f"of {request.start.host}"))
-    assert request_agent(broker.broker.name, REQUEST) == (-9, "of n1")
+    assert request_agent(broker.name, REQUEST) == (-9, "of n1")
 
 
 def test_a_request_that_was_withdrawn_sends_nothing():
@@ -62,8 +63,7 @@ def test_a_request_that_was_withdrawn_sends_nothing():
 
 def test_a_caller_that_goes_withdraws_its_request(make_broker):
     broker = make_broker()
-    with socket.socket(socket.AF_UNIX) as call:
-        call.connect(f"\0{broker.broker.name}")
+    with calling(broker) as call:
         call.sendall(ipc.pack(StartNode(place=1, host="n1")))
         assert broker.taken.wait(LIMIT_S)
         assert not broker.withdrawn.is_set()
@@ -73,7 +73,7 @@ def test_a_caller_that_goes_withdraws_its_request(make_broker):
 def test_a_request_that_has_ended_is_not_withdrawn(make_broker):
     broker = make_broker(take=lambda request: request.end(0))
     for _ in range(20):
-        assert request_agent(broker.broker.name, REQUEST) == (0, None)
+        assert request_agent(broker.name, REQUEST) == (0, None)
     assert not broker.withdrawn.is_set()
 
 
@@ -82,13 +82,13 @@ def test_a_request_ends_once(make_broker):
         request.end(1)
         request.end(2)
 
-    assert request_agent(make_broker(take=twice).broker.name, REQUEST)[0] == 1
+    assert request_agent(make_broker(take=twice).name, REQUEST)[0] == 1
 
 
 def test_a_broker_that_is_gone_is_said(make_broker):
     broker = make_broker()
-    broker.broker.close()
-    status, why = request_agent(broker.broker.name, REQUEST)
+    broker.close()
+    status, why = request_agent(broker.name, REQUEST)
     assert status == GONE
     assert "can't be reached" in why
 
@@ -98,9 +98,7 @@ def test_a_broker_that_is_gone_is_said(make_broker):
 )
 def test_what_is_no_request_gets_no_answer(make_broker, line):
     broker = make_broker()
-    with socket.socket(socket.AF_UNIX) as call:
-        call.settimeout(LIMIT_S)
-        call.connect(f"\0{broker.broker.name}")
+    with calling(broker) as call:
         try:
             call.sendall(line)
             answer = call.recv(100)

@@ -42,51 +42,45 @@ def server():
         yield listening
 
 
-def dial(end, port):
-    """Return a connection that the other end continues at a port."""
+@contextlib.contextmanager
+def dialled(end, port):
+    """Yield a connection that the other end continues at a port."""
     door = RelayPort(lambda: (end.relay, port))
-    return socket.create_connection(("127.0.0.1", door.port), timeout=LIMIT_S), door
+    with socket.create_connection(("127.0.0.1", door.port), timeout=LIMIT_S) as call:
+        yield call
+    door.close()
 
 
 @contextlib.contextmanager
-def connected(ends, server):
+def connected(ends, server, begins=0):
     """Yield both ends of a connection through which a byte has come."""
     port = server.getsockname()[1]
-    ends[1].relay.ports = {port}
-    call, door = dial(ends[0], port)
-    with call, server.accept()[0] as served:
-        served.settimeout(LIMIT_S)
+    ends[1 - begins].relay.ports = {port}
+    with dialled(ends[begins], port) as call:
         call.sendall(b"1")
-        assert served.recv(1) == b"1"
-        yield call, served
-    door.close()
+        with server.accept()[0] as served:
+            served.settimeout(LIMIT_S)
+            assert served.recv(1) == b"1"
+            yield call, served
 
 
 @pytest.mark.parametrize("begins", [0, 1])
 def test_both_ends_can_begin_a_connection(ends, server, begins):
-    port = server.getsockname()[1]
-    ends[1 - begins].relay.ports = {port}
-    call, door = dial(ends[begins], port)
-    with call:
+    with connected(ends, server, begins) as (call, served):
         call.sendall(b"question")
-        served, _ = server.accept()
-        with served:
-            served.settimeout(LIMIT_S)
-            assert served.recv(100) == b"question"
-            served.sendall(b"answer")
-            assert call.recv(100) == b"answer"
+        assert served.recv(100) == b"question"
+        served.sendall(b"answer")
+        assert call.recv(100) == b"answer"
+        served.close()
         assert call.recv(100) == b""
-    door.close()
 
 
 def test_port_that_is_not_open_to_the_other_end_is_not_called(ends, server):
-    call, door = dial(ends[0], server.getsockname()[1])
-    with call:
+    with dialled(ends[0], server.getsockname()[1]) as call:
         assert call.recv(100) == b""
     server.settimeout(0.05)
     with pytest.raises(TimeoutError):
         server.accept()
-    door.close()
 
 
 def test_connections_end_with_the_session(ends, server):
@@ -131,30 +125,24 @@ def test_a_program_that_reads_nothing_holds_up_no_other_and_loses_nothing(ends, 
 def test_what_is_said_before_an_end_arrives_whatever_is_read_when(ends, server, seed):
     draw = random.Random(seed)
     data = draw.randbytes(draw.randint(0, 4 << 20))
-    port = server.getsockname()[1]
-    ends[1].relay.ports = {port}
-    call, door = dial(ends[0], port)
-    served, _ = server.accept()
-    served.settimeout(LIMIT_S)
+    with connected(ends, server) as (call, served):
 
-    def say():
-        with call:
-            call.sendall(data)
+        def say():
+            with call:
+                call.sendall(data)
 
-    saying = threading.Thread(target=say)
-    saying.start()
-    got = bytearray()
-    while len(got) < len(data):
-        if draw.random() < 0.1:
-            time.sleep(0.01)
-        piece = served.recv(draw.choice([1000, 1 << 16, 1 << 20]))
-        assert piece, len(got)
-        got += piece
-    assert bytes(got) == data
-    assert served.recv(1) == b""
-    saying.join(LIMIT_S)
-    served.close()
-    door.close()
+        saying = threading.Thread(target=say)
+        saying.start()
+        got = bytearray()
+        while len(got) < len(data):
+            if draw.random() < 0.1:
+                time.sleep(0.01)
+            piece = served.recv(draw.choice([1000, 1 << 16, 1 << 20]))
+            assert piece, len(got)
+            got += piece
+        assert bytes(got) == data
+        assert served.recv(1) == b""
+        saying.join(LIMIT_S)
 
 
 def test_more_than_a_window_ends_the_connection_alone(ends, server):

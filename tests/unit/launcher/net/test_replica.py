@@ -3,6 +3,7 @@
 import os
 import random
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +38,6 @@ class Source:
     def __init__(self, root, seed):
         self.root, self.random = str(root), random.Random(seed)
         self._now_ns = 1_800_000_000 * 10**9
-        os.makedirs(os.path.join(self.root, "logs"))
 
     def _path(self):
         name = self.random.choice(("events.jsonl", "logs/a.log", "logs/main/b.log"))
@@ -64,13 +64,27 @@ class Source:
 
 
 def files_below(root):
-    found = {}
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
-            with open(path, "rb") as file:
-                found[os.path.relpath(path, root)] = file.read()
-    return found
+    paths = (path for path in Path(root).rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source/logs").mkdir(parents=True)
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "copy").mkdir()
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def begun(source, target):
+    """Return an empty copy, and the feed that fills it."""
+    copy = Copy(str(target), SCOPE)
+    return copy, Feed(str(source), SCOPE, Way(copy))
 
 
 def known_of(copy):
@@ -86,15 +100,14 @@ def carry(source, copy, room=1 << 40, **kind):
     known = known_of(copy)
     if not copy.begin("disk-1"):
         known = None
-    Feed(source, SCOPE, way, known).look(**kind)
+    Feed(str(source), SCOPE, way, known).look(**kind)
     return way
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_copy_is_what_its_source_is(tmp_path, monkeypatch, seed):
+def test_a_copy_is_what_its_source_is(source, target, monkeypatch, seed):
     monkeypatch.setattr(replica, "CHUNK_BYTES", 2000)
-    source, target = Source(tmp_path / "source", seed), str(tmp_path / "copy")
-    os.makedirs(target)
+    source, target = Source(source, seed), str(target)
     random_ = source.random
     copy, feed, way = Copy(target, SCOPE, ""), None, None
     for _ in range(60):
@@ -118,36 +131,25 @@ def test_a_copy_is_what_its_source_is(tmp_path, monkeypatch, seed):
     assert files_below(target) == files_below(source.root)
 
 
-def test_what_has_come_is_not_sent_again(tmp_path):
-    source = tmp_path / "source"
-    (source / "logs").mkdir(parents=True)
+def test_what_has_come_is_not_sent_again(source, target):
     (source / "events.jsonl").write_bytes(b"x" * 1_000_000)
-    (tmp_path / "copy").mkdir()
-    copy = Copy(str(tmp_path / "copy"), SCOPE, "")
-    first = carry(str(source), copy, room=800_000)
+    first = carry(source, Copy(str(target), SCOPE, ""), room=800_000)
     assert 0 < first.num_bytes < 800_000
-    second = carry(str(source), Copy(str(tmp_path / "copy"), SCOPE, "disk-1"))
+    second = carry(source, Copy(str(target), SCOPE, "disk-1"))
     assert first.num_bytes + second.num_bytes == 1_000_000
 
 
-def test_nothing_is_read_of_a_file_that_has_not_changed(tmp_path, monkeypatch):
-    source = tmp_path / "source"
-    source.mkdir()
+def test_nothing_is_read_of_a_file_that_has_not_changed(source, begun, monkeypatch):
+    _, feed = begun
     (source / "events.jsonl").write_bytes(b"x")
-    (tmp_path / "copy").mkdir()
-    feed = Feed(str(source), SCOPE, Way(Copy(str(tmp_path / "copy"), SCOPE)))
     feed.look()
     monkeypatch.setattr(replica.os, "open", lambda *_: pytest.fail("opened"))
     feed.look()
 
 
-def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
-    source = tmp_path / "source"
-    source.mkdir()
+def test_a_disk_that_is_full_for_a_while_loses_nothing(source, target, begun, monkeypatch):
+    copy, feed = begun
     (source / "events.jsonl").write_bytes(bytes(range(256)) * 4000)
-    copy = Copy(str(tmp_path / "copy"), SCOPE)
-    os.makedirs(tmp_path / "copy")
-    feed = Feed(str(source), SCOPE, Way(copy))
     room, pwrite = [300_000], os.pwrite
 
     def full(fd, data, offset):
@@ -162,15 +164,12 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, monkeypatch):
     feed.go_back(known_of(copy))
     feed.look()
     assert copy.is_whole
-    assert (tmp_path / "copy/events.jsonl").read_bytes() == bytes(range(256)) * 4000
+    assert (target / "events.jsonl").read_bytes() == bytes(range(256)) * 4000
 
 
-def test_a_file_that_can_not_be_read_is_named_until_it_can(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
+def test_a_file_that_can_not_be_read_is_named_until_it_can(tmp_path, source, begun):
+    _, feed = begun
     (source / "events.jsonl").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "copy").mkdir()
-    feed = Feed(str(source), SCOPE, Way(Copy(str(tmp_path / "copy"), SCOPE)))
     feed.look()
     assert list(feed.unread) == ["events.jsonl"]
     (source / "events.jsonl").unlink()
@@ -233,26 +232,20 @@ def test_a_record_of_many_files_is_told_in_several_messages(tmp_path, monkeypatc
     assert known.files["logs/6"] == (1, zlib.crc32(b"66"))
 
 
-def test_names_of_any_bytes_travel(tmp_path):
-    source, target = str(tmp_path / "source"), str(tmp_path / "copy")
-    os.makedirs(os.path.join(source, "logs")), os.makedirs(target)
+def test_names_of_any_bytes_travel(source, target):
     for number in range(3000):
-        name = b"\xff" * 200 + str(number).encode()
-        with open(os.fsencode(os.path.join(source, "logs")) + b"/" + name, "w") as file:
-            file.write("x")
-    copy = Copy(target, SCOPE, "")
+        name = os.fsdecode(b"\xff" * 200 + str(number).encode())
+        (source / "logs" / name).write_text("x")
+    copy = Copy(str(target), SCOPE, "")
     carry(source, copy)
     said = [messages.pack(has) for has in copy.has()]  # raises for one that is too long
     assert len(said) > 1
     assert files_below(target) == files_below(source)
 
 
-def test_a_file_that_somebody_else_cuts_is_not_held_and_comes_again(tmp_path):
-    source, target = tmp_path / "source", tmp_path / "copy"
-    source.mkdir(), target.mkdir()
+def test_a_file_that_somebody_else_cuts_is_not_held_and_comes_again(source, target, begun):
+    copy, feed = begun
     (source / "events.jsonl").write_bytes(b"0123456789" * 100)
-    copy = Copy(str(target), SCOPE)
-    feed = Feed(str(source), SCOPE, Way(copy))
     feed.look()
     assert copy.is_in_place
     os.truncate(target / "events.jsonl", 10)
@@ -267,38 +260,34 @@ def test_a_file_that_somebody_else_cuts_is_not_held_and_comes_again(tmp_path):
     assert (target / "events.jsonl").read_bytes() == (source / "events.jsonl").read_bytes()
 
 
-def test_a_file_that_becomes_a_folder_makes_way(tmp_path):
-    source, target = tmp_path / "source", tmp_path / "copy"
-    (source / "logs").mkdir(parents=True), target.mkdir()
+def test_a_file_that_becomes_a_folder_makes_way(source, target):
     (source / "logs/a").write_text("one")
     copy = Copy(str(target), SCOPE, "")
-    carry(str(source), copy)
+    carry(source, copy)
     (source / "logs/a").unlink(), (source / "logs/a").mkdir()
     (source / "logs/a/x").write_text("two")
-    carry(str(source), copy)
+    carry(source, copy)
     assert files_below(target) == {"logs/a/x": b"two"}
 
 
-def test_one_path_that_can_not_be_here_stops_no_other(tmp_path):
-    target = tmp_path / "copy"
-    (target / "result.json").mkdir(parents=True)
+def test_one_path_that_can_not_be_here_stops_no_other(target):
+    (target / "result.json").mkdir()
     copy = Copy(str(target), SCOPE, most_bytes=100)
     for path, data in (("result.json", b"x"), ("logs/big", b"x" * 101), ("logs/a", b"a")):
         assert copy.take(FilePiece(path=path, offset=0, data=data))
-    assert copy.left_out == {
-        "result.json": "Is a directory",
-        "logs/big": "it is larger than 100 bytes",
-    }
+    large = "it is larger than 100 bytes"
+    assert copy.left_out == {"result.json": "Is a directory", "logs/big": large}
     assert (target / "logs/a").read_bytes() == b"a"
     assert (target / "result.json").is_dir()
 
 
-def test_a_folder_that_can_not_be_read_is_named_and_the_others_are_sent(tmp_path, monkeypatch):
-    source = tmp_path / "source"
+def test_a_folder_that_can_not_be_read_is_named_and_the_others_are_sent(
+    source, target, begun, monkeypatch
+):
+    _, feed = begun
     for name in "abc":
-        (source / "logs" / name).mkdir(parents=True)
+        (source / "logs" / name).mkdir()
         (source / "logs" / name / "x").write_text(name)
-    (tmp_path / "copy").mkdir()
     scandir = os.scandir
 
     def refuse(path):
@@ -307,11 +296,10 @@ def test_a_folder_that_can_not_be_read_is_named_and_the_others_are_sent(tmp_path
         return scandir(path)
 
     monkeypatch.setattr(replica.os, "scandir", refuse)
-    feed = Feed(str(source), SCOPE, Way(Copy(str(tmp_path / "copy"), SCOPE)))
     feed.look(is_over=True)
     assert feed.unread == {"logs/b/": "Permission denied"}
     monkeypatch.undo()
-    assert sorted(files_below(tmp_path / "copy")) == ["logs/a/x", "logs/c/x"]
+    assert sorted(files_below(target)) == ["logs/a/x", "logs/c/x"]
 
 
 def test_folders_in_each_other_have_an_end(tmp_path):

@@ -11,11 +11,11 @@ from torchmuster.launcher.net.scrape import MetricsPage
 ASK = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9400\r\n\r\n"
 
 
-async def answers(*requests, made=None):
+async def answers(*requests):
     """Return what the page answers to each of these, one connection after the other."""
     listening = bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    page = MetricsPage("text/x", made or (lambda: "the page\n"))
+    page = MetricsPage("text/x", lambda: "the page\n")
     serving = asyncio.create_task(page.serve(listening))
     found = []
     try:
@@ -33,8 +33,8 @@ async def answers(*requests, made=None):
     return found
 
 
-def ask(*requests, **given):
-    return asyncio.run(answers(*requests, **given))
+def ask(*requests):
+    return asyncio.run(answers(*requests))
 
 
 def test_it_serves_one_page():

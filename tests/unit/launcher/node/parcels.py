@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+from dataclasses import replace
 
-from torchmuster.core.model.plan import EnvironmentNeeds
+from torchmuster.core.model.plan import EnvironmentNeeds, ShippedEnvironment
 from torchmuster.launcher.files.environment import FILE, PIECE_BYTES, ParcelFile, ParcelWriter
 
 NOTES = {"links": {}, "texts": [], "binaries": {}, "moves": {"/old": "env"}}
@@ -39,3 +40,9 @@ class Packed:
         """Give pieces as a session does."""
         for index in range(first, self.needs.num_pieces if end is None else end):
             assert arrival.take(index, self.pieces[index])
+
+
+def shipped_in(folder, **needs):
+    """Return a small environment that all nodes see in a folder."""
+    packed = Packed(folder / "environment.parcel", megabytes=1)
+    return ShippedEnvironment(archive=packed.path, needs=replace(packed.needs, **needs))

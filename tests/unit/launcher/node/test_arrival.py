@@ -44,6 +44,11 @@ class Node:
         wait_until(lambda: self.ends, "the end", SOON_S)
         return self.ends
 
+    def go_on(self):
+        """Get the rest from the client, whatever came from the host before."""
+        self.arrival.supersede(None)
+        self.packed.feed(self.arrival, first=self.arrival.wants)
+
     def has_all(self):
         names = [f"f{number}" for number in range(16)]
         return sorted(os.listdir(os.path.join(self.shelf.path, "env"))) == sorted(names)
@@ -132,8 +137,7 @@ def test_a_host_that_dies_while_it_forwards_leaves_the_next_to_the_client(node, 
     packed.feed(first.arrival, end=2)
     wait_until(lambda: second.arrival.wants == 2, "what the first had", SOON_S)
     first.arrival.close(SOON_S)
-    second.arrival.supersede(None)
-    packed.feed(second.arrival, first=second.arrival.wants)
+    second.go_on()
     assert second.wait() == [None]
     assert second.has_all()
 
@@ -158,8 +162,7 @@ def test_a_link_that_carries_nothing_any_more_is_given_up(node, packed, monkeypa
         packed.feed(first.arrival)
         wait_until(lambda: first.failed, "the failed hop", SOON_S)
     second.is_last()
-    second.arrival.supersede(None)
-    packed.feed(second.arrival, first=second.arrival.wants)
+    second.go_on()
     assert second.wait() == [None]
 
 
@@ -209,13 +212,11 @@ class Cutting:
             self.num_calls += 1
             there = socket.create_connection(("127.0.0.1", self._to))
             self._open += [caller, there]
-            args = (there, caller, None)
-            threading.Thread(target=self._carry, args=args, daemon=True).start()
             limit = self._cut or self._stall
             if self.num_calls > 1:
                 limit = 0 if self._stall else None
-            args = (caller, there, limit)
-            threading.Thread(target=self._carry, args=args, daemon=True).start()
+            for args in ((there, caller, None), (caller, there, limit)):
+                threading.Thread(target=self._carry, args=args, daemon=True).start()
 
     def _carry(self, source, target, limit):
         carried = 0

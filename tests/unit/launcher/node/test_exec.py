@@ -8,10 +8,13 @@ import sys
 
 import pytest
 
+from kit.programs import shell_program
 from kit.waiting import wait_until_async
 from torchmuster.core import proc
 from torchmuster.launcher.net import part_messages
 from torchmuster.launcher.node.exec import KILLED, Execs, entry_argv
+from torchmuster.launcher.node.exec_launch import find_shell
+from torchmuster.launcher.node.namespaces import NOT_FOUND, VIEW_FAILED, LaunchError
 
 LIMIT_S = 90.0
 
@@ -22,19 +25,11 @@ class Target:
     worker_ticks = None
     environment = None
 
-    def __init__(self, pid):
-        self.pid = pid
-
-    def has_begun(self):
-        return True
+    def __init__(self, pid, has_begun=True):
+        self.pid, self.has_begun = pid, lambda: has_begun
 
     def poll(self):
         return None
-
-
-class NeverBegun(Target):
-    def has_begun(self):
-        return False
 
 
 @pytest.fixture
@@ -63,6 +58,9 @@ class Stage:
 
     def output(self):
         return b"".join(m.data for m in self.of(part_messages.ExecOutput))
+
+    def num_taken(self):
+        return sum(taken.size_bytes for taken in self.of(part_messages.ExecAcknowledged))
 
     async def until(self, condition):
         return await wait_until_async(condition, limit_s=LIMIT_S)
@@ -95,7 +93,7 @@ async def test_nothing_is_started_while_the_task_runs_no_command():
 async def test_one_more_than_the_limit_is_refused():
     async with staged() as stage:
         for number in range(part_messages.MAX_EXECS + 1):
-            stage.start(NeverBegun(1), "true", exec_id=str(number))
+            stage.start(Target(1, has_begun=False), "true", exec_id=str(number))
         refused = stage.of(part_messages.ExecRefused)
         assert [one.exec_id for one in refused] == [str(part_messages.MAX_EXECS)]
         assert "16 commands" in refused[0].what
@@ -108,21 +106,20 @@ async def test_input_comes_back_and_its_end_ends_the_command(target):
         end = await stage.end()
         assert (end.code, end.why) == (0, None)
         assert stage.output() == b"typed\0early"
-        assert sum(taken.size_bytes for taken in stage.of(part_messages.ExecAcknowledged)) == 11
+        assert stage.num_taken() == 11
 
 
 async def test_no_more_than_a_window_is_sent_until_it_was_taken(target):
     async with staged() as stage:
-        stage.start(target, "head", "-c", str(part_messages.EXEC_WINDOW_BYTES + 5), "/dev/zero")
-        await stage.until(lambda: len(stage.output()) >= part_messages.EXEC_WINDOW_BYTES)
+        window = part_messages.EXEC_WINDOW_BYTES
+        stage.start(target, "head", "-c", str(window + 5), "/dev/zero")
+        await stage.until(lambda: len(stage.output()) >= window)
         await asyncio.sleep(0.5)  # longer than the silence after which a command's end is told
-        assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES
+        assert len(stage.output()) == window
         assert stage.of(part_messages.ExecEnded) == []
-        stage.say(
-            part_messages.ExecAcknowledged(exec_id="1", size_bytes=part_messages.EXEC_WINDOW_BYTES)
-        )
+        stage.say(part_messages.ExecAcknowledged(exec_id="1", size_bytes=window))
         assert (await stage.end()).code == 0
-        assert len(stage.output()) == part_messages.EXEC_WINDOW_BYTES + 5
+        assert len(stage.output()) == window + 5
 
 
 async def test_a_client_that_sends_more_than_its_window_loses_the_command(target):
@@ -141,9 +138,7 @@ async def test_input_that_nobody_reads_any_more_counts_as_taken(target):
         await stage.until(lambda: stage.output() == b"closed\n")
         stage.say(data("1", b"lost"))
         stage.say(data("1", b"too"))
-        await stage.until(
-            lambda: sum(t.size_bytes for t in stage.of(part_messages.ExecAcknowledged)) == 7
-        )
+        await stage.until(lambda: stage.num_taken() == 7)
 
 
 async def test_the_end_of_the_task_kills_and_says_why(target):
@@ -176,9 +171,68 @@ def test_the_launcher_gets_the_command_s_words_as_they_are():
 async def test_those_that_are_left_before_they_begin_hold_no_places():
     async with staged() as stage:
         for number in range(part_messages.MAX_EXECS * 2):
-            stage.start(NeverBegun(1), "true", exec_id=str(number))
+            stage.start(Target(1, has_begun=False), "true", exec_id=str(number))
             if number % 2:
                 await asyncio.sleep(0)
             stage.say(part_messages.ExecLeave(exec_id=str(number)))
             await asyncio.sleep(0.01)
         assert not stage.of(part_messages.ExecRefused)
+
+
+# The launcher of `muster exec`: what it takes over from a process, and what it says when it can't.
+
+
+@pytest.fixture
+def sibling(tmp_path):
+    """Return a process with a folder and variables of its own."""
+    environment = {"PATH": os.environ["PATH"], "COLOUR": "light blue"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["cat"], cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe) as child:
+        child.stdin.write(b"running\n")
+        child.stdin.flush()
+        # Popen returns when the kernel has closed the old program's files: variables come a moment later
+        assert child.stdout.readline() == b"running\n"
+        yield child.pid
+        child.kill()
+
+
+def launch(pid, *words):
+    argv = proc.node_program("exec", f"--pid={pid}", "--", *words)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=30, input="echo shell\n")
+
+
+def test_folder_and_variables_of_the_process_are_taken_over(sibling, tmp_path):
+    ended = launch(sibling, "sh", "-c", 'pwd; echo "$COLOUR"; exit 4')
+    assert (ended.returncode, ended.stdout) == (4, f"{tmp_path}\nlight blue\n"), ended.stderr
+
+
+def test_without_words_a_shell_is_started(sibling):
+    assert launch(sibling).stdout == "shell\n"
+
+
+def test_words_like_our_own_options_belong_to_the_command(sibling):
+    assert launch(sibling, "echo", "--pid", "--", "-h").stdout == "--pid -- -h\n"
+
+
+@pytest.mark.parametrize("pid", [1, 2**22 + 1])
+def test_a_process_that_is_not_our_sibling_is_not_entered(pid):
+    ended = launch(pid, "true")
+    assert ended.returncode == VIEW_FAILED
+    assert ended.stderr.startswith("muster: the task's process ")
+
+
+def test_a_missing_command_is_code_127(sibling):
+    ended = launch(sibling, "no-such-command")
+    assert (ended.returncode, "was not found" in ended.stderr) == (127, True)
+
+
+def test_bash_comes_before_sh(tmp_path):
+    for name in ("sh", "bash"):
+        path = shell_program(tmp_path / name, "")
+        assert find_shell(str(tmp_path)) == str(path)
+
+
+def test_a_task_without_a_shell_has_to_be_given_a_command(tmp_path):
+    with pytest.raises(LaunchError, match="name a command") as caught:
+        find_shell(str(tmp_path))
+    assert caught.value.code == NOT_FOUND

@@ -54,19 +54,9 @@ def test_a_worker_of_a_slurm_job_has_what_srun_would_have_given_it():
     here = worker(BATCH, 1, 1, 0)
     there = worker(STEP, 2, 0, 1)
 
-    own = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS"}
-    assert {name: here[name] for name in own} == {
-        "SLURM_PROCID": "1",
-        "SLURM_LOCALID": "1",
-        "SLURM_NODEID": "0",
-        "SLURM_GTIDS": "0,1",
-    }
-    assert {name: there[name] for name in own} == {
-        "SLURM_PROCID": "2",
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "1",
-        "SLURM_GTIDS": "2,3",
-    }
+    own = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS")
+    assert [here[name] for name in own] == ["1", "1", "0", "0,1"]
+    assert [there[name] for name in own] == ["2", "0", "1", "2,3"]
     alike = {
         "SLURM_NTASKS": "4",
         "SLURM_NPROCS": "4",
@@ -79,7 +69,7 @@ def test_a_worker_of_a_slurm_job_has_what_srun_would_have_given_it():
         "SLURM_CPUS_PER_TASK": "4",
     }
     for environment in (here, there):
-        assert {name: environment[name] for name in alike} == alike
+        assert environment == environment | alike
     assert there["SLURM_STEP_NODELIST"] == "n[1-2]"
 
 
@@ -90,13 +80,8 @@ def test_what_is_the_jobs_stays():
 
 
 def test_what_is_of_one_process_or_its_server_is_taken_away():
-    gone = {n for n in STEP if n not in worker(STEP, 2, 0, 1)}
-    assert gone == {
-        "SLURM_TASK_PID",
-        "SLURM_SRUN_COMM_HOST",
-        "SLURM_SRUN_COMM_PORT",
-        "SLURM_STEP_LAUNCHER_PORT",
-    }
+    server = {"SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT"}
+    assert {*STEP} - {*worker(STEP, 2, 0, 1)} == {"SLURM_TASK_PID", *server}
 
 
 def test_unequal_nodes_have_no_number_of_tasks_per_node():
@@ -199,13 +184,8 @@ def test_process_of_a_launcher_is_one_of_many(environment, want):
 
 
 def test_which_task_of_its_launcher_a_process_is():
-    second = {
-        "SLURM_STEP_NUM_TASKS": "4",
-        "SLURM_LOCALID": "1",
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-    }
-    first = second | {"SLURM_LOCALID": "0"}
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    first, second = ({**step, "SLURM_LOCALID": local} for local in "01")
     assert (num_tasks(second), task_here(second), task_here(first)) == (4, 1, 0)
     assert num_tasks({}) == task_here({}) == 0
     assert are_one_step(first, second)

@@ -3,17 +3,22 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from kit.programs import shell_program
+from kit.stacks import TORCH, stack
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.model import contract
 from torchmuster.launcher.facts.stacks import RankActivity, judge
 from torchmuster.launcher.node import stacks
+from torchmuster.launcher.node.stacks import look, read_end
 
 SCRIPT = """
 import os, sys, threading
@@ -128,7 +133,7 @@ def test_all_ranks_are_asked_before_any_answer_is_awaited(worker, tmp_path, monk
     assert all("in read" in one.text for one in found)
 
 
-SPY = """#!/bin/sh
+SPY = """
 echo 'Process '$4': python train.py'
 echo 'Thread '$4' (idle): "MainThread"'
 echo '    read (train.py:9)'
@@ -137,13 +142,16 @@ echo '    <module> (train.py:12)'
 
 
 @pytest.fixture
-def deaf(tmp_path):
-    """Return a function that starts a process that writes no stacks, with a PATH of its own."""
+def deaf():
+    """Return a function that starts a process that writes no stacks, with variables of its own."""
     started = []
 
-    def start(path=tmp_path):
-        started.append(subprocess.Popen(["/bin/sleep", "60"], env={"PATH": str(path)}))
-        return executed(started[-1].pid)
+    def start(program="/bin/sleep", **environment):
+        started.append(subprocess.Popen([program, "60"], env=environment))
+        pid = started[-1].pid
+        # Before its program runs the kernel shows no command line.
+        wait_until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes())
+        return pid
 
     yield start
     for child in started:
@@ -151,17 +159,8 @@ def deaf(tmp_path):
         child.wait()
 
 
-def executed(pid):
-    """Return the process when its program runs: before that the kernel shows no command line."""
-    wait_until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes())
-    return pid
-
-
 def make_spy(folder, text=SPY):
-    program = folder / "py-spy"
-    program.write_text(text)
-    program.chmod(0o700)
-    return str(program)
+    return str(shell_program(folder / "py-spy", text))
 
 
 def not_ours(name, path=None):
@@ -170,30 +169,18 @@ def not_ours(name, path=None):
 
 
 def test_py_spy_is_found_on_the_path_of_the_job(deaf, tmp_path):
-    pid = deaf()
+    pid = deaf(PATH=str(tmp_path))
     assert stacks.find_spy(pid, not_ours) is None
     program = make_spy(tmp_path)
     assert stacks.find_spy(pid, not_ours) == program
     assert stacks.find_spy(pid, lambda name, path=None: f"{path or 'ours'}") == "ours"
 
 
-def test_py_spy_is_found_beside_the_interpreter_of_the_job(tmp_path):
+def test_py_spy_is_found_beside_the_interpreter_of_the_job(deaf, tmp_path):
     python = tmp_path / "python"
     python.symlink_to("/bin/sleep")
     program = make_spy(tmp_path)
-    with subprocess.Popen([str(python), "60"], env={}) as child:
-        try:
-            assert stacks.find_spy(executed(child.pid), not_ours) == program
-        finally:
-            child.kill()
-
-
-def test_a_process_that_writes_no_stacks_is_shown_by_py_spy(deaf, tmp_path):
-    program = make_spy(tmp_path)
-    text, why_not = stacks._spy(deaf(), lambda pid: program)
-    assert why_not == ""
-    standing = judge(text, state="S")
-    assert (standing.what, standing.place) == ("read()", "train.py:9")
+    assert stacks.find_spy(deaf(str(python)), not_ours) == program
 
 
 def test_what_is_missing_for_a_stack_is_said(deaf, tmp_path):
@@ -201,12 +188,12 @@ def test_what_is_missing_for_a_stack_is_said(deaf, tmp_path):
     assert text == ""
     assert "it writes no stacks" in why_not
     assert "pip install py-spy" in why_not
-    program = make_spy(tmp_path, "#!/bin/sh\necho 'Permission Denied' >&2; exit 1\n")
+    program = make_spy(tmp_path, "echo 'Permission Denied' >&2; exit 1")
     _, why_not = stacks._spy(deaf(), lambda pid: program)
     assert why_not.endswith("py-spy: Permission Denied")
 
 
-WAITS_FOR_ALL = """#!/bin/sh
+WAITS_FOR_ALL = """
 : > FOLDER/spy-of-$4
 six() { [ $# = 6 ]; }
 until six FOLDER/spy-of-*; do /bin/sleep 0.01; done
@@ -215,11 +202,12 @@ until six FOLDER/spy-of-*; do /bin/sleep 0.01; done
 
 def test_all_ranks_that_write_no_stacks_are_looked_at_side_by_side(deaf, tmp_path, monkeypatch):
     waits = WAITS_FOR_ALL.replace("FOLDER", str(tmp_path))
-    make_spy(tmp_path, waits + SPY.partition("\n")[2])
+    make_spy(tmp_path, waits + SPY)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(stacks, "_SPY_LIMIT_S", 60.0)
-    workers = [(rank, deaf()) for rank in range(6)]
+    workers = [(rank, deaf(PATH=str(tmp_path))) for rank in range(6)]
     found = take(tmp_path, *workers)
+    assert [one.why_not for one in found] == [""] * 6
     assert all("read (train.py:9)" in one.text for one in found)
 
 
@@ -236,3 +224,85 @@ def test_pieces_fit_a_message():
     assert [len(part) for part, _ in parts] == [12, 12, 6]
     assert [last for _, last in parts] == [False, False, True]
     assert stacks.pieces(()) == [((), True)]
+
+
+# Which store a process calls: by its connections, torch's words in the log, and the script's lines.
+
+
+@pytest.fixture
+def server():
+    """Return a listener of this process with room for one call that nobody has accepted."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        yield listener
+
+
+def ours(log="", text=""):
+    return look(os.getpid(), text, str(log), time.monotonic())
+
+
+def test_open_connections_and_calls_without_an_answer_are_told_apart(server):
+    address = server.getsockname()
+    end = f"127.0.0.1:{address[1]}"
+    with socket.create_connection(address), socket.socket() as second, socket.socket() as third:
+        for one in (second, third):
+            one.setblocking(False)
+            one.connect_ex(address)
+        found = ours()
+        assert end in found.connected
+        assert end in found.calling
+        assert found.named == ""
+
+
+def test_connections_of_other_processes_are_not_told(server):
+    address = server.getsockname()
+    with socket.create_connection(address):
+        found = look(os.getppid(), "", "", time.monotonic())
+        assert f"127.0.0.1:{address[1]}" not in found.connected
+
+
+@pytest.mark.parametrize(
+    ("word", "end"),
+    [
+        ("0100007F:733D", "127.0.0.1:29501"),
+        ("0000000000000000FFFF00000100000A:0050", "10.0.0.1:80"),
+        ("00000000000000000000000001000000:0001", "::1:1"),
+    ],
+)
+@pytest.mark.skipif(sys.byteorder != "little", reason="the words are a little-endian machine's")
+def test_addresses_of_the_kernels_table_are_read(word, end):
+    assert read_end(word) == end
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[W TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host n1.example:29501 - retrying (try=0",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n1.example]:29501 (errno: 111 - x).",
+    ],
+)
+def test_the_address_is_read_from_torchs_own_words(tmp_path, line):
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"{'x' * 200_000}\n{line}\n")
+    assert ours(log).named == "n1.example:29501"
+    log.write_text("nothing of the kind\n")
+    assert ours(log).named == ""
+    assert ours(tmp_path / "absent").named == ""
+
+
+def test_lines_of_the_script_that_set_an_address_are_told(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        'import os\n# os.environ["MASTER_PORT"] = "1"\nprint(os.environ["MASTER_PORT"] == "1")\n'
+        'os.environ["MASTER_PORT"] = "29501"\ninit(init_method="tcp://10.9.9.9:1")\n'
+    )
+    text = stack((f"{TORCH}/x.py", 2, "f"), (script, 5, "g"))
+    assert ours(text=text).lines == (
+        'train.py:4: os.environ["MASTER_PORT"] = "29501"',
+        'train.py:5: init(init_method="tcp://10.9.9.9:1")',
+    )
+
+
+def test_a_process_that_has_gone_has_no_connections():
+    assert look(2**22 + 1, "", "", time.monotonic()).connected == ()

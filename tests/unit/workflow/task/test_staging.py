@@ -12,7 +12,7 @@ from torchmuster.core.node.setup import refusal_of
 from torchmuster.launcher.node.shell import SetupError
 from torchmuster.workflow.task import staging
 from torchmuster.workflow.task.staging import StagingError, stage_all
-from unit.launcher.node.test_setup import node  # noqa: F401 - a fixture
+from unit.launcher.node.test_shell import node  # noqa: F401 - a fixture
 
 
 def quiet(source, done, total):

@@ -71,14 +71,6 @@ def test_run_directory_is_private_and_found_again_by_its_token(tmp_path, monkeyp
         remote_files.make_own_run_dir("r1", "t" * 32, "6" * 64)
 
 
-def test_same_file_system_is_seen_by_the_token_only(tmp_path):
-    path = tmp_path / remote_files.TOKEN_FILE
-    assert not remote_files.sees_run(str(tmp_path), "t1")
-    path.write_text("t1\n")
-    assert remote_files.sees_run(str(tmp_path), "t1")
-    assert not remote_files.sees_run(str(tmp_path), "t2")
-
-
 def test_private_file_can_be_read_by_its_owner_only(tmp_path):
     remote_files.write_private(str(tmp_path / "secret"), "ab")
     assert os.stat(tmp_path / "secret").st_mode & 0o777 == 0o600

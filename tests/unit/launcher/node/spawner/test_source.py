@@ -2,13 +2,7 @@ import sys
 
 import pytest
 
-from torchmuster.launcher.node.spawner.source import (
-    Writes,
-    early_calls,
-    environment_writes,
-    imported_names,
-    script_path,
-)
+from torchmuster.launcher.node.spawner import source as sources
 
 SETS_OMP = [
     'import os\nos.environ["OMP_NUM_THREADS"] = "4"',
@@ -162,30 +156,30 @@ SETS_NOTHING_THAT_MATTERS = [
 
 @pytest.mark.parametrize("source", SETS_OMP)
 def test_a_variable_that_the_source_sets_is_found(source):
-    assert environment_writes(source.encode()) == Writes(names=("OMP_NUM_THREADS",))
+    assert sources.environment_writes(source.encode()) == sources.Writes(names=("OMP_NUM_THREADS",))
 
 
 @pytest.mark.parametrize("source", SETS_NOTHING_THAT_MATTERS)
 def test_what_is_only_read_or_does_not_matter_is_not_found(source):
-    assert environment_writes(source.encode()) == Writes()
+    assert sources.environment_writes(source.encode()) == sources.Writes()
 
 
 @pytest.mark.parametrize("source", UNREADABLE)
 def test_a_write_whose_name_the_source_does_not_tell_is_found(source):
     line = source.count("\n", 0, source.index("environ")) + 1
-    assert environment_writes(source.encode()) == Writes(unread_line=line)
+    assert sources.environment_writes(source.encode()) == sources.Writes(unread_line=line)
 
 
 def test_each_variable_is_named_once_in_the_order_of_the_source():
     source = b'import os\nfor n in ("MKL_X", "KMP_Y", "MKL_X"):\n    pass\n'
     source += b"".join(b'os.environ["%s"] = "1"\n' % n for n in (b"MKL_X", b"KMP_Y", b"MKL_X"))
 
-    assert environment_writes(source).names == ("MKL_X", "KMP_Y")
+    assert sources.environment_writes(source).names == ("MKL_X", "KMP_Y")
 
 
 @pytest.mark.parametrize("source", [b"\x00", b"\xff\xfe", b"def", b"(" * 2000])
 def test_a_source_that_can_t_be_parsed_sets_nothing(source):
-    assert environment_writes(source) == Writes()
+    assert sources.environment_writes(source) == sources.Writes()
 
 
 @pytest.fixture
@@ -211,24 +205,24 @@ def package(tmp_path, monkeypatch):
     ],
 )
 def test_the_file_of_a_module_is_found_without_importing_its_package(package, module, path):
-    assert script_path("module", module) == str(package / path)
+    assert sources.script_path("module", module) == str(package / path)
     assert "pkg" not in sys.modules
 
 
 @pytest.mark.parametrize("module", ["pkg", "pkg.missing", "missing.train", "pkg.train.deeper"])
 def test_a_module_that_can_t_be_run_has_no_file(package, module):
-    assert script_path("module", module) is None
+    assert sources.script_path("module", module) is None
 
 
 def test_a_module_of_the_working_directory_is_found(package, monkeypatch):
     monkeypatch.chdir(package / "pkg")
 
-    assert script_path("module", "train") == str(package / "pkg" / "train.py")
+    assert sources.script_path("module", "train") == str(package / "pkg" / "train.py")
 
 
 def test_a_script_is_its_own_file_and_a_command_has_none():
-    assert script_path("file", "a/b.py") == "a/b.py"
-    assert script_path("command", "bash") is None
+    assert sources.script_path("file", "a/b.py") == "a/b.py"
+    assert sources.script_path("command", "bash") is None
 
 
 @pytest.mark.parametrize(
@@ -246,7 +240,7 @@ def test_a_script_is_its_own_file_and_a_command_has_none():
     ],
 )
 def test_what_is_imported_is_seen_anywhere_in_the_source(text, expected):
-    assert imported_names(text) == expected
+    assert sources.imported_names(text) == expected
 
 
 CONFIGURES = "import logging.config\nlogging.config.dictConfig({'version': 1})\n"
@@ -268,15 +262,15 @@ CONFIGURES = "import logging.config\nlogging.config.dictConfig({'version': 1})\n
     ],
 )
 def test_a_call_that_acts_on_what_torch_makes_counts_before_its_import(text, expected):
-    assert early_calls(text.encode()) == expected
+    assert sources.early_calls(text.encode()) == expected
 
 
 @pytest.mark.parametrize("tool", ["cProfile", "pdb", "coverage.__main__", "kernprof"])
 def test_of_a_tool_that_runs_a_script_the_script_is_read(tmp_path, monkeypatch, tool):
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert script_path("module", tool, ("-o", "out.py", "train.py", "--x.py")) == "train.py"
-    assert script_path("module", tool, ("-o", "out.prof")) is None
+    assert sources.script_path("module", tool, ("-o", "out.py", "train.py", "--x.py")) == "train.py"
+    assert sources.script_path("module", tool, ("-o", "out.prof")) is None
 
 
 def test_names_that_lead_to_each_other_many_times_are_looked_at_once():
@@ -284,4 +278,4 @@ def test_names_that_lead_to_each_other_many_times_are_looked_at_once():
     text = "\n".join(
         [*lines, "import os", "os.environ[n0] = '1'", "os.environ.update(n1)", "n2['x'] = 1"]
     )
-    assert environment_writes(text.encode()) == Writes(unread_line=902)
+    assert sources.environment_writes(text.encode()) == sources.Writes(unread_line=902)

@@ -73,6 +73,13 @@ def _quick(monkeypatch):
     monkeypatch.setattr(succession, "_LOOK_EVERY_S", 0.005)
 
 
+async def many_looks(for_s):
+    """Let time pass, a hundred times as much by the agents' clocks."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + for_s
+    await wait_until_async(lambda: loop.time() > end, "many looks")
+
+
 def play(agents, story):
     asyncio.run(agents.run(story))
     return agents
@@ -98,9 +105,7 @@ def test_whose_workers_live_does_not_vote(tmp_path):
     async def story(agents):
         agents.idle = False
         agents.silence(1, 2)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 0.4  # 40 s by their clocks
-        await wait_until_async(lambda: loop.time() > end, "many looks")
+        await many_looks(0.4)
         assert not agents.claims.votes(0)
         agents.idle = True
         await wait_until_async(lambda: agents.heads, "a head")
@@ -151,9 +156,7 @@ def test_a_folder_that_is_gone_is_said_once_and_ends_nobody(tmp_path):
         (folder / "term-0.json").unlink()
         folder.rmdir()
         agents.silence(1, 2)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 0.3
-        await wait_until_async(lambda: loop.time() > end, "many looks")
+        await many_looks(0.3)
 
     agents = play(Agents(folder, 2), story)
     assert len(agents.said) == 2

@@ -1,73 +1,66 @@
 """Which network is chosen, and what is said of the others."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.launcher.model.network import (
-    CLEARLY,
-    MAX_CANDIDATES,
-    Choice,
-    Interface,
-    NetworkFindings,
-    NetworkNode,
-    NoNetwork,
-    PairResult,
-    choose,
-    describe,
-    draw_peers,
-    find_candidates,
-    matches,
-    measured_peer,
-)
+from torchmuster.launcher.model import network as networks
+from torchmuster.launcher.model.network import Interface
 
 
 def interface(name, address, bits=24, **more):
     return Interface(name=name, address=address, prefix_bits=bits, **more)
 
 
+def node(k, *interfaces, **more):
+    return networks.NetworkNode(name=f"n{k}", interfaces=interfaces, **more)
+
+
 def lab(num_nodes=2):
     """Nodes with a fast, an isolated and an identical network; the head first."""
     return [
-        NetworkNode(
-            name=f"n{k}",
-            interfaces=(
-                interface("mgmt0", f"192.168.50.{k}"),
-                interface("hsn0", f"10.10.0.{k}"),
-                interface("docker0", "172.17.0.1", 16),
-            ),
+        node(
+            k,
+            interface("mgmt0", f"192.168.50.{k}"),
+            interface("hsn0", f"10.10.0.{k}"),
+            interface("docker0", "172.17.0.1", 16),
             used_address=f"10.10.0.{k}",
         )
         for k in range(1, num_nodes + 1)
     ]
 
 
+def alike():
+    """Return two nodes whose only network has one address."""
+    return [node(k, interface("docker0", "172.17.0.1")) for k in (1, 2)]
+
+
 def explored(nodes, *, cut=(), speeds=None, latencies=None):
     """Return candidates, findings and what can't be one; `cut` holds (name, source, target)."""
-    candidates, unused = find_candidates(nodes)
-    findings = NetworkFindings()
+    candidates, unused = networks.find_candidates(nodes)
+    findings = networks.NetworkFindings()
     for number, candidate in enumerate(candidates):
         name = candidate.members[0].name
         results = [
-            PairResult(candidate=number, source=source, target=target, why="no answer within 1 s")
+            networks.PairResult(
+                candidate=number, source=source, target=target, why="no answer within 1 s"
+            )
             for cut_name, source, target in cut
             if cut_name == name
         ]
-        results.append(
-            PairResult(
-                candidate=number,
-                source=0,
-                target=1,
-                latency_s=(latencies or {}).get(name, 0.0001),
-                bytes_per_s=(speeds or {}).get(name, 1e9),
-            )
-        )
+        latency_s = (latencies or {}).get(name, 0.0001)
+        speed = (speeds or {}).get(name, 1e9)
+        measured = networks.PairResult(candidate=number, source=0, target=1)
+        results.append(replace(measured, latency_s=latency_s, bytes_per_s=speed))
         findings.add(reversed(results), [(number, node) for node in range(len(nodes))])
     return candidates, findings, unused
 
 
 def chosen_of(nodes, **facts):
     candidates, findings, unused = explored(nodes, **facts)
-    return choose(nodes, candidates, findings, unused)
+    return networks.choose(nodes, candidates, findings, unused)
 
 
 def reasons(choice):
@@ -82,7 +75,7 @@ def test_the_network_that_connects_all_is_chosen_and_the_others_have_their_reaso
         "mgmt0": "not reachable from n2",
         "docker0": "same address on 2 nodes",
     }
-    assert describe(choice.members) == ("hsn0", "10.10.0.0/24")
+    assert networks.describe(choice.members) == ("hsn0", "10.10.0.0/24")
 
 
 def test_one_direction_is_not_enough():
@@ -95,7 +88,10 @@ def test_a_call_that_has_not_ended_counts_as_failed():
     mgmt = next(n for n, c in enumerate(candidates) if c.members[0].name == "mgmt0")
     findings.complete.discard((mgmt, 1))
 
-    assert reasons(choose(nodes, candidates, findings, unused))["mgmt0"] == "not reachable from n2"
+    assert (
+        reasons(networks.choose(nodes, candidates, findings, unused))["mgmt0"]
+        == "not reachable from n2"
+    )
 
 
 def test_a_clearly_faster_network_wins_over_the_one_that_the_agents_use():
@@ -121,46 +117,34 @@ def test_equally_fast_networks_are_told_apart_by_latency():
 def test_a_name_that_one_node_lacks_is_said_of_that_node():
     nodes = lab()
     more = interface("ib0", "10.20.0.1")
-    nodes[0] = NetworkNode(
-        name="n1", interfaces=(*nodes[0].interfaces, more), used_address="10.10.0.1"
-    )
+    nodes[0] = node(1, *nodes[0].interfaces, more, used_address="10.10.0.1")
 
     assert reasons(chosen_of(nodes))["ib0"] == "no address on n2"
 
 
 def test_names_may_differ_within_a_subnet():
-    nodes = [
-        NetworkNode(name="n1", interfaces=(interface("eth0", "10.0.0.1"),)),
-        NetworkNode(name="n2", interfaces=(interface("ens5", "10.0.0.2"),)),
-    ]
+    nodes = [node(1, interface("eth0", "10.0.0.1")), node(2, interface("ens5", "10.0.0.2"))]
 
-    choice = chosen_of(nodes)
-
-    assert describe(choice.members) == ("eth0, ens5", "10.0.0.0/24")
+    assert networks.describe(chosen_of(nodes).members) == ("eth0, ens5", "10.0.0.0/24")
 
 
 def test_point_to_point_addresses_with_other_names_are_found_by_the_agents_connections():
     nodes = [
-        NetworkNode(
-            name="n1", interfaces=(interface("eth0", "10.1.0.1", 32),), used_address="10.1.0.1"
-        ),
-        NetworkNode(
-            name="n2", interfaces=(interface("ens5", "10.2.0.1", 32),), used_address="10.2.0.1"
-        ),
+        node(k, interface(name, f"10.{k}.0.1", 32), used_address=f"10.{k}.0.1")
+        for k, name in ((1, "eth0"), (2, "ens5"))
     ]
 
     choice = chosen_of(nodes)
 
     assert [member.name for member in choice.members] == ["eth0", "ens5"]
-    assert describe(choice.members) == ("eth0, ens5", "2 subnets")
+    assert networks.describe(choice.members) == ("eth0, ens5", "2 subnets")
 
 
 def test_ipv6_is_taken_only_where_no_ipv4_network_connects_all():
-    def node(k):
-        both = (interface("eth0", f"fd00::{k}", 64), interface("eth1", f"10.0.0.{k}"))
-        return NetworkNode(name=f"n{k}", interfaces=both)
-
-    nodes = [node(1), node(2)]
+    nodes = [
+        node(k, interface("eth0", f"fd00::{k}", 64), interface("eth1", f"10.0.0.{k}"))
+        for k in (1, 2)
+    ]
 
     assert chosen_of(nodes, speeds={"eth0": 9e9}).members[0].name == "eth1"
     assert chosen_of(nodes, cut=[("eth1", 0, 1)]).members[0].address == "fd00::1"
@@ -169,19 +153,14 @@ def test_ipv6_is_taken_only_where_no_ipv4_network_connects_all():
 def test_without_a_network_the_error_names_the_pair_and_what_was_tried():
     failure = chosen_of(lab(3), cut=[("hsn0", 1, 2), ("mgmt0", 0, 1)])
 
-    assert isinstance(failure, NoNetwork)
+    assert isinstance(failure, networks.NoNetwork)
     assert failure.what == "no network connects all nodes: n2 and n3 don't reach each other"
     assert "hsn0: n2 calls n3 at 10.10.0.3: no answer within 1 s" in failure.tried
     assert "docker0: same address on 3 nodes" in failure.tried
 
 
 def test_without_any_candidate_the_error_says_so():
-    nodes = [
-        NetworkNode(name="n1", interfaces=(interface("docker0", "172.17.0.1"),)),
-        NetworkNode(name="n2", interfaces=(interface("docker0", "172.17.0.1"),)),
-    ]
-
-    failure = chosen_of(nodes)
+    failure = chosen_of(alike())
 
     assert failure.what == "no interface has an address of its own on every node"
     assert failure.tried == ("docker0: same address on 2 nodes",)
@@ -189,24 +168,24 @@ def test_without_any_candidate_the_error_says_so():
 
 def test_no_more_candidates_are_tried_than_the_limit_of_traffic_allows():
     nodes = [
-        NetworkNode(
-            name=f"n{k}",
-            interfaces=tuple(interface(f"eth{i}", f"10.{i}.0.{k}") for i in range(10)),
+        node(
+            k,
+            *(interface(f"eth{i}", f"10.{i}.0.{k}") for i in range(10)),
             used_address=f"10.9.0.{k}",
         )
         for k in (1, 2)
     ]
 
-    candidates, unused = find_candidates(nodes)
+    candidates, unused = networks.find_candidates(nodes)
 
-    assert len(candidates) == MAX_CANDIDATES
+    assert len(candidates) == networks.MAX_CANDIDATES
     assert candidates[0].members[0].name == "eth9"
     assert {u.why for u in unused} == {"not tried, only 7 networks are"}
 
 
 @given(st.integers(2, 80), st.integers(0, 99))
 def test_whoever_is_called_calls_back(num_nodes, seed):
-    peers = draw_peers(num_nodes, seed)
+    peers = networks.draw_peers(num_nodes, seed)
 
     for node, mine in enumerate(peers):
         assert node not in mine
@@ -219,12 +198,12 @@ def test_whoever_is_called_calls_back(num_nodes, seed):
 
 @given(st.integers(2, 200))
 def test_a_measured_pair_is_one_that_is_called(num_nodes):
-    peers = draw_peers(num_nodes, 1)
+    peers = networks.draw_peers(num_nodes, 1)
 
     for node in range(num_nodes):
-        peer = measured_peer(node, num_nodes)
+        peer = networks.measured_peer(node, num_nodes)
         assert peer is None or peer in peers[node]
-    assert measured_peer(0, num_nodes) == 1
+    assert networks.measured_peer(0, num_nodes) == 1
 
 
 SPEEDS = st.floats(1e6, 1e11)
@@ -245,48 +224,46 @@ def test_the_choice_connects_all_and_no_good_one_is_clearly_faster(num_nodes, cu
 
     choice = chosen_of(nodes, cut=cuts, speeds=speeds)
 
-    assert isinstance(choice, Choice) == bool(good)
-    if isinstance(choice, Choice):
+    assert isinstance(choice, networks.Choice) == bool(good)
+    if isinstance(choice, networks.Choice):
         name = choice.members[0].name
         assert name in good
-        assert speeds[name] * CLEARLY >= max(speeds[n] for n in good)
+        assert speeds[name] * networks.CLEARLY >= max(speeds[n] for n in good)
         assert set(reasons(choice)) == {"hsn0", "mgmt0", "docker0"} - {name}
 
 
-NAMES = ("eth0", "eth1", "ib0", "lo")
-
-
-def test_nccl_takes_prefixes_exact_names_and_exclusions():
-    assert matches("NCCL_SOCKET_IFNAME", "eth", NAMES) == ["eth0", "eth1"]
-    assert matches("NCCL_SOCKET_IFNAME", "=eth0", NAMES) == ["eth0"]
-    assert matches("NCCL_SOCKET_IFNAME", "=eth", NAMES) == []
-    assert matches("NCCL_SOCKET_IFNAME", "^lo,eth", NAMES) == ["ib0"]
-    assert matches("NCCL_SOCKET_IFNAME", "^=eth0", NAMES) == ["eth1", "ib0", "lo"]
-
-
-def test_gloo_takes_plain_names():
-    assert matches("GLOO_SOCKET_IFNAME", "eth0,ib0", NAMES) == ["eth0", "ib0"]
-    assert matches("GLOO_SOCKET_IFNAME", "eth", NAMES) == []
-    assert matches("GLOO_SOCKET_IFNAME", "=eth0", NAMES) == []
+@pytest.mark.parametrize(
+    ("variable", "value", "names"),
+    [
+        ("NCCL", "eth", ["eth0", "eth1"]),
+        ("NCCL", "=eth0", ["eth0"]),
+        ("NCCL", "=eth", []),
+        ("NCCL", "^lo,eth", ["ib0"]),
+        ("NCCL", "^=eth0", ["eth1", "ib0", "lo"]),
+        ("GLOO", "eth0,ib0", ["eth0", "ib0"]),
+        ("GLOO", "eth", []),
+        ("GLOO", "=eth0", []),
+    ],
+)
+def test_each_librarys_variable_is_read_in_its_own_grammar(variable, value, names):
+    assert (
+        networks.matches(f"{variable}_SOCKET_IFNAME", value, ("eth0", "eth1", "ib0", "lo")) == names
+    )
 
 
 def test_two_agents_of_one_machine_share_its_addresses():
-    shared = (interface("eth0", "10.0.0.2"),)
+    shared = interface("eth0", "10.0.0.2")
     nodes = [
-        NetworkNode(name="n1", interfaces=(interface("eth0", "10.0.0.1"),), machine="a"),
-        NetworkNode(name="n2", interfaces=shared, used_address="10.0.0.2", machine="b"),
-        NetworkNode(name="n3", interfaces=shared, used_address="10.0.0.2", machine="b"),
+        node(1, interface("eth0", "10.0.0.1"), machine="a"),
+        node(2, shared, used_address="10.0.0.2", machine="b"),
+        node(3, shared, used_address="10.0.0.2", machine="b"),
     ]
-    candidates, unused = find_candidates(nodes)
+    candidates, unused = networks.find_candidates(nodes)
     assert [m.address for m in candidates[0].members] == ["10.0.0.1", "10.0.0.2", "10.0.0.2"]
     assert not unused
 
 
 def test_one_address_on_two_machines_is_still_no_network():
-    nodes = [
-        NetworkNode(name=f"n{k}", interfaces=(interface("docker0", "172.17.0.1"),), machine=f"m{k}")
-        for k in (1, 2)
-    ]
-    candidates, unused = find_candidates(nodes)
+    candidates, unused = networks.find_candidates([replace(n, machine=n.name) for n in alike()])
     assert candidates == []
     assert unused[0].why == "same address on 2 nodes"

@@ -1,5 +1,7 @@
 """The head's side of the survey, with agents that are only messages."""
 
+import pytest
+
 from kit.values import READY, member_of
 from torchmuster.core.model.events import fields_of
 from torchmuster.launcher.head.start_checks import (
@@ -84,6 +86,9 @@ class House:
     def event(self, name):
         return next(fields for told, fields in self.told if told == name)
 
+    def notices(self):
+        return [fields["text"] for name, fields in self.told if name == "notice"]
+
 
 def calling(variables=None, **more):
     """Return a house whose nodes have said their facts and call each other; the second one has these variables."""
@@ -94,15 +99,23 @@ def calling(variables=None, **more):
     return house
 
 
-def test_agents_of_one_machine_are_not_surveyed():
-    house = House(network_id="net1")
+def surveyed(**more):
+    """Return a house whose network has been chosen."""
+    house = calling(**more)
+    house.say_results()
+    house.settle()
+    return house
 
-    assert house.settle()
-    assert house.sent == []
 
-
-def test_one_node_is_not_surveyed():
-    house = House(num_nodes=1, network_id="elsewhere")
+@pytest.mark.parametrize(
+    ("num_nodes", "network_id"),
+    [
+        pytest.param(2, "net1", id="agents of one machine"),
+        pytest.param(1, "elsewhere", id="one node"),
+    ],
+)
+def test_who_has_no_network_between_them_is_not_surveyed(num_nodes, network_id):
+    house = House(num_nodes, network_id=network_id)
 
     assert house.settle()
     assert house.sent == []
@@ -140,9 +153,7 @@ def test_all_pairs_call_each_other_and_a_repeated_address_is_not_called():
 
 
 def test_a_known_network_is_not_surveyed_again_for_a_restart_nor_for_fewer_nodes():
-    house = calling(num_nodes=3)
-    house.say_results()
-    house.settle()
+    house = surveyed(num_nodes=3)
     house.sent.clear()
     house.members.pop()
 
@@ -151,9 +162,7 @@ def test_a_known_network_is_not_surveyed_again_for_a_restart_nor_for_fewer_nodes
 
 
 def test_a_new_node_is_a_new_survey():
-    house = calling()
-    house.say_results()
-    house.settle()
+    house = surveyed()
     house.members[1] = make_member(9)
 
     assert not house.settle()
@@ -186,7 +195,7 @@ def test_an_agent_that_says_nothing_costs_the_limit_and_the_run_goes_on():
     assert house.settle()
     assert house.survey.master_address is None
     assert house.survey.interface_of(house.members[0]) is None
-    assert "the network was not measured: n1 has not reported" in house.event("notice")["text"]
+    assert "the network was not measured: n1 has not reported" in house.notices()[0]
 
 
 def test_before_a_run_is_ended_everything_is_tried_once_more_with_patience():
@@ -206,44 +215,27 @@ def test_before_a_run_is_ended_everything_is_tried_once_more_with_patience():
 
 
 def test_what_the_user_has_set_is_checked_against_the_interfaces_of_his_node():
-    house = calling(
-        variables={
-            "GLOO_SOCKET_IFNAME": "=hsn0",
-            "NCCL_SOCKET_IFNAME": "mgmt",
-            "TP_SOCKET_IFNAME": "hsn0",
-        }
-    )
-    house.say_results()
-    house.settle()
+    chosen = {"GLOO_SOCKET_IFNAME": "=hsn0", "NCCL_SOCKET_IFNAME": "mgmt"}
+    gloo, nccl = surveyed(variables={**chosen, "TP_SOCKET_IFNAME": "hsn0"}).notices()
 
-    notices = [fields["text"] for name, fields in house.told if name == "notice"]
-    assert len(notices) == 2
-    assert notices[0].startswith("GLOO_SOCKET_IFNAME==hsn0 on n2 names no interface of this node")
-    assert "NCCL's grammar" in notices[0]
-    assert "NCCL_SOCKET_IFNAME=mgmt on n2 names mgmt0, which can't connect" in notices[1]
+    assert gloo.startswith("GLOO_SOCKET_IFNAME==hsn0 on n2 names no interface of this node")
+    assert "NCCL's grammar" in gloo
+    assert "NCCL_SOCKET_IFNAME=mgmt on n2 names mgmt0, which can't connect" in nccl
 
 
 def test_loopback_is_said_to_lead_to_the_node_itself():
-    house = calling(variables={"GLOO_SOCKET_IFNAME": "lo"})
-    house.say_results()
-    house.settle()
-
-    (notice,) = [fields["text"] for name, fields in house.told if name == "notice"]
-    assert notice == (
+    assert surveyed(variables={"GLOO_SOCKET_IFNAME": "lo"}).notices() == [
         "GLOO_SOCKET_IFNAME=lo on n2 names lo, which can't connect the nodes: it leads to the node itself"
-    )
+    ]
 
 
 def test_words_of_an_earlier_survey_and_results_for_others_are_dropped():
     house = calling()
     forged = PairResult(candidate=0, source=0, target=1, why="a lie about n1")
-    house.survey.take(
-        house.members[1],
-        part_messages.ProbeResults(survey=1, candidates=(), results=(forged,)),
-    )
-    house.survey.take(
-        house.members[0], part_messages.ProbeResults(survey=0, candidates=(0, 1), results=())
-    )
+    lie = part_messages.ProbeResults(survey=1, candidates=(), results=(forged,))
+    house.survey.take(house.members[1], lie)
+    early = part_messages.ProbeResults(survey=0, candidates=(0, 1), results=())
+    house.survey.take(house.members[0], early)
     house.say_results()
 
     assert house.settle()

@@ -1,22 +1,27 @@
 """The imports that a script begins with: which are made in the spawner, and what stops one before it happens."""
 
 import json
+import site
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kit.command import SOURCE, ran
 from kit.tables import rows
-from torchmuster.launcher.node.spawner.import_watch import is_of_a_worker
+from torchmuster.core.node.spawner.mainmodule import hidden_modules
+from torchmuster.launcher.node.spawner.import_watch import (
+    is_of_a_worker,
+    refuses_torch,
+    start_code_with_rank,
+)
 
 # What a spawner does with a script, without torch: prints what was made, what stopped it, and what a worker has then.
 DRIVER = """
 import json, os, sys
-from torchmuster.launcher.node.spawner.import_watch import FirstImports
-from torchmuster.launcher.node.spawner.import_watch import ImportWatch
+from torchmuster.launcher.node.spawner.import_watch import FirstImports, ImportWatch
 given = json.loads(sys.argv[1])
-renewed = {("named", "NAME"), ("drawn", "DRAWN"), ("drawn", "Dummy"), ("lit", "only")}
+renewed = {("drawn", "NAME"), ("drawn", "DRAWN"), ("drawn", "Dummy"), ("lit", "only")}
 renewed |= {("forbidden", "NAME"), ("forbidden", "RANK")}
 watch = ImportWatch(sys.stdout.flush, renewed)
 roots = set(os.listdir(os.environ["PYTHONPATH"].partition(":")[2])) - {"other"}
@@ -46,27 +51,20 @@ def made(tmp_path):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "here").mkdir()
     (tmp_path / "driver.py").write_text(DRIVER)
+    path = f"{SOURCE}:{tmp_path / 'site-packages'}"
 
     def make(text, asked="", worker=(), environment=(), **packages):
         for name, source in packages.items():
             folder = tmp_path / "site-packages" / name
             folder.mkdir(exist_ok=True)
             (folder / "__init__.py").write_text(source)
-        given = {
-            "text": text,
-            "asked": asked,
-            "cache": str(tmp_path / "cache"),
-            "worker": dict(worker),
-        }
+        given = {"text": text, "asked": asked, "worker": dict(worker)}
+        given["cache"] = str(tmp_path / "cache")
         done = ran(
             [sys.executable, str(tmp_path / "driver.py"), json.dumps(given)],
             limit_s=60,
             cwd=tmp_path / "here",
-            env={
-                "PYTHONPATH": f"{SOURCE}:{tmp_path / 'site-packages'}",
-                "HOME": str(tmp_path),
-                **dict(environment),
-            },
+            env={"PYTHONPATH": path, "HOME": str(tmp_path), **dict(environment)},
         )
         assert done.returncode == 0, done.stderr
         said = json.loads(done.stdout.splitlines()[-1])
@@ -167,9 +165,7 @@ def test_an_effect_that_only_a_worker_may_have_is_refused_before_it_happens(made
     assert why in said["why"]
     assert said["printed"] == []
     assert (here / "there").exists()
-    assert {path.name for path in here.iterdir()} == {"there", "own.py"} | (
-        {"__pycache__"} if (here / "__pycache__").exists() else set()
-    )
+    assert {path.name for path in here.iterdir()} - {"__pycache__"} == {"there", "own.py"}
 
 
 def test_a_lazy_module_is_not_executed_by_the_watch(made):
@@ -221,12 +217,19 @@ def test_what_makes_no_difference_is_allowed(made, what):
     assert (said["made"], said["why"], said["printed"]) == (1, "", [])
 
 
+def renewed(made, text, asked, **packages):
+    """Return what is asked before a worker begins, and what he has then."""
+    said = made(text, asked=asked, **packages)
+    assert (said["made"], said["why"]) == (1, "")
+    return said["before"], said["worker"]
+
+
 def test_a_random_name_is_another_one_in_each_worker(made):
     source = "import uuid\nNAME = uuid.uuid4().hex\ndef name():\n    return NAME\n"
-    said = made("from named import name", asked="sys.modules['named'].name()", named=source)
-    assert (said["made"], said["why"]) == (1, "")
-    assert len(said["worker"]) == 32
-    assert said["worker"] != said["before"]
+    asked = "sys.modules['drawn'].name()"
+    before, worker = renewed(made, "from drawn import name", asked, drawn=source)
+    assert len(worker) == 32
+    assert worker != before
 
 
 @pytest.mark.parametrize(
@@ -236,9 +239,8 @@ def test_a_random_name_is_another_one_in_each_worker(made):
 )  # fmt: skip
 def test_a_number_that_is_drawn_is_another_one_in_each_worker(made, draw):
     source = f"import os, random, secrets\nDRAWN = {draw}\n"
-    said = made("import drawn", asked="sys.modules['drawn'].DRAWN", drawn=source)
-    assert (said["made"], said["why"]) == (1, "")
-    assert said["worker"] != said["before"]
+    before, worker = renewed(made, "import drawn", "sys.modules['drawn'].DRAWN", drawn=source)
+    assert worker != before
 
 
 def test_a_generator_of_its_own_goes_another_way_in_each_worker(made):
@@ -246,10 +248,9 @@ def test_a_generator_of_its_own_goes_another_way_in_each_worker(made):
     asked = (
         "[sys.modules['drawn'].GENERATOR.random(), sys.modules['drawn'].KNOWN.getstate()[1][:9]]"
     )
-    said = made("import drawn", asked=asked, drawn=source)
-    assert (said["made"], said["why"]) == (1, "")
-    assert said["worker"][0] != said["before"][0]
-    assert said["worker"][1] == said["before"][1]
+    before, worker = renewed(made, "import drawn", asked, drawn=source)
+    assert worker[0] != before[0]
+    assert worker[1] == before[1]
 
 
 def test_a_number_that_a_class_draws_is_another_one_in_each_worker(made):
@@ -258,9 +259,9 @@ def test_a_number_that_a_class_draws_is_another_one_in_each_worker(made):
         "import random\nclass Dummy:\n    count = 0\n    generator = random.Random()\n"
         "    first = generator.randint(0, 1 << 60)\n"
     )
-    said = made("from drawn import Dummy", asked="sys.modules['drawn'].Dummy.first", drawn=source)
-    assert (said["made"], said["why"]) == (1, "")
-    assert said["worker"] != said["before"]
+    asked = "sys.modules['drawn'].Dummy.first"
+    before, worker = renewed(made, "from drawn import Dummy", asked, drawn=source)
+    assert worker != before
 
 
 def test_a_rank_that_is_kept_as_an_attribute_is_that_of_the_worker(made):
@@ -298,4 +299,89 @@ def test_variables_of_workers_are_known():
     assert is_of_a_worker("RANK")
     assert is_of_a_worker("OMP_NUM_THREADS")
     assert not is_of_a_worker("HF_HOME")
-    assert Path(SOURCE).is_dir()
+
+
+def test_files_beside_the_script_hide_pythons_modules_of_their_names(tmp_path):
+    for name in ("code.py", "train.py", "os.py", "sys.py", "queue.txt", "select.abi3.so"):
+        (tmp_path / name).write_text("")
+    for name in ("json", "platform"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("")
+
+    assert hidden_modules(str(tmp_path), at_start={"os"}) == ["code", "json", "select"]
+
+
+@pytest.mark.parametrize(
+    ("text", "refuses"),
+    [
+        (
+            "import sys\nif 'torch' in sys.modules:\n    raise ImportError('torch came first')\n",
+            "early",
+        ),
+        (
+            'def deps():\n    if "torch" in sys.modules:\n        # why\n        raise ImportError()\n',
+            "early",
+        ),
+        ("if 'torch' in sys.modules:\n    import torch\n", None),
+        ("if 'torch' not in sys.modules:\n    raise ImportError()\n", None),
+        ("def is_torch(x):\n    return 'torch' in sys.modules\nraise SystemExit\n", None),
+    ],
+)
+def test_a_package_that_wants_to_be_imported_before_torch_is_found(tmp_path, text, refuses):
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "__init__.py").write_text("from . import deps\n")
+    (tmp_path / "early" / "deps.py").write_text(text)
+    names = {"early.api", "json", "torch", "nowhere"}
+    assert refuses_torch(names, str(tmp_path)) == refuses
+    assert refuses_torch({"json", "torch"}, str(tmp_path)) is None
+
+
+def test_where_nothing_is_put_on_the_path_nothing_is_hidden(tmp_path):
+    assert hidden_modules(None, set()) == []
+    assert hidden_modules(str(tmp_path / "absent"), set()) == []
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
+    for name in ("sitecustomize", "usercustomize"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    return tmp_path
+
+
+def customized(packages, monkeypatch, words):
+    """Put words into a `sitecustomize.py` that is imported; return its path."""
+    path = packages / "sitecustomize.py"
+    path.write_text(f"import os\n{words}\n")
+    monkeypatch.setitem(sys.modules, "sitecustomize", SimpleNamespace(__file__=str(path)))
+    return str(path)
+
+
+@pytest.mark.parametrize("words", ["os.environ['RANK']", 'os.getenv("LOCAL_RANK")', "SLURM_PROCID"])
+def test_start_code_that_reads_a_rank_is_found(packages, monkeypatch, words):
+    path = customized(packages, monkeypatch, words)
+    assert start_code_with_rank() == path
+    monkeypatch.setitem(sys.modules, "sitecustomize", SimpleNamespace())
+    assert start_code_with_rank() is None  # a file that has not been imported
+
+
+def test_start_code_of_pth_files_is_looked_at_too(packages, monkeypatch):
+    (packages / "paths.pth").write_text("/somewhere/RANK\n# import RANK\n")
+    assert start_code_with_rank() is None
+    (packages / "line.pth").write_text("import os; os.environ.get('RANK')\n")
+    assert start_code_with_rank() == str(packages / "line.pth")
+
+
+def test_a_module_that_a_pth_file_imports_is_looked_at_too(packages, monkeypatch):
+    module = packages / "tracer.py"
+    module.write_text("import os\nRANK = os.environ.get('RANK')\n")
+    (packages / "tracer.pth").write_text("import tracer\n")
+    monkeypatch.setitem(sys.modules, "tracer", SimpleNamespace(__file__=str(module)))
+    assert start_code_with_rank() == str(module)
+
+
+@pytest.mark.parametrize("words", ["RANKING = 1", "os.environ['COVERAGE_PROCESS_START']", "frank"])
+def test_other_start_code_is_left_alone(packages, monkeypatch, words):
+    customized(packages, monkeypatch, words)
+    assert start_code_with_rank() is None

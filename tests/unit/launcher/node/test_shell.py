@@ -3,24 +3,23 @@
 import asyncio
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kit.values import program, run_plan
+from kit.waiting import wait_until_async
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import contract
-from torchmuster.core.model.plan import (
-    NodeSetup,
-    ShippedEnvironment,
-)
+from torchmuster.core.model.plan import NodeSetup
 from torchmuster.core.node.options import AgentOptions, HeadPlace
 from torchmuster.core.node.setup import other_interpreter, remove_scratch
+from torchmuster.core.proc import read_process
+from torchmuster.errors import MusterError
 from torchmuster.launcher.node import shelf
-from torchmuster.launcher.node.shell import NodeShell, SetupError, ShellWork
-from unit.launcher.node.parcels import Packed
+from torchmuster.launcher.node.shell import NodeShell, SetupError, ShellWork, Transfer
+from unit.launcher.node.parcels import shipped_in
 
 
 class Host:
@@ -255,14 +254,9 @@ def test_a_binary_of_another_processor_has_a_stand_in(tmp_path):
 
 
 def test_an_environment_that_was_sent_is_unpacked_behind_the_lines_and_runs_the_job(node, tmp_path):
-    packed = Packed(tmp_path / "environment.parcel", megabytes=1)
-    shipped = ShippedEnvironment(archive=packed.path, needs=packed.needs)
     (tmp_path / "local").mkdir()
-    host, _ = node(
-        lines=(f"export LOCAL={tmp_path}/local PYTHONHOME=/wrong",),
-        scratch="$LOCAL",
-        shipped=shipped,
-    )
+    lines = (f"export LOCAL={tmp_path}/local PYTHONHOME=/wrong",)
+    host, _ = node(lines=lines, scratch="$LOCAL", shipped=shipped_in(tmp_path))
     ((program, environment),) = host.started
     (place,) = (tmp_path / "local").glob("muster-environments-*/[0-9a-f]*")
     assert program.python == (f"{place}/env/bin/python",)
@@ -273,7 +267,106 @@ def test_an_environment_that_was_sent_is_unpacked_behind_the_lines_and_runs_the_
 
 
 def test_an_environment_that_a_node_can_t_have_is_said_with_the_node(node, tmp_path):
-    packed = Packed(tmp_path / "environment.parcel", megabytes=1)
-    needs = replace(packed.needs, machine="vax")
     with pytest.raises(SetupError, match=r"another processor \(n2\)"):
-        node(shipped=ShippedEnvironment(archive=packed.path, needs=needs))
+        node(shipped=shipped_in(tmp_path, machine="vax"))
+
+
+# What an agent hears of a process that moves files: while it works, and at its end. The process here is a few lines.
+
+
+SAY = """
+import json, sys
+def say(**message):
+    print(json.dumps(message), flush=True)
+"""
+
+
+def made(script, **options):
+    """Return the transfer that a script is, and the notes that it says."""
+    notes = []
+    argv = [sys.executable, "-c", SAY + script]
+    return Transfer(argv, dict(os.environ), notes.append, **options), notes
+
+
+async def test_notes_are_told_when_they_come_and_not_at_the_end():
+    transfer, notes = made(
+        """
+say(note="a checkpoint is there")
+say(progress={"bytes_done": 3})
+sys.stdin.read()
+say(done={"num_files": 1})
+""",
+        keeps_stdin=True,
+    )
+    await wait_until_async(lambda: notes, "the note")
+    assert notes == ["a checkpoint is there"]
+    await wait_until_async(lambda: transfer.progress, "the progress")
+    assert transfer.progress == {"bytes_done": 3}
+    assert transfer.child.poll() is None
+    transfer.end_input()
+    assert await transfer.finish() == {"num_files": 1}
+
+
+async def test_who_says_much_before_the_end_is_not_held_up():
+    """A task's checkpoints are uploaded for days; a pipe holds a thousand sentences."""
+
+    script = 'for n in range(5000): say(note=f"checkpoint {n} uploaded")\nsys.stdin.read()\nsay(done={})\n'
+    transfer, notes = made(script, keeps_stdin=True)
+    await wait_until_async(lambda: len(notes) == 5000, "all notes")
+    transfer.end_input()
+    await transfer.finish()
+
+
+async def test_an_error_has_the_words_of_the_other_process():
+    parts = {"what": "access was denied", "where": "s3://b/a", "why": "403", "fix": None}
+    transfer, _ = made(f"say(error={parts!r}); sys.exit(11)")
+    with pytest.raises(MusterError) as caught:
+        await transfer.finish()
+    assert caught.value.parts() == parts
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("sys.exit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("print('no JSON at all')", "exit code 0"),
+        ("sys.exit('no such module')", "no such module"),
+    ],
+)
+async def test_one_that_ends_without_a_message_has_failed(script, why):
+    transfer, _ = made(script, log=lambda data: None)
+    with pytest.raises(MusterError, match="ended without a message") as caught:
+        await transfer.finish()
+    assert caught.value.why == why
+
+
+async def test_a_line_that_no_pipe_holds_is_read_whole():
+    transfer, notes = made("say(note='a' * 300_000); say(done={})")
+    await transfer.finish()
+    assert notes == ["a" * 300_000]
+
+
+async def test_it_does_not_outlive_who_waits_for_it():
+    transfer, notes = made("say(note='here'); sys.stdin.read()", keeps_stdin=True)
+    waiting = asyncio.create_task(transfer.finish())
+    await wait_until_async(lambda: notes, "its start")
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await wait_until_async(lambda: transfer.child.poll() == -9, "its end")
+    assert read_process(transfer.child.pid) is None
+
+
+async def test_a_long_transfer_says_how_far_it_is():
+    script = """
+say(progress={"bytes_done": 1 << 20, "total_bytes": 4 << 20})
+sys.stdin.read()
+say(done={})
+"""
+
+    transfer, notes = made(script, keeps_stdin=True)
+    end = asyncio.create_task(transfer.finish_aloud("downloading x", say_every_s=0.01))
+    said = "downloading x: 1 MiB of 4 MiB (25 %)"
+    await wait_until_async(lambda: said in notes, "the words of its progress")
+    transfer.end_input()
+    assert await end == {}
