@@ -1,13 +1,28 @@
-"""Starts of agents on the other nodes of a job: those that hang, and those that end at once."""
+"""The job around a process: its nodes, the command that starts agents on the others, and the starts."""
+
+import os
 
 import pytest
 
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir
-from torchmuster.launcher.engines.allocation import AllocationEngine, LaunchCommand, OwnJob
+from torchmuster.errors import UsageError
+from torchmuster.launcher.engines.allocation import (
+    AllocationEngine,
+    LaunchCommand,
+    OwnJob,
+    choose_launcher,
+    find_commands,
+    find_own_job,
+    own_job,
+    parse_launchers,
+)
+from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.engines.pbs import DIALECT as PBS
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.model.job import AllocatedNode, Allocation
+from torchmuster.launcher.engines.slurm import DIALECT as SLURM
+from torchmuster.launcher.model.job import AllocatedNode, Allocation, NodeLauncher
 
 LIMIT_S = 90.0
 HANGS = ("sh", "-c", "sleep 600")
@@ -80,3 +95,164 @@ def test_a_start_whose_task_failed_elsewhere_has_the_words_of_the_job_s_output(
     (end,) = wait_until(one.poll)
     assert end.status == 0
     assert end.said == (f"{pbsdsh}: task 0x00000000 exit status 3", told)
+
+
+NODE = AllocatedNode(name="n2", slot=4)
+
+
+def no_file(path):
+    raise FileNotFoundError(path)
+
+
+def choose(dialect, there, wanted=(), environment=None, read=no_file):
+    """Choose where these commands are."""
+    return choose_launcher(
+        dialect, wanted, environment or {}, lambda word: word if word in there else None, read
+    )
+
+
+def test_pbsdsh_is_the_usual_way_and_not_worth_a_line():
+    way = choose(PBS, {"pbsdsh", "ssh"})
+    assert (way.kind, way.program, way.sentence) == (NodeLauncher.PBSDSH, None, None)
+
+
+def test_first_that_is_there_is_taken_and_said():
+    way = choose(PBS, {"pbs_tmrsh", "ssh"})
+    assert way.kind is NodeLauncher.TMRSH
+    assert way.sentence == (
+        "agents of the other hosts are started by pbs_tmrsh: there is no pbsdsh and no mpiexec here that works"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "read", "folder"),
+    [
+        ({"PBS_EXEC": "/cm/pbs"}, no_file, "/cm/pbs"),
+        ({}, lambda path: "PBS_SERVER=s\nPBS_EXEC=/x/pbs\n", "/x/pbs"),
+        ({}, no_file, "/opt/pbs"),
+    ],
+)
+def test_command_is_looked_for_where_pbs_is_installed(environment, read, folder):
+    way = choose(PBS, {f"{folder}/bin/pbsdsh"}, environment=environment, read=read)
+    words = [f"{folder}/bin/pbsdsh", "-n", "4", "--", "/bin/x", "a b"]
+    assert way.argv(PBS, NODE, ["/bin/x", "a b"]) == words
+    assert f"{folder}/bin/pbsdsh" in way.sentence
+
+
+def test_list_of_the_site_is_obeyed_in_its_order():
+    way = choose(
+        PBS, {"pbsdsh", "ssh"}, wanted=(NodeLauncher.MPIEXEC, NodeLauncher.SSH, NodeLauncher.PBSDSH)
+    )
+    assert way.kind is NodeLauncher.SSH
+    assert "by ssh: there is no mpiexec here that works" in way.sentence
+
+
+def test_nothing_there_is_an_error_that_names_all():
+    with pytest.raises(EngineError) as caught:
+        choose(PBS, set())
+    assert caught.value.why == "none of these exists: pbsdsh, mpiexec, pbs_tmrsh, ssh"
+    assert "/opt/pbs/bin" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("wanted", "end"),
+    [
+        ((NodeLauncher.MPIEXEC,), "another MPI's"),
+        ((), "; none of these exists: pbsdsh, pbs_tmrsh, ssh"),
+    ],
+)
+def test_openpbs_s_own_mpiexec_is_not_called_missing(wanted, end):
+    with pytest.raises(EngineError) as caught:
+        choose(PBS, {"mpiexec"}, wanted=wanted, read=lambda _: "no non-PBS mpiexec in PBS_O_PATH")
+    assert "mpiexec is OpenPBS's own, which only calls another MPI's" in caught.value.why
+    assert caught.value.why.endswith(end)
+
+
+def test_slurm_has_one_way():
+    assert choose(SLURM, set()).kind is None
+
+
+def test_words_of_the_command_line_are_ways():
+    assert parse_launchers("pbs_tmrsh,ssh") == (NodeLauncher.TMRSH, NodeLauncher.SSH)
+    assert parse_launchers(None) == ()
+    with pytest.raises(UsageError, match="`rsh` is not a launcher"):
+        parse_launchers("pbsdsh,rsh")
+
+
+WRAPPER = "#!/bin/sh\necho mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "kind"),
+    [
+        ("/usr/bin/mpiexec", WRAPPER, NodeLauncher.TMRSH),
+        ("/opt/pbs/bin/mpiexec", "another text", NodeLauncher.TMRSH),
+        ("/usr/bin/mpiexec", "the one of an MPI", NodeLauncher.MPIEXEC),
+    ],
+)
+def test_pbs_s_own_mpiexec_is_no_way(path, text, kind):
+    there = {"mpiexec": path, "pbs_tmrsh": "/opt/pbs/bin/pbs_tmrsh", path: path}
+    read = lambda name: text if name == path else no_file(name)  # noqa: E731
+    wanted = (NodeLauncher.MPIEXEC, NodeLauncher.TMRSH)
+    assert choose_launcher(PBS, wanted, {}, there.get, read).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("dialect", "there", "path"),
+    [
+        (PBS, {"/opt/pbs/bin/qstat"}, "/usr/bin:/opt/pbs/bin"),
+        (PBS, {"qstat", "/opt/pbs/bin/qstat"}, "/usr/bin"),
+        (PBS, set(), "/usr/bin"),
+        (SLURM, {"/opt/pbs/bin/squeue"}, "/usr/bin"),
+    ],
+)
+def test_a_job_whose_shell_has_lost_the_path_of_pbs_finds_its_commands(dialect, there, path):
+    environment = {"PATH": "/usr/bin"}
+    find_commands(dialect, environment, lambda word: word if word in there else None, no_file)
+    assert environment["PATH"] == path
+
+
+def job_of(*names, own_node=None):
+    nodes = tuple(AllocatedNode(name=name) for name in names)
+    allocation = Allocation(job_id="7", nodes=nodes, own_node=own_node)
+    return OwnJob(dialect=load_dialect("slurm"), allocation=allocation)
+
+
+@pytest.mark.parametrize("own_node", ["n2", "n2.cluster"])
+def test_this_node_comes_first(own_node):
+    assert job_of("n1", "n2", "n3", own_node=own_node).from_here().node_names == ("n2", "n1", "n3")
+
+
+def test_this_node_is_known_by_its_name_of_the_system():
+    here = os.uname().nodename.partition(".")[0]
+    assert job_of("n1", f"{here}.cluster").from_here().node_names[0] == f"{here}.cluster"
+
+
+def test_a_login_node_is_no_node_of_the_job():
+    assert job_of("n1", "n2", own_node="login").from_here() is None
+
+
+def test_one_node_needs_no_way_to_others():
+    job = job_of("n1")
+    assert job.with_launcher() is job
+
+
+def test_other_nodes_of_a_torque_job_are_refused_with_what_to_use(monkeypatch):
+    monkeypatch.setenv("PBS_VERSION", "TORQUE-6.0.2")
+    with pytest.raises(UsageError, match="Torque") as refused:
+        job_of("n1", "n2").with_launcher()
+    assert refused.value.where == "job 7"
+    assert "muster run --hosts" in refused.value.fix
+    assert not job_of("n1", "n2").can_start_others
+    assert job_of("n1").with_launcher().node_names == ("n1",)
+
+
+def test_the_job_is_found_from_the_environment(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    assert find_own_job("slurm").node_names == find_own_job().node_names == ("n1", "n2")
+
+
+def test_who_is_in_no_job_of_a_scheduler_is_told_so():
+    with pytest.raises(UsageError, match="this is not a job of slurm"):
+        own_job("slurm", "/runs/r")

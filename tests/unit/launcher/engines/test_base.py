@@ -1,7 +1,19 @@
-import pytest
+"""What dialects have in common, side by side: names, arrays, and when a job has to end."""
 
+import contextlib
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.core.model.states import JobState
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines import base
+from torchmuster.launcher.engines.base import EngineError, clock_seconds
+from torchmuster.launcher.engines.registry import load_dialect
+from torchmuster.launcher.model.job import JobArray, JobRequest, NodeChunk
 
 
 def test_site_lines_come_last_and_replace_ours_by_option():
@@ -49,3 +61,137 @@ def test_line_of_the_site_that_is_no_option_says_how_to_write_it():
 @pytest.mark.parametrize("text", ["", "soon", "1e9", "-5", "9" * 13])
 def test_end_that_is_no_time_is_no_end(text):
     assert base.ends_at({base.ENDS_AT: text}) is None
+
+
+JOB = JobRequest(name="s", chunks=(NodeChunk(),), head=("/x",), log_path="/s/job.log")
+
+
+@pytest.mark.parametrize(
+    ("engine", "array", "words"),
+    [
+        ("slurm", JobArray(size=1000), ["--array=0-999"]),
+        ("slurm", JobArray(size=1000, parallel=8), ["--array=0-999%8"]),
+        ("slurm", None, []),
+        ("pbs", JobArray(size=1000), ["-J", "0-999"]),
+        ("pbs", JobArray(size=2, parallel=1), ["-J", "0-1%1"]),
+        ("pbs", None, []),
+    ],
+)
+def test_one_command_submits_all_elements(engine, array, words):
+    dialect = load_dialect(engine)
+    plain = dialect.submit_argv(JOB, "/s/job.sh")
+    argv = dialect.submit_argv(replace(JOB, array=array), "/s/job.sh")
+    log = {"slurm": "/s/job.log.%a", "pbs": "/s/job.log.^array_index^"}[engine]
+    assert [word for word in argv if word not in (*plain, "-o", log)] == words
+    script = dialect.script(replace(JOB, array=array))
+    if array is None:
+        assert script == dialect.script(JOB)
+    else:  # each element has an output of its own
+        assert log in "\n".join([script, *argv])
+        assert "/s/job.log\n" not in "\n".join([script, *argv])
+
+
+def test_elements_that_wait_together_are_told_in_one_line():
+    views = load_dialect("slurm").array_views(
+        "squeue|7_[2-4,9%2]|PENDING|Priority|N/A|\nsqueue|7_1|RUNNING|None|x|n[1-2]\n"
+        "8|7_0|COMPLETED|0:0|None|x|n1\nsqueue|5|RUNNING|None|x|n1\n"
+    )
+    assert {key: view.state for key, view in views.items()} == {
+        ("7", 0): JobState.SUCCEEDED,
+        ("7", 1): JobState.RUNNING,
+        **{("7", number): JobState.PENDING for number in (2, 3, 4, 9)},
+    }
+
+
+@given(st.text() | st.text("0123456789-,%[]"))
+def test_any_text_has_elements_or_is_an_error_of_the_scheduler(text):
+    with contextlib.suppress(EngineError):
+        views = load_dialect("slurm").array_views(f"squeue|7_{text}|RUNNING|None|x|n1")
+        assert all(view.state is JobState.RUNNING for view in views.values())
+
+
+@pytest.mark.parametrize(
+    ("engine", "argv", "said", "limit"),
+    [
+        (
+            "slurm",
+            ["scontrol", "show", "config"],
+            "MaxArraySize            = 1001\nMaxBatchRequeue = 5\n",
+            1001,
+        ),
+        ("slurm", ["scontrol", "show", "config"], "", None),
+        ("pbs", ["qstat", "-B", "-f"], "Server: ctl\n    max_array_size = 500\n", 500),
+        ("pbs", ["qstat", "-B", "-f"], "Server: ctl\n    server_state = Active\n", None),
+    ],
+)
+def test_a_scheduler_says_how_large_an_array_may_be(engine, argv, said, limit):
+    dialect = load_dialect(engine)
+    assert dialect.array_limit_argv() == argv
+    assert dialect.array_limit(said) == limit
+
+
+@pytest.mark.parametrize(
+    ("engine", "job_id", "element"), [("slurm", "12", "12_3"), ("pbs", "12[].ctl", "12[3].ctl")]
+)
+def test_one_element_can_be_cancelled(engine, job_id, element):
+    dialect = load_dialect(engine)
+    assert dialect.element_id(job_id, 3) == element
+    assert element in dialect.cancel_argv(element)
+
+
+NOW = 1_795_170_486.0
+STARTED = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(NOW - 60))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("39", 39),
+        ("0:39", 39),
+        ("01:02:03", 3723),
+        ("1-00:00:00", 86400),
+        ("2-03", 183600),
+        ("UNLIMITED", None),
+        ("INVALID", None),
+        ("-1:00", None),
+        ("", None),
+    ],
+)
+def test_clock_is_read(text, seconds):
+    assert clock_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("stdout", "end"),
+    [
+        ("left|1:30\n", NOW + 90),
+        ("left|1:30\nleft|0:30\n", NOW + 30),  # components of a heterogeneous job
+        ("left|INVALID\n", None),
+        ("JobId=7 JobName=x RunTime=00:01:00 TimeLimit=00:05:00 TimeMin=N/A", NOW + 240),
+        ("JobId=7 RunTime=00:01:00 TimeLimit=UNLIMITED", None),
+    ],
+)
+def test_slurm_tells_what_is_left(stdout, end):
+    assert load_dialect("slurm").job_end(stdout, NOW) == end
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ('"Resource_List": {"walltime": "00:02:00"}', NOW + 120),
+        (f'"Resource_List": {{"walltime": "00:02:00"}}, "stime": "{STARTED}"', NOW + 60),
+        (
+            '"Resource_List": {"walltime": "00:02:00"}, "resources_used": {"walltime": "00:00:50"}',
+            NOW + 70,
+        ),
+        ('"Resource_List": {"ncpus": 2}', None),
+    ],
+)
+def test_pbs_tells_walltime_and_start(fields, end):
+    text = f'{{"Jobs": {{"1.ctl": {{{fields}}}}}}}'
+    assert load_dialect("pbs").job_end(text, NOW) == end
+
+
+def test_the_text_form_is_read_too():
+    text = f"Job Id: 1.ctl\n    Resource_List.walltime = 00:02:00\n    stime = {STARTED}\n"
+    assert load_dialect("pbs").job_end(text, NOW) == NOW + 60

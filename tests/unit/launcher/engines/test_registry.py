@@ -1,4 +1,4 @@
-"""Which engines there are, and what others may add."""
+"""Which engines there are, what others may add, what is told without loading one, and what a site asks of one."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -14,9 +14,10 @@ from torchmuster.launcher.engines.registry import (
     engine_entries,
     load_dialect,
 )
-from torchmuster.launcher.engines.schedulers import SCHEDULERS, set_by_schedulers
+from torchmuster.launcher.engines.schedulers import SCHEDULERS, guard, own_jobs, set_by_schedulers
 from torchmuster.launcher.engines.sites import job_of_site
-from torchmuster.launcher.spec.site import load_sites
+from torchmuster.launcher.model.job import JobRequest, NodeChunk
+from torchmuster.launcher.spec.site import Site, load_sites
 
 
 def point(name, value):
@@ -110,3 +111,99 @@ def test_a_removed_engine_is_refused_and_its_runs_are_asked_for_by_another():
         load_dialect("torque")
     assert dialect_of_record("torque").name == "pbs"
     assert dialect_of_record("slurm").name == "slurm"
+
+
+def on_path(*names):
+    return lambda name: f"/usr/bin/{name}" if name in names else None
+
+
+def test_a_machine_without_a_scheduler_is_free():
+    assert guard({}, on_path("ssh")) is None
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID"])
+def test_inside_a_job_is_free(name):
+    assert guard({name: "7"}, on_path("sbatch", "qsub")) is None
+
+
+@pytest.mark.parametrize(
+    ("commands", "offers"),
+    [
+        (("sbatch",), "--on slurm submits"),
+        (("qsub",), "--on pbs submits"),
+        (("sbatch", "qsub"), "--on slurm or --on pbs submits"),
+    ],
+)
+def test_a_login_node_is_refused_with_the_engines_found(commands, offers):
+    error = guard({}, on_path(*commands))
+    assert error is not None
+    assert error.exit_code == 2
+    assert offers in error.fix
+    assert "--here" in error.fix
+    assert all(f"/usr/bin/{name}" in error.where for name in commands)
+
+
+def test_own_sites_are_offered_first():
+    error = guard({}, on_path("sbatch"), ("gpu", "slurm"))
+    assert error.fix.startswith("--on gpu or --on slurm submits")
+
+
+def test_an_empty_variable_is_no_job():
+    assert guard({"SLURM_JOB_ID": ""}, on_path("sbatch")) is not None
+
+
+@pytest.mark.parametrize(
+    ("environment", "jobs"),
+    [
+        ({}, ()),
+        ({"SLURM_JOB_ID": "12"}, ("SLURM_JOB_ID=12",)),
+        ({"PBS_JOBID": "1053[2].server"}, ("PBS_JOBID=1053[2].server",)),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, ("LSB_JOBID=7",)),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, ("LSB_JOBID=7[3]",)),
+        (
+            {"SLURM_JOB_ID": "13", "SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "12"},
+            ("SLURM_JOB_ID=12",),
+        ),
+        ({"SLURM_JOB_ID": "13", "SLURM_HET_SIZE": "2"}, ()),
+        ({"SLURM_JOB_ID": ""}, ()),
+    ],
+)
+def test_the_scheduler_s_variables_name_the_job(environment, jobs):
+    assert own_jobs(environment) == jobs
+
+
+BARE = {"name": "", "head": (), "log_path": ""}
+
+
+def test_a_kind_without_a_section_asks_for_nothing_and_hears_of_the_end_in_time():
+    job = job_of_site(Site(name="slurm", kind="slurm"))
+    assert job == JobRequest(**BARE, chunks=(NodeChunk(),), node_lines=(), warn_s=120.0)
+
+
+def test_everything_arrives():
+    site = Site.model_validate(
+        {
+            "name": "x",
+            "kind": "pbs",
+            "queue": "q",
+            "account": "a",
+            "project": "p",
+            "directives": ["-m n"],
+            "chunk": {"sales_op": "blanca"},
+            "setup": ["module load x"],
+            "environment": {"A": "it's"},
+            "warn": "1m",
+            "time": "2h",
+            "gpus_per_node": 4,
+        }
+    )
+    assert job_of_site(site) == JobRequest(
+        **BARE,
+        chunks=(NodeChunk(gpus=4, extra=(("sales_op", "blanca"),)),),
+        time_limit_s=7200.0,
+        queue="q",
+        account="a",
+        directives=("-P p", "-m n"),
+        node_lines=("export A='it'\"'\"'s'", "module load x"),
+        warn_s=60.0,
+    )

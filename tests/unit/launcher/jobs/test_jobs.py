@@ -1,11 +1,28 @@
-"""A run that goes on in another job asks for what the first one did, for its own directory."""
+"""Jobs of runs: what the next one asks for, when a run is over, and what a scheduler says to a cancel."""
+
+from dataclasses import replace
 
 import pytest
 
+from kit.values import run_result
+from torchmuster.core import proc
+from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.links import Links
+from torchmuster.core.model.states import JobState, RunState
+from torchmuster.core.proc import CommandOutput
+from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.jobs.jobs import RecordedRequest
-from torchmuster.launcher.model.job import JobRequest, NodeChunk
+from torchmuster.launcher.jobs import jobs
+from torchmuster.launcher.jobs.jobs import (
+    RecordedRequest,
+    describe_lost_head,
+    mark_cancelled,
+    settled_result,
+    write_links,
+)
+from torchmuster.launcher.model.job import JobRequest, JobView, NodeChunk
 
 PROGRAM = ("$PYTHON", "/opt/muster/programs/__main__.py", "conduct")
 
@@ -37,3 +54,105 @@ def test_a_job_of_pods_has_no_words_of_ours():
     job = JobRequest(name="old", chunks=(NodeChunk(),), head=(), log_path="/x", python="python3")
     again = RecordedRequest(dialect=load_dialect("slurm"), request=job, num_more=0)
     assert again.renamed(RunDir("/runs/new")).head == ()
+
+
+PREEMPTED = run_result(RunState.PREEMPTED, 75, elapsed_s=9.0)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    made = RunDir(str(tmp_path))
+    atomic.write_json(made.job, {"engine": "slurm", "job_id": "5"})
+    atomic.write_json(made.result, codec.to_plain(PREEMPTED))
+    write_links(made, Links(ended=RunState.PREEMPTED.value))
+    return made
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """Let the scheduler say this of the job; None: it does not know it."""
+
+    def say(state):
+        view = None if state is None else JobView(job_id="5", state=state)
+        monkeypatch.setattr(jobs, "view_newest", lambda _: view)
+
+    return say
+
+
+COMES_BACK = (JobState.PENDING, JobState.REQUEUED, JobState.ENDING, JobState.RUNNING)
+
+
+@pytest.mark.parametrize("state", [*JobState, None])
+def test_a_preempted_run_is_over_when_its_job_is(run_dir, says, state):
+    says(state)
+    assert (settled_result(run_dir) is None) is (state in COMES_BACK)
+
+
+def test_a_cancelled_one_is_over_whatever_the_scheduler_says(run_dir, says):
+    says(JobState.RUNNING)
+    mark_cancelled(run_dir)
+    assert settled_result(run_dir) == PREEMPTED
+
+
+def test_one_whose_time_was_up_is_over_while_pbs_still_ends_its_job(run_dir, says):
+    """PBS shows the job as running for its `kill_delay`, 10 s by default, and starts none again whose time was up."""
+    result = replace(PREEMPTED, state=RunState.TIMED_OUT, exit_code=143)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+    write_links(run_dir, Links(ended=RunState.TIMED_OUT.value))
+    says(JobState.RUNNING)
+    assert settled_result(run_dir) == result
+
+
+# Recorded from OpenPBS 23.06 (`state = free`); the states are those of `man pbsnodes`.
+HOST = "n3\n     Mom = n3\n     ntype = PBS\n     state = {}\n     pcpus = 8\n"
+LOST = "pbs says that n3 is lost, where the head of the run is: its state is {}"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("down", LOST.format("down")),
+        ("offline,down", LOST.format("offline,down")),
+        ("free", None),
+        ("state-unknown", None),
+    ],
+)
+def test_what_pbs_says_of_the_host_of_the_head_is_told(tmp_path, monkeypatch, said, words):
+    made = RunDir(str(tmp_path))
+    atomic.write_json(made.job, {"engine": "pbs", "job_id": "5.ctl"})
+    asked = []
+
+    def ask(argv):
+        asked.append(argv)
+        return CommandOutput(status=0, stdout=HOST.format(said).encode(), stderr=b"")
+
+    monkeypatch.setattr(jobs, "ask_scheduler", ask)
+    job = JobView(job_id="5.ctl", state=JobState.RUNNING, nodes=("n3", "n1"))
+
+    assert describe_lost_head(made, job) == words
+    assert describe_lost_head(made, replace(job, nodes=("n1", "n3"))) is None
+    assert describe_lost_head(made, replace(job, state=JobState.PENDING)) is None
+    assert asked == [["pbsnodes", "n3"], ["pbsnodes", "n1"]]
+
+
+def test_where_a_job_lives_on_without_its_first_node_nothing_is_asked(run_dir, monkeypatch):
+    monkeypatch.setattr(jobs, "ask_scheduler", pytest.fail)
+    job = JobView(job_id="5", state=JobState.RUNNING, nodes=("n1", "n2"))
+
+    assert describe_lost_head(run_dir, job) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("qdel: Server could not connect to MOM 10.ctl", "qdel -W force JOB"),  # recorded
+        ("qdel: something new", None),
+    ],
+)
+def test_a_job_whose_first_host_is_dead_is_taken_from_the_server_by_force(monkeypatch, said, hint):
+    answer = proc.CommandOutput(status=1, stdout=b"", stderr=f"{said}\n".encode())
+    monkeypatch.setattr(jobs, "_ask", lambda *_: answer)
+    with pytest.raises(EngineError) as caught:
+        jobs.cancel_job(load_dialect("pbs"), "10.ctl")
+    assert caught.value.why == said
+    assert caught.value.fix is None if hint is None else hint in caught.value.fix

@@ -1,12 +1,15 @@
+"""What is said of a run, at its end and of one of which not all is known."""
+
 import json
 import os
 
 import pytest
 from click.testing import CliRunner
 
-from kit.values import run_plan, run_result
+from kit.values import run_plan, run_result, term
 from torchmuster.core.cli.ending import last_line, say_end
 from torchmuster.core.files.atomic import write_json
+from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.narration import ShownOutput
@@ -28,6 +31,7 @@ from torchmuster.launcher.views.account import (
     how_to_go_on,
 )
 from torchmuster.launcher.views.find import find_run, view_run
+from torchmuster.launcher.views.run_view import lost_head
 
 RUN_ID = "20260101-000000-train-ab12"
 
@@ -364,3 +368,17 @@ def test_a_run_on_hosts_is_not_begun_anew_while_its_snapshots_are_on_their_disks
     view = view_run(run_dir)
     with pytest.raises(UsageError, match="the snapshots of train-ab12 can't be seen from here"):
         hosts_restart_place(view.plan, view)
+
+
+def test_a_run_whose_head_is_lost_says_what_the_others_wait_for(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    os.mkdir(run_dir.succession)
+    claims = Claims(run_dir.succession)
+    claims.take(term(3, members=(0, 1), next_attempt=1))
+    assert lost_head(run_dir) == ()
+    claims.vote(3, 1)
+    (sentence,) = lost_head(run_dir)
+    assert sentence.startswith("1 of 2 nodes have lost the head on n1; another one becomes it")
+    assert sorted(os.listdir(run_dir.succession)) == ["lost-3.1", "term-3.json"], (
+        "a view writes nothing"
+    )

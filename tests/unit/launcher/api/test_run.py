@@ -1,4 +1,4 @@
-"""Values are read from files that the record names, and nothing else is unpickled."""
+"""Values are read from files that the record names, and nothing else is unpickled; errors from the command's text."""
 
 import hashlib
 import json
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.failure import ValueNote
-from torchmuster.errors import NotFoundError
+from torchmuster.core.model.text import render_report, report_of_error
+from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.launcher.api.failures import RunFailed, read_errors
 from torchmuster.launcher.api.run import ResultError, have_arrived, noted_values, read_value
 from torchmuster.launcher.model.carried import own_python
 
@@ -162,3 +164,28 @@ def test_files_of_other_hosts_may_come_later(tmp_path):
     with open(run_dir.rank_value(0, 1), "ab") as file:
         file.write(b"y")
     assert have_arrived(run_dir, 0, notes)
+
+
+WORDS = st.text("abc :`/.-", min_size=1, max_size=30).map(str.strip).filter(bool)
+LINES = st.lists(WORDS, min_size=1, max_size=3).map("\n".join)
+
+
+@given(
+    st.lists(st.tuples(WORDS, st.none() | WORDS, st.none() | LINES, st.none() | WORDS), max_size=3)
+)
+def test_what_is_printed_is_read_back(parts):
+    errors = [MusterError(what, where=at, why=why, fix=fix) for what, at, why, fix in parts]
+    text = "muster: a note\n" + "\n".join(render_report(report_of_error(e)) for e in errors)
+
+    assert [e.parts() for e in read_errors(text)] == [e.parts() for e in errors]
+
+
+def test_text_without_an_error_has_none():
+    assert read_errors("Traceback (most recent call last):\n    error: x\n") == []
+
+
+def test_a_run_without_a_result_is_lost():
+    failed = RunFailed("train-12ab", None, "lost")
+
+    assert str(failed) == "the run train-12ab ended as lost\nhint: muster status train-12ab"
+    assert (failed.rank, failed.traceback, failed.exit_code) == (None, "", 1)

@@ -1,14 +1,65 @@
-"""Why a scheduler ended a job, from what it has written into the job's output; the lines of PBS are recorded ones."""
+"""A run inside a job: what it finds out for its agents, and why a scheduler ended it; the lines of PBS are recorded ones."""
+
+import os
+import sys
+from dataclasses import replace
 
 import pytest
 
-from kit.values import run_result
+from kit.values import run_plan, run_result
+from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Report
+from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
-from torchmuster.launcher.jobs.conduct import with_scheduler_reason
+from torchmuster.launcher.facts.collect import ALLOCATION_ENDS_AT
+from torchmuster.launcher.jobs import conduct
+from torchmuster.launcher.jobs.conduct import (
+    describe_difference,
+    elf_machine,
+    fit_interpreter,
+    with_scheduler_reason,
+)
 from torchmuster.launcher.jobs.jobs import mark_cancelled
+from torchmuster.launcher.model.job import Allocation
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch):
+    monkeypatch.setenv(ALLOCATION_ENDS_AT, "")
+
+
+def job_of(engine):
+    return OwnJob(dialect=load_dialect(engine), allocation=Allocation(job_id="7", nodes=()))
+
+
+def said(text, status=0):
+    return lambda argv: proc.CommandOutput(status=status, stdout=text.encode(), stderr=b"")
+
+
+def test_the_end_of_an_allocation_is_left_to_the_agents(monkeypatch):
+    monkeypatch.setattr(conduct.time, "time", lambda: 1000.0)
+    conduct.note_the_end(job_of("slurm"), said("left|10:00\n"))
+    assert os.environ[ALLOCATION_ENDS_AT] == "1600"
+
+
+def test_a_scheduler_that_does_not_say_leaves_nothing():
+    conduct.note_the_end(job_of("pbs"), said("qstat: cannot connect", 111))
+    assert os.environ[ALLOCATION_ENDS_AT] == ""
+
+
+@pytest.mark.parametrize(("mode", "is_the_end"), [("CANCEL", True), ("REQUEUE", False)])
+def test_the_partition_says_whether_a_preempted_job_comes_back(monkeypatch, mode, is_the_end):
+    def ask(argv):
+        job = "JobId=7 Requeue=1 Partition=main"
+        told = job if "job" in argv else f"PartitionName=main PreemptMode={mode} State=UP"
+        return proc.CommandOutput(status=0, stdout=told.encode(), stderr=b"")
+
+    monkeypatch.setattr(conduct, "ask_quickly", ask)
+    assert conduct.is_preempted_for_good(job_of("slurm")) is is_the_end
+    assert not conduct.is_preempted_for_good(job_of("pbs"))  # it is not asked
+
 
 PBS = load_dialect("pbs")
 MEMORY = "=>> PBS: job killed: mem 799544kb exceeded limit 716800kb"
@@ -103,3 +154,46 @@ def test_scancel_is_a_cancel(run_dir):
         stopped(RunState.PREEMPTED, 75), run_dir, slurm, run_dir.job_log, 0
     )
     assert (told.state, told.exit_code, told.report.because) == (RunState.CANCELLED, 143, (line,))
+
+
+PLAN = run_plan()
+
+
+def elf(path, number):
+    path.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00" + number.to_bytes(2, "little"))
+    path.chmod(0o755)
+    return str(path)
+
+
+def with_python(*words):
+    return replace(PLAN, program=replace(PLAN.program, python=words))
+
+
+def test_another_processor_is_said():
+    line = describe_difference("x86_64", "n1", "aarch64")
+    assert line == "login node is x86_64, n1 is aarch64: the job uses Python from its own PATH"
+    assert describe_difference("x86_64", "n1", "x86_64") is None
+    assert describe_difference(None, "n1", "x86_64") is None
+
+
+def test_a_programs_processor_is_read_from_it(tmp_path):
+    assert elf_machine(os.path.realpath(sys.executable)) == os.uname().machine
+    assert elf_machine(elf(tmp_path / "arm", 183)) == "aarch64"
+    (tmp_path / "script").write_text("#!/bin/sh\n")
+    assert elf_machine(str(tmp_path / "script")) is None
+    assert elf_machine(str(tmp_path / "missing")) is None
+
+
+def test_an_interpreter_of_another_processor_gives_way_to_the_nodes_own(tmp_path):
+    foreign, own = elf(tmp_path / "foreign", 183), elf(tmp_path / "own", 62)
+    which = {foreign: foreign, "python3": own}.get
+    plan = fit_interpreter(with_python(foreign, "-u"), "x86_64", which)
+    assert plan.program.python == (own, "-u")
+
+
+def test_an_interpreter_that_fits_or_can_not_be_told_stays(tmp_path):
+    own = elf(tmp_path / "own", 62)
+    (tmp_path / "uv").write_text("#!/bin/sh\n")
+    for words in ((own,), (str(tmp_path / "uv"), "run"), ("/missing/python",)):
+        plan = with_python(*words)
+        assert fit_interpreter(plan, "x86_64", {own: own, "python3": "/p3"}.get) == plan

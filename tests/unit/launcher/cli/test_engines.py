@@ -1,12 +1,23 @@
-"""What is found of schedulers: from what their commands print."""
+"""What is found of schedulers from what their commands print, of hosts, and of the test job."""
+
+import os
 
 import pytest
 
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.states import JobState
+from torchmuster.core.model.verdict import Report
+from torchmuster.core.owner.create import failed_before_start
 from torchmuster.core.proc import CommandOutput
 from torchmuster.errors import MusterError
-from torchmuster.launcher.cli.engines import ask, find_tool, list_queues, parse_version
+from torchmuster.launcher.cli.engine_job import JobWatch
+from torchmuster.launcher.cli.engines import ask, find_tool, list_queues, parse_version, reach_hosts
 from torchmuster.launcher.engines.pbs import parse_qstat
 from torchmuster.launcher.engines.slurm import parse_sinfo
+from torchmuster.launcher.engines.ssh_command import SshHost
+from torchmuster.launcher.model.job import JobView
 
 SINFO = """\
 main*|up|1-00:00:00|4|64|256000|gpu:a100:4
@@ -21,8 +32,12 @@ stopq                0     0 yes no      0     0     0     0     0     0 Exec
 """
 
 
+def output(stdout="", stderr="", status=0):
+    return CommandOutput(status=status, stdout=stdout.encode(), stderr=stderr.encode())
+
+
 def answer(stdout="", stderr="", status=0):
-    said = CommandOutput(status=status, stdout=stdout.encode(), stderr=stderr.encode())
+    said = output(stdout, stderr, status)
     return lambda argv: said
 
 
@@ -107,3 +122,47 @@ def test_a_command_that_cannot_be_executed_is_a_finding():
 
 def test_a_real_command_is_asked():
     assert ask(["echo", "1.2"]).stdout == b"1.2\n"
+
+
+def test_each_host_is_named_with_what_became_of_it():
+    machine = os.uname().machine
+    answers = {
+        "good": output(f"Welcome!\ntorchmuster-reached\n{machine}\nPython 3.12.1\n"),
+        "arm": output("torchmuster-reached\nother\n", status=127),
+        "bad": output(stderr="bad: Permission denied (publickey).\n", status=255),
+        "slow": output(status=None),
+        "-o": output(),
+    }
+
+    def asking(argv):
+        return answers[argv[-2]]
+
+    found = reach_hosts([SshHost(name=name) for name in answers], asking)
+    assert [(one["check"], one["ok"], one["found"]) for one in found] == [
+        ("host good", True, f"{machine}, Python 3.12.1"),
+        ("host arm", True, f"other, here {machine}, no python3 on PATH"),
+        ("host bad", False, "bad: Permission denied (publickey)."),
+        ("host slow", False, "it did not answer within 10 s"),
+        ("host -o", False, "`-o` is not a valid host"),
+    ]
+
+
+def test_no_hosts_are_no_calls():
+    assert reach_hosts([]) == []
+
+
+def test_a_test_job_that_can_never_start_is_not_waited_for(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    held = JobView(job_id="3.ctl", state=JobState.HELD, reason="job held")
+    watch = JobWatch(run_dir, lambda _: held, lambda _: None, submitted_at=0.0, timeout_s=1e9)
+    never = Report(error="job 3.ctl can never start: it could not be started 20 times")
+
+    class Never:
+        def cancel_if_hopeless(self, run_dir):
+            plain = codec.to_plain(failed_before_start(run_dir, 14, never))
+            atomic.write_json(run_dir.result, plain)
+
+    watch._never = Never()
+
+    assert watch.follow()
+    assert watch.result.report == never
