@@ -16,6 +16,7 @@ from torchmuster.launcher.engines.registry import (
 )
 from torchmuster.launcher.engines.schedulers import SCHEDULERS, guard, own_jobs, set_by_schedulers
 from torchmuster.launcher.engines.sites import job_of_site
+from torchmuster.launcher.engines.wait_reasons import reasons_of
 from torchmuster.launcher.model.job import JobRequest, NodeChunk
 from torchmuster.launcher.spec.site import Site, load_sites
 
@@ -27,6 +28,11 @@ def point(name, value):
 @pytest.mark.parametrize("name", engine_entries(()))
 def test_dialect_has_the_name_of_its_entry(name):
     assert load_dialect(name).name == name
+
+
+@pytest.mark.parametrize("name", ["slurm", "pbs"])
+def test_every_engine_of_ours_has_a_table(name):
+    assert reasons_of(load_dialect(name)) is not None
 
 
 def test_entry_point_adds_an_engine():
