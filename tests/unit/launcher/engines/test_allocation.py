@@ -24,78 +24,57 @@ from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.engines.slurm import DIALECT as SLURM
 from torchmuster.launcher.model.job import AllocatedNode, Allocation, NodeLauncher
 
-LIMIT_S = 90.0
-HANGS = ("sh", "-c", "sleep 600")
-FAILS = ("sh", "-c", "echo mpiexec: no other MPI >&2; exit 3")
+
+def job_of(*names, own_node=None, engine="slurm", launcher=None):
+    nodes = tuple(AllocatedNode(name=name, slot=slot) for slot, name in enumerate(names))
+    allocation = Allocation(job_id="7", nodes=nodes, own_node=own_node)
+    return OwnJob(dialect=load_dialect(engine), allocation=allocation, launcher=launcher)
 
 
-class OneWay(LaunchCommand):
-    """Starts the same command whatever it is asked."""
-
-    def argv(self, dialect, node, command):
-        return list(self.program)
+# Which of its nodes this is, and which of them are ours.
 
 
-@pytest.fixture
-def engine(tmp_path):
-    made = []
-
-    def make(command):
-        nodes = tuple(AllocatedNode(name=name, slot=slot) for slot, name in enumerate(("n1", "n2")))
-        allocation = Allocation(job_id="7.ctl", nodes=nodes)
-        way = OneWay(program=command)
-        job = OwnJob(dialect=load_dialect("pbs"), allocation=allocation, launcher=way)
-        made.append(AllocationEngine(None, RunDir(str(tmp_path)), job))
-        return made[-1]
-
-    yield make
-    for one in made:
-        for _, child in one._agents:
-            proc.kill_session(child.pid)
-            child.wait(LIMIT_S)
+@pytest.mark.parametrize("own_node", ["n2", "n2.cluster"])
+def test_this_node_comes_first(own_node):
+    assert job_of("n1", "n2", "n3", own_node=own_node).from_here().node_names == ("n2", "n1", "n3")
 
 
-def test_a_start_that_hangs_is_ended_and_tried_again(engine, monkeypatch):
-    one = engine(HANGS)
-    one.start_place(1)
-    (hanging,) = one.pids
-    assert one.holds(1)
-
-    monkeypatch.setattr(proc, "CALL_LIMIT_S", -1.0)
-    assert not one.holds(1), "an agent would have called long ago"
-    monkeypatch.setattr(proc, "CALL_LIMIT_S", 60.0)
-    one._starters[hanging]._began_at -= 61.0
-    one.start_place(1)
-    assert len(one.pids) == 2
-    wait_until(lambda: not proc.is_running(hanging))
-    assert one.holds(1)
+def test_this_node_is_known_by_its_name_of_the_system():
+    here = os.uname().nodename.partition(".")[0]
+    assert job_of("n1", f"{here}.cluster").from_here().node_names[0] == f"{here}.cluster"
 
 
-def test_a_start_that_ends_at_once_leaves_its_words(engine):
-    one = engine(FAILS)
-    one.start_place(1)
-    (end,) = wait_until(one.poll)
-    assert (end.place, end.status, end.said) == (1, 3, ("mpiexec: no other MPI",))
-    assert proc.describe_end(end.status, end.said) == (
-        "what started its agent ended (exit code 3): mpiexec: no other MPI"
-    )
+def test_a_login_node_is_no_node_of_the_job():
+    assert job_of("n1", "n2", own_node="login").from_here() is None
 
 
-@pytest.mark.parametrize("pbsdsh", ["pbsdsh", "/opt/pbs/bin/pbsdsh"])
-def test_a_start_whose_task_failed_elsewhere_has_the_words_of_the_job_s_output(
-    engine, tmp_path, pbsdsh
-):
-    """As pbsdsh of OpenPBS 23.06.06: it ends with 0, tells on standard output, and the task's words are the job's."""
-    log = tmp_path / "job.log"
-    log.write_text("error: of an earlier start\nmuster: job 7.ctl\n")
-    told = "error: the job's variables can't be read at /home/environment.json"
-    script = f'echo "{told}" >> {log}; echo "muster: it goes on" >> {log}; echo "{pbsdsh}: task 0x00000000 exit status 3"'
-    one = engine(("sh", "-c", script))
-    one.start_place(1)
-    (end,) = wait_until(one.poll)
-    assert end.status == 0
-    assert end.said == (f"{pbsdsh}: task 0x00000000 exit status 3", told)
+def test_one_node_needs_no_way_to_others():
+    job = job_of("n1")
+    assert job.with_launcher() is job
 
+
+def test_other_nodes_of_a_torque_job_are_refused_with_what_to_use(monkeypatch):
+    monkeypatch.setenv("PBS_VERSION", "TORQUE-6.0.2")
+    with pytest.raises(UsageError, match="Torque") as refused:
+        job_of("n1", "n2").with_launcher()
+    assert refused.value.where == "job 7"
+    assert "muster run --hosts" in refused.value.fix
+    assert not job_of("n1", "n2").can_start_others
+    assert job_of("n1").with_launcher().node_names == ("n1",)
+
+
+def test_the_job_is_found_from_the_environment(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    assert find_own_job("slurm").node_names == find_own_job().node_names == ("n1", "n2")
+
+
+def test_who_is_in_no_job_of_a_scheduler_is_told_so():
+    with pytest.raises(UsageError, match="this is not a job of slurm"):
+        own_job("slurm", "/runs/r")
+
+
+# Which command starts agents on the other hosts, from what is there.
 
 NODE = AllocatedNode(name="n2", slot=4)
 
@@ -104,11 +83,13 @@ def no_file(path):
     raise FileNotFoundError(path)
 
 
+def finding(there):
+    return lambda word: word if word in there else None
+
+
 def choose(dialect, there, wanted=(), environment=None, read=no_file):
     """Choose where these commands are."""
-    return choose_launcher(
-        dialect, wanted, environment or {}, lambda word: word if word in there else None, read
-    )
+    return choose_launcher(dialect, wanted, environment or {}, finding(there), read)
 
 
 def test_pbsdsh_is_the_usual_way_and_not_worth_a_line():
@@ -208,51 +189,75 @@ def test_pbs_s_own_mpiexec_is_no_way(path, text, kind):
 )
 def test_a_job_whose_shell_has_lost_the_path_of_pbs_finds_its_commands(dialect, there, path):
     environment = {"PATH": "/usr/bin"}
-    find_commands(dialect, environment, lambda word: word if word in there else None, no_file)
+    find_commands(dialect, environment, finding(there), no_file)
     assert environment["PATH"] == path
 
 
-def job_of(*names, own_node=None):
-    nodes = tuple(AllocatedNode(name=name) for name in names)
-    allocation = Allocation(job_id="7", nodes=nodes, own_node=own_node)
-    return OwnJob(dialect=load_dialect("slurm"), allocation=allocation)
+# Starts of agents on the other nodes: those that hang, and those that end at once.
+
+LIMIT_S = 90.0
 
 
-@pytest.mark.parametrize("own_node", ["n2", "n2.cluster"])
-def test_this_node_comes_first(own_node):
-    assert job_of("n1", "n2", "n3", own_node=own_node).from_here().node_names == ("n2", "n1", "n3")
+class OneWay(LaunchCommand):
+    """Starts the same command whatever it is asked."""
+
+    def argv(self, dialect, node, command):
+        return list(self.program)
 
 
-def test_this_node_is_known_by_its_name_of_the_system():
-    here = os.uname().nodename.partition(".")[0]
-    assert job_of("n1", f"{here}.cluster").from_here().node_names[0] == f"{here}.cluster"
+@pytest.fixture
+def engine(tmp_path):
+    made = []
+
+    def make(*command):
+        job = job_of("n1", "n2", engine="pbs", launcher=OneWay(program=command))
+        made.append(AllocationEngine(None, RunDir(str(tmp_path)), job))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for _, child in one._agents:
+            proc.kill_session(child.pid)
+            child.wait(LIMIT_S)
 
 
-def test_a_login_node_is_no_node_of_the_job():
-    assert job_of("n1", "n2", own_node="login").from_here() is None
+def test_a_start_that_hangs_is_ended_and_tried_again(engine, monkeypatch):
+    one = engine("sleep", "600")
+    one.start_place(1)
+    (hanging,) = one.pids
+    assert one.holds(1)
+
+    monkeypatch.setattr(proc, "CALL_LIMIT_S", -1.0)
+    assert not one.holds(1), "an agent would have called long ago"
+    monkeypatch.setattr(proc, "CALL_LIMIT_S", 60.0)
+    one._starters[hanging]._began_at -= 61.0
+    one.start_place(1)
+    assert len(one.pids) == 2
+    wait_until(lambda: not proc.is_running(hanging))
+    assert one.holds(1)
 
 
-def test_one_node_needs_no_way_to_others():
-    job = job_of("n1")
-    assert job.with_launcher() is job
+def test_a_start_that_ends_at_once_leaves_its_words(engine):
+    one = engine("sh", "-c", "echo mpiexec: no other MPI >&2; exit 3")
+    one.start_place(1)
+    (end,) = wait_until(one.poll)
+    assert (end.place, end.status, end.said) == (1, 3, ("mpiexec: no other MPI",))
+    assert proc.describe_end(end.status, end.said) == (
+        "what started its agent ended (exit code 3): mpiexec: no other MPI"
+    )
 
 
-def test_other_nodes_of_a_torque_job_are_refused_with_what_to_use(monkeypatch):
-    monkeypatch.setenv("PBS_VERSION", "TORQUE-6.0.2")
-    with pytest.raises(UsageError, match="Torque") as refused:
-        job_of("n1", "n2").with_launcher()
-    assert refused.value.where == "job 7"
-    assert "muster run --hosts" in refused.value.fix
-    assert not job_of("n1", "n2").can_start_others
-    assert job_of("n1").with_launcher().node_names == ("n1",)
-
-
-def test_the_job_is_found_from_the_environment(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert find_own_job("slurm").node_names == find_own_job().node_names == ("n1", "n2")
-
-
-def test_who_is_in_no_job_of_a_scheduler_is_told_so():
-    with pytest.raises(UsageError, match="this is not a job of slurm"):
-        own_job("slurm", "/runs/r")
+@pytest.mark.parametrize("pbsdsh", ["pbsdsh", "/opt/pbs/bin/pbsdsh"])
+def test_a_start_whose_task_failed_elsewhere_has_the_words_of_the_job_s_output(
+    engine, tmp_path, pbsdsh
+):
+    """As pbsdsh of OpenPBS 23.06.06: it ends with 0, tells on standard output, and the task's words are the job's."""
+    log = tmp_path / "job.log"
+    log.write_text("error: of an earlier start\nmuster: job 7\n")
+    told = "error: the job's variables can't be read at /home/environment.json"
+    script = f'echo "{told}" >> {log}; echo "muster: it goes on" >> {log}; echo "{pbsdsh}: task 0x00000000 exit status 3"'
+    one = engine("sh", "-c", script)
+    one.start_place(1)
+    (end,) = wait_until(one.poll)
+    assert end.status == 0
+    assert end.said == (f"{pbsdsh}: task 0x00000000 exit status 3", told)

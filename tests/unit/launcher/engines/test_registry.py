@@ -40,19 +40,18 @@ def test_entry_point_adds_an_engine():
     assert load_dialect("lsf", entries).name == "slurm"
 
 
-def test_clash_names_both():
-    with pytest.raises(UsageError, match=r"`slurm`: torchmuster and my_slurm\.dialect"):
-        engine_entries([point("slurm", "my_slurm.dialect")])
-
-
-def test_two_strangers_clash():
-    with pytest.raises(UsageError, match=r"a\.b and c\.d"):
-        engine_entries([point("lsf", "a.b"), point("lsf", "c.d")])
-
-
-def test_nobody_takes_the_name_local():
-    with pytest.raises(UsageError, match="`local`"):
-        engine_entries([point("local", "x.y")])
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ([("slurm", "my_slurm.dialect")], r"`slurm`: torchmuster and my_slurm\.dialect"),
+        ([("lsf", "a.b"), ("lsf", "c.d")], r"a\.b and c\.d"),
+        ([("local", "x.y")], "`local`"),
+    ],
+    ids=["with ours", "of two strangers", "local"],
+)
+def test_a_clash_of_names_is_told_with_both(points, said):
+    with pytest.raises(UsageError, match=said):
+        engine_entries([point(*one) for one in points])
 
 
 def test_unknown_engine_has_a_near_miss():
@@ -90,18 +89,19 @@ def test_a_dialect_of_another_package_says_what_is_fixed_of_it(lsf):
 
 
 def test_its_own_keys_are_keys_of_its_sites(lsf, tmp_path):
-    text = "[engines.lsf]\nservice_class = 'night'\nqueue = 'q'\n[engines.slurm]\n"
-    (tmp_path / "muster.toml").write_text(text)
-    site = load_sites(str(tmp_path), {"HOME": "/nonexistent"}, lsf).get("lsf")
+    def sites(text):
+        (tmp_path / "muster.toml").write_text(text)
+        return load_sites(str(tmp_path), {"HOME": "/nonexistent"}, lsf)
+
+    site = sites("[engines.lsf]\nservice_class = 'night'\nqueue = 'q'\n[engines.slurm]\n").get(
+        "lsf"
+    )
     assert job_of_site(site).own_keys == (("service_class", "night"),)
 
-    for wrong in ("service_class = 'a b'", "service_class = 3", "service_clas = 'night'"):
-        (tmp_path / "muster.toml").write_text(f"[engines.lsf]\n{wrong}\n")
+    of_lsf = ("service_class = 'a b'", "service_class = 3", "service_clas = 'night'")
+    for wrong in ("slurm]\nservice_class = 'night'", *(f"lsf]\n{line}" for line in of_lsf)):
         with pytest.raises(ManyErrors):
-            load_sites(str(tmp_path), {"HOME": "/nonexistent"}, lsf)
-    (tmp_path / "muster.toml").write_text("[engines.slurm]\nservice_class = 'night'\n")
-    with pytest.raises(ManyErrors):
-        load_sites(str(tmp_path), {"HOME": "/nonexistent"}, lsf)
+            sites(f"[engines.{wrong}\n")
 
 
 def test_a_dialect_is_loaded_only_for_what_it_says(lsf, monkeypatch):
@@ -142,7 +142,6 @@ def test_inside_a_job_is_free(name):
 )
 def test_a_login_node_is_refused_with_the_engines_found(commands, offers):
     error = guard({}, on_path(*commands))
-    assert error is not None
     assert error.exit_code == 2
     assert offers in error.fix
     assert "--here" in error.fix

@@ -32,28 +32,27 @@ from torchmuster.launcher.node.remote.files import CameBack
 LOADER = b"import sys; sys.stdout.write('loaded ' + '$HOME `x` \\'')"
 
 
+def run_in(shell, command, sent=LOADER):
+    return subprocess.run([shell, "-c", command], input=sent, capture_output=True, timeout=30)
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "csh", "tcsh", "fish", "ksh"])
 def test_command_survives_the_login_shell(shell):
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
     command = remote_command("MARK", len(LOADER), (sys.executable,))
-    done = subprocess.run(
-        [shell, "-c", command], input=LOADER + b"rest", capture_output=True, timeout=30
-    )
+    done = run_in(shell, command, LOADER + b"rest")
     assert done.stdout == b"\nMARK\nloaded $HOME `x` '"
 
 
 def test_python_that_is_too_old_or_missing_is_passed_over():
     command = remote_command("MARK", len(LOADER), ("/bin/false", "/no/python", sys.executable))
-    done = subprocess.run(["sh", "-c", command], input=LOADER, capture_output=True, timeout=30)
-    assert b"loaded" in done.stdout
+    assert b"loaded" in run_in("sh", command).stdout
 
 
-def test_host_without_python_says_so(tmp_path):
-    command = remote_command("MARK", 1, ()).replace("python", "nothon")
-    done = subprocess.run(["sh", "-c", command], input=b"", capture_output=True, timeout=30)
-    assert done.returncode == 97
-    assert done.stdout == b"\nMARK\nno-nothon\n"
+def test_host_without_python_says_so():
+    done = run_in("sh", remote_command("MARK", 1, ()).replace("python", "nothon"), b"")
+    assert (done.returncode, done.stdout) == (97, b"\nMARK\nno-nothon\n")
 
 
 @pytest.mark.parametrize("python", ["a b", "x;rm", "$(x)", "it's", "a\\b", "a`b`"])
@@ -201,8 +200,8 @@ class Host:
         self.sent.append(message)
 
 
-def back_to(run_dir, said=None):
-    return FetchedFiles(run_dir, (said if said is not None else []).append)
+def back_to(run_dir, say=print):
+    return FetchedFiles(run_dir, say)
 
 
 def test_pieces_land_at_their_places_also_twice(run_dir, tmp_path):
@@ -232,7 +231,7 @@ def test_a_link_is_not_followed(run_dir, tmp_path):
 def test_a_full_disk_is_told_and_what_follows_comes_again(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(ssh_files, "_AGAIN_S", 0.01)
     said, host = [], Host("n1")
-    back = back_to(run_dir, said)
+    back = back_to(run_dir, said.append)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -242,12 +241,10 @@ def test_a_full_disk_is_told_and_what_follows_comes_again(run_dir, tmp_path, mon
         back.take(piece("events.jsonl", 0, b"theirs"), host)
         back.take(piece("events.jsonl", 6, b" too"), host)
     wait_until(lambda: host.sent, "the host to be asked to go back")
-    assert [(message.mark, message.files) for message in host.sent] == [
-        ("", {"events.jsonl": (0, 0)})
-    ]
-    assert said == [
-        "the record of n1 can't be written here: No space left on device; it is tried again"
-    ]
+    (message,) = host.sent
+    assert (message.mark, message.files) == ("", {"events.jsonl": (0, 0)})
+    words = "the record of n1 can't be written here: No space left on device; it is tried again"
+    assert said == [words]
     back.take(piece("events.jsonl", 0, b"theirs too"), host)
     assert (tmp_path / "events.jsonl").read_text() == "theirs too"
 
