@@ -177,11 +177,6 @@ def test_all_bad_hosts_are_in_one_error_with_each_fix_once():
     assert error.exit_code == 5
 
 
-@pytest.fixture
-def run_dir(tmp_path):
-    return RunDir(str(tmp_path))
-
-
 def piece(path, offset, data):
     return FilePiece(path=path, offset=offset, data=data)
 

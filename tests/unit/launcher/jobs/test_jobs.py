@@ -3,15 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from tests.unit.launcher.model.jobs import request
 
-from kit.values import run_result
-from torchmuster.core import proc
+from kit.values import command_output, run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.links import Links
 from torchmuster.core.model.states import JobState, RunState
-from torchmuster.core.proc import CommandOutput
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs import jobs
@@ -22,9 +21,14 @@ from torchmuster.launcher.jobs.jobs import (
     settled_result,
     write_links,
 )
-from torchmuster.launcher.model.job import JobRequest, JobView, NodeChunk
+from torchmuster.launcher.model.job import JobView
 
 PROGRAM = ("$PYTHON", "/opt/muster/programs/__main__.py", "conduct")
+
+
+def renamed(job, path):
+    again = RecordedRequest(dialect=load_dialect("slurm"), request=job, num_more=0)
+    return again.renamed(RunDir(path))
 
 
 @pytest.mark.parametrize(
@@ -35,37 +39,26 @@ PROGRAM = ("$PYTHON", "/opt/muster/programs/__main__.py", "conduct")
     ],
 )
 def test_the_next_job_conducts_the_new_run(words):
-    job = JobRequest(
-        name="old",
-        chunks=(NodeChunk(num_nodes=2),),
-        head=(*PROGRAM, *words),
-        log_path="/runs/old/job.log",
-        python="python3",
-    )
-    again = RecordedRequest(dialect=load_dialect("slurm"), request=job, num_more=0)
-    renamed = again.renamed(RunDir("/runs/20270115-080000-new-3f2a"))
+    job = request(name="old", head=(*PROGRAM, *words), log_path="/runs/old/job.log")
+    new = renamed(job, "/runs/20270115-080000-new-3f2a")
     own = ("--run-dir=/runs/20270115-080000-new-3f2a", "--engine=slurm", "--warn=60")
-    assert renamed.head == (*PROGRAM, *own)
-    assert (renamed.name, renamed.chunks) == ("new-3f2a", job.chunks)
-    assert renamed.log_path.startswith("/runs/20270115-080000-new-3f2a/")
+    assert new.head == (*PROGRAM, *own)
+    assert (new.name, new.chunks) == ("new-3f2a", job.chunks)
+    assert new.log_path.startswith("/runs/20270115-080000-new-3f2a/")
 
 
 def test_a_job_of_pods_has_no_words_of_ours():
-    job = JobRequest(name="old", chunks=(NodeChunk(),), head=(), log_path="/x", python="python3")
-    again = RecordedRequest(dialect=load_dialect("slurm"), request=job, num_more=0)
-    assert again.renamed(RunDir("/runs/new")).head == ()
+    assert renamed(request(name="old", head=()), "/runs/new").head == ()
 
 
 PREEMPTED = run_result(RunState.PREEMPTED, 75, elapsed_s=9.0)
 
 
-@pytest.fixture
-def run_dir(tmp_path):
-    made = RunDir(str(tmp_path))
-    atomic.write_json(made.job, {"engine": "slurm", "job_id": "5"})
-    atomic.write_json(made.result, codec.to_plain(PREEMPTED))
-    write_links(made, Links(ended=RunState.PREEMPTED.value))
-    return made
+def leave(run_dir, result):
+    """Leave what a run has of its last job and its end."""
+    atomic.write_json(run_dir.job, {"engine": "slurm", "job_id": "5"})
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+    write_links(run_dir, Links(ended=result.state.value))
 
 
 @pytest.fixture
@@ -84,11 +77,13 @@ COMES_BACK = (JobState.PENDING, JobState.REQUEUED, JobState.ENDING, JobState.RUN
 
 @pytest.mark.parametrize("state", [*JobState, None])
 def test_a_preempted_run_is_over_when_its_job_is(run_dir, says, state):
+    leave(run_dir, PREEMPTED)
     says(state)
     assert (settled_result(run_dir) is None) is (state in COMES_BACK)
 
 
 def test_a_cancelled_one_is_over_whatever_the_scheduler_says(run_dir, says):
+    leave(run_dir, PREEMPTED)
     says(JobState.RUNNING)
     mark_cancelled(run_dir)
     assert settled_result(run_dir) == PREEMPTED
@@ -97,8 +92,7 @@ def test_a_cancelled_one_is_over_whatever_the_scheduler_says(run_dir, says):
 def test_one_whose_time_was_up_is_over_while_pbs_still_ends_its_job(run_dir, says):
     """PBS shows the job as running for its `kill_delay`, 10 s by default, and starts none again whose time was up."""
     result = replace(PREEMPTED, state=RunState.TIMED_OUT, exit_code=143)
-    atomic.write_json(run_dir.result, codec.to_plain(result))
-    write_links(run_dir, Links(ended=RunState.TIMED_OUT.value))
+    leave(run_dir, result)
     says(JobState.RUNNING)
     assert settled_result(run_dir) == result
 
@@ -117,25 +111,20 @@ LOST = "pbs says that n3 is lost, where the head of the run is: its state is {}"
         ("state-unknown", None),
     ],
 )
-def test_what_pbs_says_of_the_host_of_the_head_is_told(tmp_path, monkeypatch, said, words):
-    made = RunDir(str(tmp_path))
-    atomic.write_json(made.job, {"engine": "pbs", "job_id": "5.ctl"})
-    asked = []
-
-    def ask(argv):
-        asked.append(argv)
-        return CommandOutput(status=0, stdout=HOST.format(said).encode(), stderr=b"")
-
-    monkeypatch.setattr(jobs, "ask_scheduler", ask)
+def test_what_pbs_says_of_the_host_of_the_head_is_told(run_dir, monkeypatch, said, words):
+    atomic.write_json(run_dir.job, {"engine": "pbs", "job_id": "5.ctl"})
+    asked, answer = [], command_output(HOST.format(said))
+    monkeypatch.setattr(jobs, "ask_scheduler", lambda argv: asked.append(argv) or answer)
     job = JobView(job_id="5.ctl", state=JobState.RUNNING, nodes=("n3", "n1"))
 
-    assert describe_lost_head(made, job) == words
-    assert describe_lost_head(made, replace(job, nodes=("n1", "n3"))) is None
-    assert describe_lost_head(made, replace(job, state=JobState.PENDING)) is None
+    assert describe_lost_head(run_dir, job) == words
+    assert describe_lost_head(run_dir, replace(job, nodes=("n1", "n3"))) is None
+    assert describe_lost_head(run_dir, replace(job, state=JobState.PENDING)) is None
     assert asked == [["pbsnodes", "n3"], ["pbsnodes", "n1"]]
 
 
 def test_where_a_job_lives_on_without_its_first_node_nothing_is_asked(run_dir, monkeypatch):
+    leave(run_dir, PREEMPTED)
     monkeypatch.setattr(jobs, "ask_scheduler", pytest.fail)
     job = JobView(job_id="5", state=JobState.RUNNING, nodes=("n1", "n2"))
 
@@ -150,8 +139,7 @@ def test_where_a_job_lives_on_without_its_first_node_nothing_is_asked(run_dir, m
     ],
 )
 def test_a_job_whose_first_host_is_dead_is_taken_from_the_server_by_force(monkeypatch, said, hint):
-    answer = proc.CommandOutput(status=1, stdout=b"", stderr=f"{said}\n".encode())
-    monkeypatch.setattr(jobs, "_ask", lambda *_: answer)
+    monkeypatch.setattr(jobs, "_ask", lambda *_: command_output("", f"{said}\n", 1))
     with pytest.raises(EngineError) as caught:
         jobs.cancel_job(load_dialect("pbs"), "10.ctl")
     assert caught.value.why == said

@@ -26,12 +26,12 @@ NODES = tuple(AllocatedNode(name=f"n{k}", slot=k - 1) for k in (1, 2, 3))
 
 
 class Local:
-    """A dialect whose hosts are folders: what is started there notes its order, and lasts as told."""
+    """A dialect that notes what is started, and starts a command of the test instead."""
 
     name = "local"
 
-    def __init__(self, folder, command):
-        self.folder, self.command, self.starts = folder, command, []
+    def __init__(self, command):
+        self.command, self.starts = command, []
 
     def node_argv(self, start):
         self.starts.append(start)
@@ -70,17 +70,16 @@ def spreader(tmp_path):
     """Return a function that makes a spreader whose agents are this command."""
 
     def make(*command, after_s=0.0):
-        dialect = Local(tmp_path, command)
+        dialect = Local(command)
         job = OwnJob(dialect=dialect, allocation=Allocation(job_id="1", nodes=NODES))
-        party = SpreadHosts(job=job, spreads=True)
         made = Spreader(
-            party=party,
+            party=SpreadHosts(job=job, spreads=True),
             heads=(("10.0.0.1", 1),),
             command=["/bin/muster", "torchrun", "x.py"],
             environment=str(tmp_path / "environment.json"),
             after_s=after_s,
         )
-        made.said = []
+        made.said, made.starts = [], dialect.starts
         made.note = lambda event: made.said.append(event.text)
         return made
 
@@ -94,19 +93,15 @@ def joined(node):
 FOREVER = (sys.executable, "-c", "import signal; signal.pause()")
 
 
-def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tmp_path):
+async def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tmp_path):
     made = spreader(*FOREVER)
 
-    async def work():
-        made.begin(made.note)
-        await wait_until_async(lambda: len(made.party.job.dialect.starts) == 2, "two starts")
-        pids = [start.child.pid for start in made._starts.values()]
-        mode = os.stat(tmp_path / "environment.json").st_mode & 0o777
-        await made.close()
-        return pids, mode
-
-    pids, mode = asyncio.run(work())
-    first = made.party.job.dialect.starts[0]
+    made.begin(made.note)
+    await wait_until_async(lambda: len(made.starts) == 2, "two starts")
+    pids = [start.child.pid for start in made._starts.values()]
+    mode = os.stat(tmp_path / "environment.json").st_mode & 0o777
+    await made.close()
+    first = made.starts[0]
     assert (first.node, first.slot) == ("n2", 1)
     assert [f"{ORDER}=" in word for word in first.command].count(True) == 1
     assert list(first.command[-3:]) == ["/bin/muster", "torchrun", "x.py"]
@@ -115,7 +110,7 @@ def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tmp_path
     ]
     assert mode == 0o600
     assert not (tmp_path / "environment.json").exists()
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert {str(pid) for pid in pids}.isdisjoint(os.listdir("/proc"))
 
 
 async def test_nothing_is_started_when_an_agent_of_another_host_calls(spreader):
@@ -127,7 +122,7 @@ async def test_nothing_is_started_when_an_agent_of_another_host_calls(spreader):
     await asyncio.wait_for(made._task, 60)
     made.need([1])
     await made.close()
-    assert (made.party.job.dialect.starts, made.said) == ([], [])
+    assert (made.starts, made.said) == ([], [])
 
 
 async def test_start_that_fails_is_tried_three_times_and_named(spreader):
@@ -136,7 +131,7 @@ async def test_start_that_fails_is_tried_three_times_and_named(spreader):
     made.begin(made.note)
     await wait_until_async(lambda: len(made.said) == 7, "the last try")
     await made.close()
-    assert len(made.party.job.dialect.starts) == 6
+    assert len(made.starts) == 6
     assert sum("n2: what started its agent ended (exit code 4)" in text for text in made.said) == 3
 
 
@@ -144,14 +139,14 @@ async def test_lost_agent_is_started_again_when_what_started_it_has_ended(spread
     made = spreader(*FOREVER)
 
     made.begin(made.note)
-    await wait_until_async(lambda: len(made.party.job.dialect.starts) == 2, "two starts")
+    await wait_until_async(lambda: len(made.starts) == 2, "two starts")
     made.hear(joined("n2"))
     made.hear(NodeLostEvent(node="n2", why="killed"))
     made.need([1])
     made._starts[1].child.send_signal(9)
-    await wait_until_async(lambda: len(made.party.job.dialect.starts) == 3, "the third start")
+    await wait_until_async(lambda: len(made.starts) == 3, "the third start")
     await made.close()
-    assert [start.node for start in made.party.job.dialect.starts] == ["n2", "n3", "n2"]
+    assert [start.node for start in made.starts] == ["n2", "n3", "n2"]
 
 
 async def test_host_that_was_started_here_is_ours(spreader):
