@@ -29,12 +29,9 @@ from torchmuster.launcher.cli.torchrun import (
 RUN_ID = "20260101-000000-train-ab12"
 
 
-def test_the_head_names_the_runs_folder_and_its_end_on_standard_error(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+def test_the_head_names_the_runs_folder_and_its_end_on_standard_error(home, capsys):
     plan = run_plan(run_id=RUN_ID)
-    folder = str(tmp_path / "runs" / RUN_ID)
+    folder = str(home / "runs" / RUN_ID)
 
     assert _create_run_dir(RunDir(folder), plan) == f"run train-ab12; its files are in {folder}"
 

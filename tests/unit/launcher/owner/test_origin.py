@@ -9,7 +9,6 @@ from kit.command import ran
 from kit.values import program
 from kit.waiting import wait_until
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.launcher.owner.origin import (
@@ -41,12 +40,8 @@ def repository(tmp_path):
 
 def test_what_is_installed_is_read_from_the_names_of_folders(tmp_path):
     site = tmp_path / "lib" / "python3.11" / "site-packages"
-    for name in (
-        "numpy-2.4.6.dist-info",
-        "Typing_Extensions-4.1.dist-info",
-        "old-1.0-py3.11.egg-info",
-        "numpy",
-    ):
+    known = ("numpy-2.4.6.dist-info", "Typing_Extensions-4.1.dist-info", "old-1.0-py3.11.egg-info")
+    for name in (*known, "numpy"):
         (site / name).mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
@@ -60,13 +55,9 @@ def test_what_is_installed_is_read_from_the_names_of_folders(tmp_path):
 def test_a_clean_tree_is_its_commit(repository):
     code, why = find_code_version(str(repository))
 
-    assert (code.commit, code.branch, why) == (
-        git(repository, "rev-parse", "HEAD").strip(),
-        "trunk",
-        "",
-    )
-    assert (code.num_changed, code.num_untracked) == (0, 0)
-    assert code.difference == ""
+    head = git(repository, "rev-parse", "HEAD").strip()
+    assert (code.commit, code.branch, why) == (head, "trunk", "")
+    assert (code.num_changed, code.num_untracked, code.difference) == (0, 0, "")
 
 
 def test_a_changed_tree_is_its_commit_and_the_difference(repository):
@@ -96,9 +87,8 @@ def test_the_whole_tree_counts_for_a_script_in_a_folder_of_it(repository):
 
 
 def test_a_large_difference_is_cut_and_a_huge_one_left_out(repository):
-    (repository / "train.py").write_text(
-        "x" * 50 + "\n" + "".join(f"{'y' * 60}{n}\n" for n in range(9000))
-    )
+    long = "".join(f"{'y' * 60}{n}\n" for n in range(9000))
+    (repository / "train.py").write_text("x" * 50 + f"\n{long}")
     code, _ = find_code_version(str(repository))
     assert len(code.difference.encode()) <= MAX_DIFFERENCE_BYTES
     assert code.left_out == "it is cut after 256 KiB"
@@ -116,11 +106,8 @@ def test_a_new_repository_has_no_commit(tmp_path):
 
     code, _ = find_code_version(str(tmp_path))
 
-    assert (code.commit, code.changed, code.left_out) == (
-        "",
-        ("a.py",),
-        "nothing was ever committed",
-    )
+    assert (code.commit, code.changed) == ("", ("a.py",))
+    assert code.left_out == "nothing was ever committed"
 
 
 def test_outside_a_repository_the_reason_is_said(tmp_path, monkeypatch):
@@ -151,19 +138,20 @@ def test_a_repository_cannot_have_commands_run(repository, tmp_path):
     assert not trap.exists()
 
 
-def test_the_version_is_that_of_the_scripts_folder(tmp_path):
-    def folder(kind, target):
-        return folder_of(program(target, kind=kind, cwd="/home/u"))
+@pytest.mark.parametrize(
+    ("kind", "target", "folder"),
+    [
+        (ScriptKind.FILE, "code/train.py", "/home/u/code"),
+        (ScriptKind.FILE, "/x/train.py", "/x"),
+        (ScriptKind.FILE, "train.py", "/home/u"),
+        (ScriptKind.MODULE, "a.b", "/home/u"),
+    ],
+)
+def test_the_version_is_that_of_the_scripts_folder(kind, target, folder):
+    assert folder_of(program(target, kind=kind, cwd="/home/u")) == folder
 
-    assert folder(ScriptKind.FILE, "code/train.py") == "/home/u/code"
-    assert folder(ScriptKind.FILE, "/x/train.py") == "/x"
-    assert folder(ScriptKind.FILE, "train.py") == "/home/u"
-    assert folder(ScriptKind.MODULE, "a.b") == "/home/u"
 
-
-def test_the_note_is_written_beside_the_start(repository, tmp_path):
-    run_dir = RunDir(str(tmp_path))
-
+def test_the_note_is_written_beside_the_start(repository, run_dir):
     note_origin(run_dir, program(str(repository / "train.py")))
 
     wait_until(lambda: os.path.exists(run_dir.origin), "origin.json", 20)
