@@ -1,6 +1,5 @@
 """The client's side of `muster exec`: its two threads, the terminal in raw mode, and the codes."""
 
-import asyncio
 import fcntl
 import os
 import pty
@@ -84,61 +83,50 @@ def test_what_is_typed_behind_the_stop_is_left_for_the_next_reader():
     os.close(theirs)
 
 
-def write_all(write, pieces):
+async def write_all(write, pieces):
     """Return (what was taken, what was said of a failure) for these pieces."""
     taken, broken = [], []
-
-    async def play():
-        output = OutputThread(
-            write, lambda exec_id, size: taken.append((exec_id, size)), broken.append
-        )
-        output.start()
-        for piece in pieces:
-            output.put(*piece)
-        async with asyncio.timeout(LIMIT_S):
-            await output.finish(lambda: False)
-
-    asyncio.run(play())
+    output = OutputThread(write, lambda *piece: taken.append(piece), broken.append)
+    output.start()
+    for piece in pieces:
+        output.put(*piece)
+    await output.finish(lambda: False)
     return taken, broken
 
 
-def test_what_was_written_is_told_in_order():
+async def test_what_was_written_is_told_in_order():
     written = []
     pieces = [("1", "t", 1, b"abc"), ("2", "u", 2, b"de")]
-    taken, broken = write_all(lambda *piece: written.append(piece), pieces)
+    told = await write_all(lambda *piece: written.append(piece), pieces)
     assert written == [("t", 1, b"abc"), ("u", 2, b"de")]
-    assert (taken, broken) == ([("1", 3), ("2", 2)], [])
+    assert told == ([("1", 3), ("2", 2)], [])
 
 
-def test_a_reader_that_has_gone_is_told_once_and_without_a_word():
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (BrokenPipeError(), None),  # a reader that has gone: without a word
+        (FULL, "the output can't be written: No space left on device"),
+    ],
+)
+async def test_an_output_that_fails_is_told_once(error, said):
     def write(task, stream, data):
-        raise BrokenPipeError
+        raise error
 
-    taken, broken = write_all(write, [("1", "t", 1, b"a"), ("1", "t", 1, b"b")])
-    assert (taken, broken) == ([], [None])
-
-
-def test_a_full_disk_is_told_in_its_words():
-    def write(task, stream, data):
-        raise OSError(28, "No space left on device")
-
-    assert write_all(write, [("1", "t", 1, b"a")])[1] == [
-        "the output can't be written: No space left on device"
-    ]
+    pieces = [("1", "t", 1, b"a"), ("1", "t", 1, b"b")]
+    assert await write_all(write, pieces) == ([], [said])
 
 
-def test_leaving_does_not_wait_for_a_reader_that_never_reads():
+async def test_leaving_does_not_wait_for_a_reader_that_never_reads():
     stuck = threading.Event()
-
-    async def play():
-        output = OutputThread(lambda *piece: stuck.wait(3600), lambda *piece: None, print)
-        output.start()
-        output.put("1", "t", 1, b"a")
-        async with asyncio.timeout(60.0):
-            await output.finish(lambda: True)
-
+    output = OutputThread(lambda *piece: stuck.wait(3600), lambda *piece: None, print)
+    output.start()
+    output.put("1", "t", 1, b"a")
     try:
-        asyncio.run(play())
+        await output.finish(lambda: True)
     finally:
         stuck.set()
 

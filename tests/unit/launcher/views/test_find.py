@@ -24,14 +24,17 @@ from torchmuster.launcher.views.find import (
 
 
 @pytest.fixture
-def make_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+def make_run(home):
+    """Return a function that makes a run with these lines of its record."""
 
-    def make(name, *events):
-        run_dir = RunDir(str(tmp_path / "runs" / name))
+    def make(name, *events, submitted=None):
+        run_dir = RunDir(str(home / "runs" / name))
         os.makedirs(run_dir.path)
         with open(run_dir.events, "w") as file:
             file.write("".join(events))
+        if submitted is not None:
+            write_json(run_dir.plan, {})
+            os.utime(run_dir.plan, (submitted, submitted))
         return run_dir
 
     return make
@@ -42,8 +45,7 @@ def event(name, time="2026-01-01T00:00:00Z"):
 
 
 def test_a_run_is_found_by_its_id_by_a_part_of_it_and_by_its_path(make_run):
-    run_dir = make_run("20260101-digits-ab12")
-    write_json(run_dir.plan, {})
+    run_dir = make_run("20260101-digits-ab12", submitted=1)
 
     for word in ("20260101-digits-ab12", "20260101", "digits", run_dir.path):
         assert find_run(word).run_id == "20260101-digits-ab12"
@@ -58,7 +60,7 @@ def test_an_exact_name_wins_over_those_that_begin_with_it(make_run):
 
 def test_a_name_that_was_given_wins_over_the_end_of_another(make_run):
     for name in ("20260101-000000-sus2", "20260101-000001-s2-9409"):
-        write_json(make_run(name).plan, {})
+        make_run(name, submitted=1)
 
     assert find_run("s2").run_id == "20260101-000001-s2-9409"
     assert find_run("us2").run_id == "20260101-000000-sus2"
@@ -66,10 +68,8 @@ def test_a_name_that_was_given_wins_over_the_end_of_another(make_run):
 
 def test_a_name_means_the_last_of_runs_that_go_on_with_each_other(make_run):
     first, second, other = (
-        make_run(f"20260101-00000{number}-base-000{number}") for number in range(3)
+        make_run(f"20260101-00000{n}-base-000{n}", submitted=n) for n in range(3)
     )
-    for run_dir in (first, second, other):
-        write_json(run_dir.plan, {})
     os.mkdir(first.snapshots)
     os.symlink(first.snapshots, second.snapshots)
 
@@ -80,23 +80,18 @@ def test_a_name_means_the_last_of_runs_that_go_on_with_each_other(make_run):
 
 
 def test_the_last_run_is_the_one_submitted_last_though_it_waits_and_another_began_since(make_run):
-    running = make_run("running", event("run_started", "2026-03-01T00:00:00Z"))
-    queued = make_run("queued")  # a job in a queue has left no event
-    for run_dir, submitted in (
-        (running, 1_767_225_600),
-        (queued, 1_767_312_000),
-    ):  # 1 and 2 January
-        write_json(run_dir.plan, {})
-        os.utime(run_dir.plan, (submitted, submitted))
+    began = event("run_started", "2026-03-01T00:00:00Z")
+    make_run("running", began, submitted=moment_of("2026-01-01T00:00:00Z"))
+    # A job in a queue has left no event.
+    make_run("queued", submitted=moment_of("2026-01-02T00:00:00Z"))
 
     assert find_run("last").run_id == "queued"
     assert [view.run_id for view in all_runs()] == ["running", "queued"]
 
 
 def test_a_run_whose_client_wrote_its_files_again_keeps_its_place(make_run):
-    first, second = make_run("first"), make_run("second")
+    first, second = (make_run(name, submitted=1_800_000_000) for name in ("first", "second"))
     for run_dir, submitted in ((first, 1_767_225_600), (second, 1_767_312_000)):
-        write_json(run_dir.plan, {})
         write_json(run_dir.secret, {})
         os.utime(run_dir.secret, (submitted, submitted))
     write_json(first.owner, {})  # a detached supervisor, a later link
@@ -164,9 +159,9 @@ def test_the_last_and_the_open_ones_are_those_that_a_look_at_all_finds(make_run,
     assert [v.submitted for v in found] == sorted(v.submitted for v in found)
 
 
-def test_a_folder_of_runs_that_is_a_file_is_told_of(tmp_path, monkeypatch):
-    (tmp_path / "runs").write_text("")
-    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+def test_a_folder_of_runs_that_is_a_file_is_told_of(home):
+    home.mkdir()
+    (home / "runs").write_text("")
 
     with pytest.raises(NotFoundError, match="the folder of all runs can't be read"):
         all_runs()
@@ -229,12 +224,10 @@ def test_a_run_without_owner_and_result_is_lost(make_run):
 
 def test_the_result_says_the_state_whatever_became_of_the_owner(make_run):
     run_dir = make_run("r", event("attempt_started"))
-    result = run_result()
-    write_json(run_dir.result, codec.to_plain(result))
+    write_json(run_dir.result, codec.to_plain(run_result()))
 
     view = view_run(run_dir)
-
-    assert (view.state, view.result) == (RunState.SUCCEEDED, result)
+    assert (view.state, view.result) == (RunState.SUCCEEDED, run_result())
 
 
 def test_a_torn_line_of_the_record_is_left_out(make_run):
