@@ -49,22 +49,17 @@ def test_times(seconds, text):
     assert span(seconds, whole=True) == text
 
 
-def test_numbers_and_sizes():
-    assert [show_number(value) for value in (None, 22.154, 1234.5, math.nan, -math.inf)] == [
-        "-",
-        "22.2",
-        "1234",
-        "nan",
-        "-inf",
-    ]
-    assert [show_mib(value) for value in (None, 265, 12595)] == ["-", "265M", "12.3G"]
-    assert [show_bytes(value) for value in (None, 0, 83078, 3 << 40)] == [
-        "-",
-        "0 B",
-        "81.1 KiB",
-        "3 TiB",
-    ]
-    assert [show_share(value) for value in (None, 0.314, math.nan)] == ["-", "31%", "-"]
+@pytest.mark.parametrize(
+    ("show", "values", "texts"),
+    [
+        (show_number, (None, 22.154, 1234.5, math.nan, -math.inf), "- 22.2 1234 nan -inf"),
+        (show_mib, (None, 265, 12595), "- 265M 12.3G"),
+        (show_bytes, (None, 0, 83078, 3 << 40), "- 0 B 81.1 KiB 3 TiB"),
+        (show_share, (None, 0.314, math.nan), "- 31% -"),
+    ],
+)
+def test_numbers_and_sizes(show, values, texts):
+    assert " ".join(show(value) for value in values) == texts
 
 
 def test_a_curve_falls_where_the_values_fall():

@@ -8,11 +8,12 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from kit.ports import reserve_port
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import AT_ONCE, StopCause
-from torchmuster.core.net.address import bind
+from torchmuster.core.net.address import write_secret
 from torchmuster.core.owner.create import write_owner
 from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
@@ -64,15 +65,9 @@ def test_logs_are_not_promised_of_a_run_that_has_ended(run_dir, state, words):
 def test_cancel_turns_to_the_owner_when_the_head_is_not_to_be_reached(view, monkeypatch):
     """The owner ends a head that stands still, which never answers."""
     run_dir = view.run_dir
-    facts = proc.read_process(os.getpid())
-    owner = {"pid": os.getpid(), "start_ticks": facts.start_ticks, "boot_id": proc.boot_id()}
-    atomic.write_json(run_dir.owner, {**owner, "host": os.uname().nodename})
-    with bind("127.0.0.1", 0) as nobody:
-        port = nobody.getsockname()[1]
-    atomic.write_json(run_dir.head, {"host": "127.0.0.1", "port": port})
-    with open(run_dir.secret, "w") as file:
-        file.write("00" * 32)
-    os.chmod(run_dir.secret, 0o600)
+    write_owner(run_dir)
+    write_secret(run_dir.secret, bytes(32))
+    atomic.write_json(run_dir.head, {"host": "127.0.0.1", "port": reserve_port()})
     sent = []
     monkeypatch.setattr(proc, "kill_quietly", lambda pid, signum: sent.append((pid, signum)))
     asyncio.run(send_stop(view, signal.SIGTERM, at_once=True))
