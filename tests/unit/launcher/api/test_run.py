@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.files.layout import RunDir
+from kit.records import event, lines
+from torchmuster.core.model import codec
 from torchmuster.core.model.failure import ValueNote
 from torchmuster.core.model.text import render_report, report_of_error
 from torchmuster.errors import MusterError, NotFoundError
@@ -33,39 +35,25 @@ def value_note(data, **more):
     return ValueNote(**{**told, "python": own_python(), **more})
 
 
-def record(tmp_path, *events):
-    run_dir = RunDir(str(tmp_path))
-    stamp = {"time": "2027-01-15T08:00:00.000Z"}
-    lines = [json.dumps({**stamp, **one}) if isinstance(one, dict) else one for one in events]
-    (tmp_path / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return run_dir
-
-
 def began(attempt, world_size):
-    return {"event": "attempt_started", "attempt": attempt, "world_size": world_size}
+    return event(0, "attempt_started", attempt=attempt, world_size=world_size)
 
 
 def ended(attempt, rank, data=None):
-    value = {} if data is None else {"value": vars_of(value_note(data))}
-    return {"event": "worker_ended", "attempt": attempt, "rank": rank, **value}
+    value = {} if data is None else {"value": codec.to_plain(value_note(data))}
+    return event(0, "worker_ended", attempt=attempt, rank=rank, **value)
 
 
-def vars_of(note):
-    return {"size_bytes": note.size_bytes, "sha256": note.sha256, "python": note.python}
-
-
-def test_only_the_last_attempt_counts(tmp_path):
+def test_only_the_last_attempt_counts(run_dir):
     events = [began(0, 2), ended(0, 0, b"old"), ended(0, 1, b"old")]
     events += [began(1, 2), ended(1, 1, b"b"), ended(0, 0, b"late"), ended(1, 0, b"a")]
+    lines(run_dir.events, events)
 
-    attempt, notes = noted_values(record(tmp_path, *events))
-
-    assert attempt == 1
-    assert notes == {0: value_note(b"a"), 1: value_note(b"b")}
+    assert noted_values(run_dir) == (1, {0: value_note(b"a"), 1: value_note(b"b")})
 
 
-def test_ranks_without_a_value_are_named(tmp_path):
-    run_dir = record(tmp_path, began(0, 3), ended(0, 1, b"x"), ended(0, 0))
+def test_ranks_without_a_value_are_named(run_dir):
+    lines(run_dir.events, [began(0, 3), ended(0, 1, b"x"), ended(0, 0)])
 
     with pytest.raises(NotFoundError, match="ranks 0"):
         noted_values(run_dir)
@@ -76,12 +64,13 @@ def test_ranks_without_a_value_are_named(tmp_path):
     [
         "{",
         "[]",
-        {"event": "worker_ended"},
-        {"event": "worker_ended", "attempt": 0, "rank": 0, "value": 3},
+        json.dumps(event(0, "worker_ended")),
+        json.dumps(event(0, "worker_ended", attempt=0, rank=0, value=3)),
     ],
 )
-def test_a_damaged_record_is_left_out(tmp_path, line):
-    run_dir = record(tmp_path, began(0, 1), line, ended(0, 0, b"x"))
+def test_a_damaged_record_is_left_out(run_dir, line):
+    all_lines = [json.dumps(began(0, 1)), line, json.dumps(ended(0, 0, b"x"))]
+    Path(run_dir.events).write_text("\n".join(all_lines) + "\n")
 
     assert noted_values(run_dir)[1] == {0: value_note(b"x")}
 
@@ -99,16 +88,9 @@ def test_no_flipped_bit_and_no_cut_is_unpickled(tmp_path_factory, data):
     good = pickle.dumps(Trap(str(folder / "mark")))
     place = data.draw(st.integers(0, 9999)) % len(good)
     bit = data.draw(st.integers(0, 7))
-    bad = data.draw(
-        st.sampled_from(
-            [
-                good[:place] + bytes([good[place] ^ (1 << bit)]) + good[place + 1 :],
-                good[:place],
-                good + b"x",
-                good[place:] + good[:place] if place else b"",
-            ]
-        )
-    )
+    flipped = good[:place] + bytes([good[place] ^ (1 << bit)]) + good[place + 1 :]
+    turned = good[place:] + good[:place] if place else b""
+    bad = data.draw(st.sampled_from([flipped, good[:place], good + b"x", turned]))
     path = folder / "v"
     path.write_bytes(bad)
 
@@ -151,18 +133,15 @@ def test_another_python_is_refused_before_the_file_is_read(tmp_path):
         read_value(str(tmp_path / "absent"), value_note(b"", python="3.2"), 0)
 
 
-def test_files_of_other_hosts_may_come_later(tmp_path):
-    run_dir = RunDir(str(tmp_path))
+def test_files_of_other_hosts_may_come_later(run_dir):
     notes = {0: value_note(b"x"), 1: value_note(b"yy")}
 
     assert not have_arrived(run_dir, 0, notes)
     os.makedirs(run_dir.attempt_logs(0))
     for rank, text in ((0, b"x"), (1, b"y")):
-        with open(run_dir.rank_value(0, rank), "wb") as file:
-            file.write(text)
+        Path(run_dir.rank_value(0, rank)).write_bytes(text)
     assert not have_arrived(run_dir, 0, notes)
-    with open(run_dir.rank_value(0, 1), "ab") as file:
-        file.write(b"y")
+    Path(run_dir.rank_value(0, 1)).write_bytes(b"yy")
     assert have_arrived(run_dir, 0, notes)
 
 

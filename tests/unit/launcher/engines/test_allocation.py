@@ -34,14 +34,16 @@ def job_of(*names, own_node=None, engine="slurm", launcher=None):
 # Which of its nodes this is, and which of them are ours.
 
 
-@pytest.mark.parametrize("own_node", ["n2", "n2.cluster"])
-def test_this_node_comes_first(own_node):
-    assert job_of("n1", "n2", "n3", own_node=own_node).from_here().node_names == ("n2", "n1", "n3")
+HERE = f"{os.uname().nodename.partition('.')[0]}.cluster"
 
 
-def test_this_node_is_known_by_its_name_of_the_system():
-    here = os.uname().nodename.partition(".")[0]
-    assert job_of("n1", f"{here}.cluster").from_here().node_names[0] == f"{here}.cluster"
+@pytest.mark.parametrize(
+    ("this", "own_node"),
+    [("n2", "n2"), ("n2", "n2.cluster"), (HERE, None)],
+    ids=["as the scheduler says", "with its domain", "as the system says"],
+)
+def test_this_node_comes_first(this, own_node):
+    assert job_of("n1", this, "n3", own_node=own_node).from_here().node_names == (this, "n1", "n3")
 
 
 def test_a_login_node_is_no_node_of_the_job():

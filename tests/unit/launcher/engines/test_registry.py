@@ -128,33 +128,26 @@ def test_a_machine_without_a_scheduler_is_free():
 
 
 @pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID"])
-def test_inside_a_job_is_free(name):
+def test_inside_a_job_is_free_but_an_empty_variable_is_none(name):
     assert guard({name: "7"}, on_path("sbatch", "qsub")) is None
+    assert guard({name: ""}, on_path("sbatch", "qsub")) is not None
 
 
 @pytest.mark.parametrize(
-    ("commands", "offers"),
+    ("commands", "sites", "offers"),
     [
-        (("sbatch",), "--on slurm submits"),
-        (("qsub",), "--on pbs submits"),
-        (("sbatch", "qsub"), "--on slurm or --on pbs submits"),
+        (("sbatch",), (), "--on slurm submits"),
+        (("qsub",), (), "--on pbs submits"),
+        (("sbatch", "qsub"), (), "--on slurm or --on pbs submits"),
+        (("sbatch",), ("gpu", "slurm"), "--on gpu or --on slurm submits"),
     ],
 )
-def test_a_login_node_is_refused_with_the_engines_found(commands, offers):
-    error = guard({}, on_path(*commands))
+def test_a_login_node_is_refused_with_own_sites_and_the_engines_found(commands, sites, offers):
+    error = guard({}, on_path(*commands), sites)
     assert error.exit_code == 2
-    assert offers in error.fix
+    assert error.fix.startswith(offers)
     assert "--here" in error.fix
     assert all(f"/usr/bin/{name}" in error.where for name in commands)
-
-
-def test_own_sites_are_offered_first():
-    error = guard({}, on_path("sbatch"), ("gpu", "slurm"))
-    assert error.fix.startswith("--on gpu or --on slurm submits")
-
-
-def test_an_empty_variable_is_no_job():
-    assert guard({"SLURM_JOB_ID": ""}, on_path("sbatch")) is not None
 
 
 @pytest.mark.parametrize(

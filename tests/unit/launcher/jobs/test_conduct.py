@@ -12,11 +12,7 @@ from torchmuster.launcher.engines.allocation import OwnJob
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.facts.collect import ALLOCATION_ENDS_AT
 from torchmuster.launcher.jobs import conduct
-from torchmuster.launcher.jobs.conduct import (
-    describe_difference,
-    elf_machine,
-    fit_interpreter,
-)
+from torchmuster.launcher.jobs.conduct import describe_difference, elf_machine, fit_interpreter
 from torchmuster.launcher.jobs.jobs import mark_cancelled
 from torchmuster.launcher.model.job import Allocation
 

@@ -30,10 +30,6 @@ def resumed(run_dir, step, world_size, second, folder=None):
     return event(second, "resumed", **told)
 
 
-def saved(step):
-    return event(15, "saved", step=step + 1, saved=step)
-
-
 def started(attempt, nodes, second):
     size = sum(len(ranks) for ranks in nodes)
     told = [{"node": f"n{i}", "ranks": f"{r[0]}-{r[-1]}"} for i, r in enumerate(nodes)]
@@ -49,7 +45,8 @@ def failed(attempt, step, rank, second=20):
 @pytest.fixture
 def two_attempts(run_dir):
     """Four ranks came to step 48, then three went on from step 40 and failed in step 45."""
-    write(run_dir.training, resumed(run_dir, 0, 4, 11), saved(40), resumed(run_dir, 40, 3, 31))
+    saved = event(15, "saved", step=41, saved=40)
+    write(run_dir.training, resumed(run_dir, 0, 4, 11), saved, resumed(run_dir, 40, 3, 31))
     first, second = started(0, [[0, 1], [2, 3]], 10), started(1, [[0, 1, 2]], 30)
     write(run_dir.events, first, failed(0, 47, 3), second, failed(1, 44, 2, 40))
     return view_run(run_dir)
