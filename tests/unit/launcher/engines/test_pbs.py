@@ -130,25 +130,29 @@ def test_end_is_known_to_the_head_where_there_is_a_time_limit():
 # What is said of a job.
 
 
+def fields(state, **more):
+    return {"job_state": state, **more}
+
+
 def ended(exit_status, how="", **more):
     """Return the fields of a job that has ended so."""
-    fields = {"job_state": "F", "Exit_status": exit_status, **more}
-    return {**fields, "comment": f"{RUN} and {how}"} if how else fields
+    comment = {"comment": f"{RUN} and {how}"} if how else {}
+    return fields("F", Exit_status=exit_status, **comment, **more)
 
 
 BY_QDEL = "terminated by lab@ctl"
 OVER_TIME = "exceeded resource walltime"
+NEVER = "Can Never Run: Not enough total nodes available"
 # What happened; the fields; state and exit code.
 STATES = {
-    "running, substate 41": (
-        {"job_state": "R", "substate": 41, "comment": RUN},
-        (JobState.RUNNING, None),
+    "running, substate 41": (fields("R", substate=41, comment=RUN), (JobState.RUNNING, None)),
+    "running, substate 42": (fields("R", substate=42, comment=RUN), (JobState.RUNNING, None)),
+    "held by the user": (fields("H", substate=20), (JobState.HELD, None)),
+    "held by a dependency, with PBS's own reason": (
+        fields("H", depend="afterok:1.ctl@ctl", comment="held by its owner"),
+        (JobState.HELD, None),
     ),
-    "running, substate 42": (
-        {"job_state": "R", "substate": 42, "comment": RUN},
-        (JobState.RUNNING, None),
-    ),
-    "held by the user": ({"job_state": "H", "substate": 20}, (JobState.HELD, None)),
+    "more hosts than there are": (fields("Q", comment=NEVER), (JobState.PENDING, None)),
     "exit 0": (ended(0, "finished", substate=92), (JobState.SUCCEEDED, 0)),
     "exit 7": (ended(7, "failed", substate=93), (JobState.FAILED, 7)),
     "killed by signal 9, told as a shell does": (ended(265), (JobState.FAILED, 137)),
@@ -156,32 +160,22 @@ STATES = {
     "over its walltime": (ended(-29, OVER_TIME, substate=93), (JobState.TIMED_OUT, None)),
     "qdel while running": (ended(271, BY_QDEL), (JobState.CANCELLED, 143)),
     "qdel of a job that ends well then": (ended(0, BY_QDEL), (JobState.CANCELLED, 0)),
-    "qdel while running, after a restart of the server, which loses the comment": (
-        ended(271, substate=91),
-        (JobState.CANCELLED, 143),
-    ),
-    "exit 0 after a restart of the server": (ended(0, substate=92), (JobState.SUCCEEDED, 0)),
+    # A restart of the server loses the comment.
+    "qdel before a restart of the server": (ended(271, substate=91), (JobState.CANCELLED, 143)),
+    "exit 0 before a restart of the server": (ended(0, substate=92), (JobState.SUCCEEDED, 0)),
     "killed since a lost host came back": (
         ended(271, substate=93, comment=RUN),
         (JobState.FAILED, 143),
-    ),
-    "more hosts than there are": (
-        {"job_state": "Q", "comment": "Can Never Run: Not enough total nodes available"},
-        (JobState.PENDING, None),
-    ),
-    "held by a dependency, with PBS's own reason": (
-        {"job_state": "H", "depend": "afterok:1.ctl@ctl", "comment": "held by its owner"},
-        (JobState.HELD, None),
     ),
 }
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_state_of_a_job_with_the_comment_as_its_reason(name):
-    fields, want = STATES[name]
-    found = view(**fields)
+    said, want = STATES[name]
+    found = view(**said)
     assert (found.state, found.exit_code) == want
-    assert (found.reason, found.nodes) == (fields.get("comment"), ())
+    assert (found.reason, found.nodes) == (said.get("comment"), ())
 
 
 def test_job_that_never_ran_says_why():
@@ -371,7 +365,7 @@ def test_garbage_ends_in_an_answer_or_a_value_error(text):
 @pytest.mark.parametrize(
     "reason",
     [
-        "Can Never Run: Not enough total nodes available",  # recorded
+        NEVER,  # recorded
         "Not Running: Queue not started.",  # recorded
         "Not Running: Insufficient amount of resource: ncpus",
         "Not Running: Not enough free nodes available",

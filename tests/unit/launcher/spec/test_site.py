@@ -49,14 +49,11 @@ def test_a_repeated_host_adds_its_slots():
     assert [(host.name, host.slots) for host in hosts] == [("a", 2), ("b", 2)]
 
 
-def test_an_empty_file_is_an_error(tmp_path):
+def test_a_missing_and_an_empty_file_are_errors(tmp_path):
+    with pytest.raises(ManyErrors, match="can't be read"):
+        read_hostfile(str(tmp_path / "hosts"))
     (tmp_path / "hosts").write_text("# nothing\n")
     with pytest.raises(ManyErrors, match="names no host"):
-        read_hostfile(str(tmp_path / "hosts"))
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(ManyErrors, match="can't be read"):
         read_hostfile(str(tmp_path / "hosts"))
 
 
