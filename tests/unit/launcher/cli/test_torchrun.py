@@ -17,14 +17,6 @@ from torchmuster.core.model import codec
 from torchmuster.core.net.channel import MAGIC
 from torchmuster.errors import JoinTimeoutError, UsageError
 from torchmuster.launcher.cli import torchrun
-from torchmuster.launcher.cli.torchrun import (
-    _create_run_dir,
-    _say_end,
-    _warn_of_late_option,
-    claim,
-    claim_or_find_head,
-    is_muster,
-)
 
 RUN_ID = "20260101-000000-train-ab12"
 
@@ -33,15 +25,16 @@ def test_the_head_names_the_runs_folder_and_its_end_on_standard_error(home, caps
     plan = run_plan(run_id=RUN_ID)
     folder = str(home / "runs" / RUN_ID)
 
-    assert _create_run_dir(RunDir(folder), plan) == f"run train-ab12; its files are in {folder}"
+    told = torchrun._create_run_dir(RunDir(folder), plan)
+    assert told == f"run train-ab12; its files are in {folder}"
 
     result = run_result(run_id=RUN_ID, elapsed_s=2.0)
     write_json(RunDir(folder).result, codec.to_plain(result))
-    _say_end(SimpleNamespace(head=SimpleNamespace(run_dir=RunDir(folder))))
+    torchrun._say_end(SimpleNamespace(head=SimpleNamespace(run_dir=RunDir(folder))))
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "muster: succeeded after 2.0 s (1 attempt)\n")
 
-    _say_end(SimpleNamespace(head=None))  # an agent that is not the head
+    torchrun._say_end(SimpleNamespace(head=None))  # an agent that is not the head
     assert capsys.readouterr().err == ""
     assert os.path.isdir(folder)
 
@@ -50,7 +43,7 @@ def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text("import argparse\n")
     program = SimpleNamespace(target=str(script), args=("--lr", "1", "--nproc_per_node=2"))
-    _warn_of_late_option(SimpleNamespace(program=program))
+    torchrun._warn_of_late_option(SimpleNamespace(program=program))
 
     said = capsys.readouterr().err
     assert said.startswith(f"muster: `--nproc-per-node` comes after {script}")
@@ -89,13 +82,13 @@ def port_of(listening):
 
 
 def test_a_free_port_is_taken_at_once():
-    with claim(HERE, 0, HERE) as listening:
+    with torchrun.claim(HERE, 0, HERE) as listening:
         assert port_of(listening)
 
 
 def test_a_taken_port_names_its_owner_at_once_where_nobody_else_can_be_the_head(taken):
     with pytest.raises(UsageError) as caught:
-        claim(HERE, port_of(taken), HERE)
+        torchrun.claim(HERE, port_of(taken), HERE)
 
     assert caught.value.what == f"the head can't listen on port {port_of(taken)}"
     assert "listens there" in caught.value.why
@@ -106,7 +99,7 @@ def test_a_port_that_is_in_use_without_a_listener_accuses_no_listener():
     with socket.socket() as bound:
         bound.bind((HERE, 0))
         with pytest.raises(UsageError) as caught:
-            claim(HERE, port_of(bound), HERE)
+            torchrun.claim(HERE, port_of(bound), HERE)
 
     assert caught.value.why.startswith("the port is in use, though nothing listens there")
 
@@ -120,7 +113,7 @@ def test_a_port_that_becomes_free_in_the_wait_is_taken(taken, monkeypatch):
         said.append(text)
         taken.close()  # its owner ends
 
-    with claim_or_find_head(HERE, port, HERE, 30.0, say) as listening:
+    with torchrun.claim_or_find_head(HERE, port, HERE, 30.0, say) as listening:
         assert port_of(listening) == port
     assert f"waiting for port {port} of this machine" in said[0]
     assert "(pid " in said[0]
@@ -130,7 +123,7 @@ def test_a_port_that_stays_taken_is_an_error_with_its_owner(taken, monkeypatch):
     monkeypatch.setattr(torchrun, "_ANSWERS_WITHIN_S", 0.05)
 
     with pytest.raises(JoinTimeoutError, match="was not free within 0 s") as caught:
-        claim_or_find_head(HERE, port_of(taken), HERE, 0.0, print)
+        torchrun.claim_or_find_head(HERE, port_of(taken), HERE, 0.0, print)
 
     assert "listens there" in caught.value.why
 
@@ -145,11 +138,11 @@ def test_a_head_is_told_by_its_first_words(taken, words, muster):
 
     thread = threading.Thread(target=answer)
     thread.start()
-    assert is_muster(HERE, port_of(taken)) is muster
+    assert torchrun.is_muster(HERE, port_of(taken)) is muster
     thread.join()
 
 
 def test_another_agent_that_is_the_head_already_is_joined(taken, monkeypatch):
     monkeypatch.setattr(torchrun, "is_muster", lambda host, port: True)
 
-    assert claim_or_find_head(HERE, port_of(taken), HERE, 30.0, print) is None
+    assert torchrun.claim_or_find_head(HERE, port_of(taken), HERE, 30.0, print) is None

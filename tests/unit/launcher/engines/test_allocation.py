@@ -8,16 +8,7 @@ from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.files.layout import RunDir
 from torchmuster.errors import UsageError
-from torchmuster.launcher.engines.allocation import (
-    AllocationEngine,
-    LaunchCommand,
-    OwnJob,
-    choose_launcher,
-    find_commands,
-    find_own_job,
-    own_job,
-    parse_launchers,
-)
+from torchmuster.launcher.engines import allocation
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.pbs import DIALECT as PBS
 from torchmuster.launcher.engines.registry import load_dialect
@@ -27,8 +18,8 @@ from torchmuster.launcher.model.job import AllocatedNode, Allocation, NodeLaunch
 
 def job_of(*names, own_node=None, engine="slurm", launcher=None):
     nodes = tuple(AllocatedNode(name=name, slot=slot) for slot, name in enumerate(names))
-    allocation = Allocation(job_id="7", nodes=nodes, own_node=own_node)
-    return OwnJob(dialect=load_dialect(engine), allocation=allocation, launcher=launcher)
+    found = Allocation(job_id="7", nodes=nodes, own_node=own_node)
+    return allocation.OwnJob(dialect=load_dialect(engine), allocation=found, launcher=launcher)
 
 
 # Which of its nodes this is, and which of them are ours.
@@ -68,12 +59,13 @@ def test_other_nodes_of_a_torque_job_are_refused_with_what_to_use(monkeypatch):
 def test_the_job_is_found_from_the_environment(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert find_own_job("slurm").node_names == find_own_job().node_names == ("n1", "n2")
+    for engine in (["slurm"], []):
+        assert allocation.find_own_job(*engine).node_names == ("n1", "n2")
 
 
 def test_who_is_in_no_job_of_a_scheduler_is_told_so():
     with pytest.raises(UsageError, match="this is not a job of slurm"):
-        own_job("slurm", "/runs/r")
+        allocation.own_job("slurm", "/runs/r")
 
 
 # Which command starts agents on the other hosts, from what is there.
@@ -91,7 +83,7 @@ def finding(there):
 
 def choose(dialect, there, wanted=(), environment=None, read=no_file):
     """Choose where these commands are."""
-    return choose_launcher(dialect, wanted, environment or {}, finding(there), read)
+    return allocation.choose_launcher(dialect, wanted, environment or {}, finding(there), read)
 
 
 def test_pbsdsh_is_the_usual_way_and_not_worth_a_line():
@@ -156,10 +148,10 @@ def test_slurm_has_one_way():
 
 
 def test_words_of_the_command_line_are_ways():
-    assert parse_launchers("pbs_tmrsh,ssh") == (NodeLauncher.TMRSH, NodeLauncher.SSH)
-    assert parse_launchers(None) == ()
+    assert allocation.parse_launchers("pbs_tmrsh,ssh") == (NodeLauncher.TMRSH, NodeLauncher.SSH)
+    assert allocation.parse_launchers(None) == ()
     with pytest.raises(UsageError, match="`rsh` is not a launcher"):
-        parse_launchers("pbsdsh,rsh")
+        allocation.parse_launchers("pbsdsh,rsh")
 
 
 WRAPPER = "#!/bin/sh\necho mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH\n"
@@ -177,7 +169,7 @@ def test_pbs_s_own_mpiexec_is_no_way(path, text, kind):
     there = {"mpiexec": path, "pbs_tmrsh": "/opt/pbs/bin/pbs_tmrsh", path: path}
     read = lambda name: text if name == path else no_file(name)  # noqa: E731
     wanted = (NodeLauncher.MPIEXEC, NodeLauncher.TMRSH)
-    assert choose_launcher(PBS, wanted, {}, there.get, read).kind is kind
+    assert allocation.choose_launcher(PBS, wanted, {}, there.get, read).kind is kind
 
 
 @pytest.mark.parametrize(
@@ -191,7 +183,7 @@ def test_pbs_s_own_mpiexec_is_no_way(path, text, kind):
 )
 def test_a_job_whose_shell_has_lost_the_path_of_pbs_finds_its_commands(dialect, there, path):
     environment = {"PATH": "/usr/bin"}
-    find_commands(dialect, environment, finding(there), no_file)
+    allocation.find_commands(dialect, environment, finding(there), no_file)
     assert environment["PATH"] == path
 
 
@@ -200,7 +192,7 @@ def test_a_job_whose_shell_has_lost_the_path_of_pbs_finds_its_commands(dialect, 
 LIMIT_S = 90.0
 
 
-class OneWay(LaunchCommand):
+class OneWay(allocation.LaunchCommand):
     """Starts the same command whatever it is asked."""
 
     def argv(self, dialect, node, command):
@@ -213,7 +205,7 @@ def engine(tmp_path):
 
     def make(*command):
         job = job_of("n1", "n2", engine="pbs", launcher=OneWay(program=command))
-        made.append(AllocationEngine(None, RunDir(str(tmp_path)), job))
+        made.append(allocation.AllocationEngine(None, RunDir(str(tmp_path)), job))
         return made[-1]
 
     yield make

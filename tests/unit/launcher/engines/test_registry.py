@@ -7,13 +7,7 @@ from types import ModuleType
 import pytest
 
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.launcher.engines.registry import (
-    GROUP,
-    Schedulers,
-    dialect_of_record,
-    engine_entries,
-    load_dialect,
-)
+from torchmuster.launcher.engines import registry
 from torchmuster.launcher.engines.schedulers import SCHEDULERS, guard, own_jobs, set_by_schedulers
 from torchmuster.launcher.engines.sites import job_of_site
 from torchmuster.launcher.engines.wait_reasons import reasons_of
@@ -22,22 +16,22 @@ from torchmuster.launcher.spec.site import Site, load_sites
 
 
 def point(name, value):
-    return EntryPoint(name=name, value=value, group=GROUP)
+    return EntryPoint(name=name, value=value, group=registry.GROUP)
 
 
-@pytest.mark.parametrize("name", engine_entries(()))
+@pytest.mark.parametrize("name", registry.engine_entries(()))
 def test_dialect_has_the_name_of_its_entry(name):
-    assert load_dialect(name).name == name
+    assert registry.load_dialect(name).name == name
 
 
 @pytest.mark.parametrize("name", ["slurm", "pbs"])
 def test_every_engine_of_ours_has_a_table(name):
-    assert reasons_of(load_dialect(name)) is not None
+    assert reasons_of(registry.load_dialect(name)) is not None
 
 
 def test_entry_point_adds_an_engine():
-    entries = engine_entries([point("lsf", "torchmuster.launcher.engines.slurm")])
-    assert load_dialect("lsf", entries).name == "slurm"
+    entries = registry.engine_entries([point("lsf", "torchmuster.launcher.engines.slurm")])
+    assert registry.load_dialect("lsf", entries).name == "slurm"
 
 
 @pytest.mark.parametrize(
@@ -51,19 +45,19 @@ def test_entry_point_adds_an_engine():
 )
 def test_a_clash_of_names_is_told_with_both(points, said):
     with pytest.raises(UsageError, match=said):
-        engine_entries([point(*one) for one in points])
+        registry.engine_entries([point(*one) for one in points])
 
 
 def test_unknown_engine_has_a_near_miss():
     with pytest.raises(UsageError) as caught:
-        load_dialect("slrum")
+        registry.load_dialect("slrum")
     assert caught.value.fix == "did you mean `slurm`?"
 
 
 @pytest.mark.parametrize("module", ["no.such.module", "torchmuster.launcher.engines.base"])
 def test_module_that_is_none_is_an_error(module):
     with pytest.raises(UsageError, match="can't be loaded"):
-        load_dialect("lsf", engine_entries([point("lsf", module)]))
+        registry.load_dialect("lsf", registry.engine_entries([point("lsf", module)]))
 
 
 class LsfDialect:
@@ -79,7 +73,7 @@ def lsf(monkeypatch):
     module = ModuleType("lsf_engine")
     module.DIALECT = LsfDialect()
     monkeypatch.setitem(sys.modules, "lsf_engine", module)
-    return Schedulers(engine_entries([point("lsf", "lsf_engine")]))
+    return registry.Schedulers(registry.engine_entries([point("lsf", "lsf_engine")]))
 
 
 def test_a_dialect_of_another_package_says_what_is_fixed_of_it(lsf):
@@ -114,9 +108,9 @@ def test_a_dialect_is_loaded_only_for_what_it_says(lsf, monkeypatch):
 
 def test_a_removed_engine_is_refused_and_its_runs_are_asked_for_by_another():
     with pytest.raises(UsageError, match="muster submits no jobs to Torque"):
-        load_dialect("torque")
-    assert dialect_of_record("torque").name == "pbs"
-    assert dialect_of_record("slurm").name == "slurm"
+        registry.load_dialect("torque")
+    assert registry.dialect_of_record("torque").name == "pbs"
+    assert registry.dialect_of_record("slurm").name == "slurm"
 
 
 def on_path(*names):

@@ -8,15 +8,9 @@ from tests.unit.launcher.model.jobs import AFTER, JOBS, ODD_PATH, request
 
 from torchmuster.core.model.states import JobState
 from torchmuster.errors import UsageError
+from torchmuster.launcher.engines import slurm
 from torchmuster.launcher.engines.base import EngineError, NodeStart
-from torchmuster.launcher.engines.slurm import (
-    DIALECT,
-    PREEMPTION,
-    REASONS,
-    REFUSALS,
-    STATES,
-    shortage,
-)
+from torchmuster.launcher.engines.slurm import DIALECT
 from torchmuster.launcher.model.job import (
     AllocatedNode,
     Allocation,
@@ -152,7 +146,8 @@ def test_sacct_joins_the_components_of_a_job():
 
 
 def test_only_completed_is_a_success():
-    assert [word for word, state in STATES.items() if state is JobState.SUCCEEDED] == ["COMPLETED"]
+    words = [word for word, state in slurm.STATES.items() if state is JobState.SUCCEEDED]
+    assert words == ["COMPLETED"]
 
 
 def test_lines_of_others_are_left_out():
@@ -247,7 +242,7 @@ def test_the_hint_fits_the_limit_that_sbatch_names_before_its_own_sentence(limit
     assert hint in report.hint
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.error)
+@pytest.mark.parametrize("refusal", slurm.REFUSALS, ids=lambda refusal: refusal.error)
 def test_a_hint_names_the_option_of_run_beside_the_key_of_a_workflow(refusal):
     assert ("in a workflow" in refusal.hint) == bool(re.search("exec_timeout|gpu: 0", refusal.hint))
     assert "in a workflow" not in refusal.hint or "--" in refusal.hint.partition("(")[0]
@@ -338,11 +333,11 @@ def waiting(reason, state=JobState.PENDING):
     "reason", [*EVERY_REASON.split(), "ReqNodeNotAvail, UnavailableNodes:n[1-2]"]
 )
 def test_every_reason_of_slurm_is_a_sentence(reason):
-    assert REASONS.explained(waiting(reason)).wait is not None
+    assert slurm.REASONS.explained(waiting(reason)).wait is not None
 
 
 def test_a_reason_is_not_taken_for_another_that_begins_likewise():
-    explain = REASONS.explained
+    explain = slurm.REASONS.explained
     assert explain(waiting("Reservation")).wait != explain(waiting("ReservationDeleted")).wait
     assert explain(waiting("Dependency")).wait.never is False
     assert explain(waiting("DependencyNeverSatisfied")).wait.never is True
@@ -350,7 +345,7 @@ def test_a_reason_is_not_taken_for_another_that_begins_likewise():
 
 def test_an_unknown_reason_and_a_job_that_runs_stay_as_they_are():
     for view in (waiting("SomethingNew"), waiting("Priority", JobState.RUNNING), waiting(None)):
-        assert REASONS.explained(view) == view
+        assert slurm.REASONS.explained(view) == view
 
 
 @pytest.mark.parametrize(
@@ -372,11 +367,11 @@ def test_an_unknown_reason_and_a_job_that_runs_stay_as_they_are():
 )
 def test_what_a_job_waits_for_is_said_only_while_it_waits(line, words):
     view = DIALECT.views(f"squeue|5|{line}\n")["5"]
-    assert describe_job(REASONS.explained(view)).startswith(words)
+    assert describe_job(slurm.REASONS.explained(view)).startswith(words)
 
 
 def test_a_wait_is_told_with_its_meaning_the_schedulers_word_and_a_hint():
-    view = REASONS.explained(waiting("JobHeldUser", JobState.HELD))
+    view = slurm.REASONS.explained(waiting("JobHeldUser", JobState.HELD))
 
     said = "job 5 is held: you have held it (JobHeldUser); `scontrol release JOB` releases it"
     assert describe_job(view) == said
@@ -397,7 +392,7 @@ WAITING_JOB = "JobId=5 JobName=x JobState=PENDING Reason=PartitionNodeLimit Part
     ],
 )  # fmt: skip
 def test_a_partition_is_too_small_only_where_that_is_proven(nodes, cpus, sinfo, said):
-    assert shortage([WAITING_JOB.format(nodes, cpus), sinfo, ""]) == said
+    assert slurm.shortage([WAITING_JOB.format(nodes, cpus), sinfo, ""]) == said
 
 
 PARTITION = (
@@ -421,7 +416,7 @@ def test_the_limits_of_a_partition_prove_that_a_job_never_starts(
 ):
     job = f"{WAITING_JOB.format(nodes, 1)} TimeLimit={limit}"
     answers = [job, "main*|30|8\n", PARTITION.format(most_nodes, most_time)]
-    assert shortage(answers) == said
+    assert slurm.shortage(answers) == said
 
 
 # Recorded from Slurm 22.05, `GraceTime=20`, before and in the grace, and after the requeue.
@@ -446,7 +441,7 @@ UNLIMITED_RUNS = UNLIMITED.replace("PreemptTime=2026-11-28T13:16:58", "PreemptTi
     ],
 )
 def test_the_grace_of_a_job_that_slurm_preempts(said, grace_s):
-    assert PREEMPTION.grace_s(said) == grace_s
+    assert slurm.PREEMPTION.grace_s(said) == grace_s
 
 
 # Recorded from Slurm 22.05, shortened.
@@ -464,7 +459,7 @@ PARTITIONS = "PartitionName=main AllowGroups=ALL OverSubscribe=NO PreemptMode={}
     ],
 )
 def test_whether_slurm_starts_a_preempted_job_again(job, mode, is_the_end):
-    assert PREEMPTION.is_the_end(job, PARTITIONS.format(mode)) is is_the_end
+    assert slurm.PREEMPTION.is_the_end(job, PARTITIONS.format(mode)) is is_the_end
 
 
 @pytest.mark.parametrize(
@@ -476,4 +471,4 @@ def test_whether_slurm_starts_a_preempted_job_again(job, mode, is_the_end):
     ],
 )  # fmt: skip
 def test_what_srun_says_of_a_node_that_is_out_of_the_job(line, is_gone):
-    assert bool(re.search(REASONS.gone, line)) is is_gone
+    assert bool(re.search(slurm.REASONS.gone, line)) is is_gone

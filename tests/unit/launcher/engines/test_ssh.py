@@ -8,20 +8,9 @@ import pytest
 
 from kit.values import run_plan
 from kit.waiting import wait_until
-from torchmuster.core.files.layout import RunDir
-from torchmuster.launcher.engines import ssh_files
+from torchmuster.launcher.engines import ssh_command, ssh_files
 from torchmuster.launcher.engines.ssh import HostPlaces, bad_hosts, place_to_free, workers_of
-from torchmuster.launcher.engines.ssh_command import (
-    HostProblem,
-    SshHost,
-    hint_for,
-    marker_of,
-    no_python,
-    problem_of,
-    remote_command,
-    session_argv,
-    ssh_command,
-)
+from torchmuster.launcher.engines.ssh_command import HostProblem, SshHost, remote_command
 from torchmuster.launcher.engines.ssh_files import FetchedFiles, own_paths
 from torchmuster.launcher.engines.ssh_host import Bundle, RemoteHost
 from torchmuster.launcher.files import code_copy
@@ -62,7 +51,7 @@ def test_interpreter_with_other_than_plain_characters_is_left_out(python):
 
 def test_user_port_and_name_stand_before_the_command():
     host = SshHost(name="n1", user="me", port=2222)
-    argv = session_argv(["ssh", "-F", "x"], host, "true")
+    argv = ssh_command.session_argv(["ssh", "-F", "x"], host, "true")
     assert argv[:3] == ["ssh", "-F", "x"]
     assert argv[-7:] == ["-T", "-l", "me", "-p", "2222", "n1", "true"]
     assert not any("Control" in word for word in argv)
@@ -70,12 +59,13 @@ def test_user_port_and_name_stand_before_the_command():
 
 def test_host_that_looks_like_an_option_is_refused():
     with pytest.raises(ValueError, match="not a valid host"):
-        session_argv(["ssh"], SshHost(name="-oProxyCommand=x"), "true")
+        ssh_command.session_argv(["ssh"], SshHost(name="-oProxyCommand=x"), "true")
 
 
 def test_muster_ssh_takes_the_place_of_ssh():
-    assert ssh_command({}) == ["ssh"]
-    assert ssh_command({"MUSTER_SSH": "ssh -F 'my config'"}) == ["ssh", "-F", "my config"]
+    assert ssh_command.ssh_command({}) == ["ssh"]
+    own = {"MUSTER_SSH": "ssh -F 'my config'"}
+    assert ssh_command.ssh_command(own) == ["ssh", "-F", "my config"]
 
 
 @pytest.mark.parametrize(
@@ -90,27 +80,28 @@ def test_muster_ssh_takes_the_place_of_ssh():
     ],
 )
 def test_words_of_ssh_have_a_hint(words, hint):
-    assert hint in hint_for("n1", words)
+    assert hint in ssh_command.hint_for("n1", words)
 
 
 def test_telling_line_is_found_below_a_banner():
     stderr = "*** Welcome ***\n\nme@n1: Permission denied (publickey).\nbye\n"
-    assert problem_of("n1", stderr, "silence").words == "me@n1: Permission denied (publickey)."
-    assert problem_of("n1", "", "no answer for 10 s").words == "no answer for 10 s"
+    found = ssh_command.problem_of("n1", stderr, "silence")
+    assert found.words == "me@n1: Permission denied (publickey)."
+    assert ssh_command.problem_of("n1", "", "no answer for 10 s").words == "no answer for 10 s"
 
 
 def test_old_python_is_named():
-    assert "(Python 3.9.2)" in no_python("n1", "Python 3.9.2\n").words
+    assert "(Python 3.9.2)" in ssh_command.no_python("n1", "Python 3.9.2\n").words
 
 
 def test_marker_names_the_content():
-    assert marker_of("ab" * 32) == "torchmuster-abababababababab"
+    assert ssh_command.marker_of("ab" * 32) == "torchmuster-abababababababab"
 
 
 @pytest.mark.parametrize(("silent_s", "is_answering"), [(0.0, True), (9.0, True), (11.0, False)])
-def test_a_host_whose_session_is_open_and_silent_does_not_answer(tmp_path, silent_s, is_answering):
+def test_a_host_whose_session_is_open_and_silent_does_not_answer(run_dir, silent_s, is_answering):
     bundle = Bundle(ssh=("ssh",), sha="", root="", files=())
-    host = RemoteHost(SshHost(name="n1"), bundle, RunDir(str(tmp_path)))
+    host = RemoteHost(SshHost(name="n1"), bundle, run_dir)
     host.last_heard -= silent_s
     assert host.is_usable
     assert host.is_answering == is_answering
@@ -195,29 +186,28 @@ class Host:
         self.sent.append(message)
 
 
-def back_to(run_dir, say=print):
-    return FetchedFiles(run_dir, say)
+@pytest.fixture
+def back(run_dir):
+    return FetchedFiles(run_dir, print)
 
 
-def test_pieces_land_at_their_places_also_twice(run_dir, tmp_path):
-    back, host = back_to(run_dir), Host("n1")
+def test_pieces_land_at_their_places_also_twice(back, tmp_path):
     for offset, data in ((0, b"one\n"), (4, b"two\n"), (4, b"two\n")):
-        back.take(piece("logs/main/rank-0.log", offset, data), host)
+        back.take(piece("logs/main/rank-0.log", offset, data), Host("n1"))
     assert (tmp_path / "logs/main/rank-0.log").read_bytes() == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize("name", ["secret", "plan.json", "owner.json", "head.json"])
-def test_files_of_the_client_are_not_overwritten(run_dir, tmp_path, name):
+def test_files_of_the_client_are_not_overwritten(back, tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(FrameError):
-        back_to(run_dir).take(piece(name, 0, b"theirs"), Host("n1"))
+        back.take(piece(name, 0, b"theirs"), Host("n1"))
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_link_is_not_followed(run_dir, tmp_path):
+def test_a_link_is_not_followed(back, tmp_path):
     (tmp_path / "target").write_text("mine")
     (tmp_path / "events.jsonl").symlink_to(tmp_path / "target")
-    back = back_to(run_dir)
     back.take(piece("events.jsonl", 0, b"theirs"), Host("n1"))
     assert (tmp_path / "target").read_text() == "mine"
     assert list(back.copy_of("n1").left_out) == ["events.jsonl"]
@@ -226,7 +216,7 @@ def test_a_link_is_not_followed(run_dir, tmp_path):
 def test_a_full_disk_is_told_and_what_follows_comes_again(run_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(ssh_files, "_AGAIN_S", 0.01)
     said, host = [], Host("n1")
-    back = back_to(run_dir, said.append)
+    back = FetchedFiles(run_dir, said.append)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -245,8 +235,8 @@ def test_a_full_disk_is_told_and_what_follows_comes_again(run_dir, tmp_path, mon
 
 
 @pytest.mark.parametrize("name", ["job.json", "losses.json"])
-def test_what_the_client_acts_upon_is_its_own(run_dir, tmp_path, name):
-    back_to(run_dir).take(piece(name, 0, b"theirs"), Host("n1"))
+def test_what_the_client_acts_upon_is_its_own(back, tmp_path, name):
+    back.take(piece(name, 0, b"theirs"), Host("n1"))
     assert not (tmp_path / name).exists()
 
 
@@ -266,8 +256,8 @@ def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
     assert not list(tmp_path.glob("output-*.part"))
 
 
-def test_record_of_a_new_head_stands_behind_that_of_the_old_one(run_dir, tmp_path):
-    back, old, new = back_to(run_dir), Host("a"), Host("b")
+def test_record_of_a_new_head_stands_behind_that_of_the_old_one(back, tmp_path):
+    old, new = Host("a"), Host("b")
     back.take(piece("events.jsonl", 0, b"old\n"), old)
     back.append_from("b")
     back.take(piece("events.jsonl", 0, b"new\n"), new)
@@ -279,8 +269,7 @@ def test_record_of_a_new_head_stands_behind_that_of_the_old_one(run_dir, tmp_pat
     assert (tmp_path / "events.jsonl").read_bytes() == b"old\nagain\n"
 
 
-def test_a_new_head_does_not_go_on_in_half_a_line_of_the_old_one(run_dir, tmp_path):
-    back = back_to(run_dir)
+def test_a_new_head_does_not_go_on_in_half_a_line_of_the_old_one(back, tmp_path):
     back.take(piece("events.jsonl", 0, b"old\nhal"), Host("a"))
     back.append_from("b")
     back.take(piece("events.jsonl", 0, b"new\n"), Host("b"))

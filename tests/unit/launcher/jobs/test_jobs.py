@@ -14,20 +14,13 @@ from torchmuster.core.model.states import JobState, RunState
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import load_dialect
 from torchmuster.launcher.jobs import jobs
-from torchmuster.launcher.jobs.jobs import (
-    RecordedRequest,
-    describe_lost_head,
-    mark_cancelled,
-    settled_result,
-    write_links,
-)
 from torchmuster.launcher.model.job import JobView
 
 PROGRAM = ("$PYTHON", "/opt/muster/programs/__main__.py", "conduct")
 
 
 def renamed(job, path):
-    again = RecordedRequest(dialect=load_dialect("slurm"), request=job, num_more=0)
+    again = jobs.RecordedRequest(dialect=load_dialect("slurm"), request=job, num_more=0)
     return again.renamed(RunDir(path))
 
 
@@ -58,7 +51,7 @@ def leave(run_dir, result):
     """Leave what a run has of its last job and its end."""
     atomic.write_json(run_dir.job, {"engine": "slurm", "job_id": "5"})
     atomic.write_json(run_dir.result, codec.to_plain(result))
-    write_links(run_dir, Links(ended=result.state.value))
+    jobs.write_links(run_dir, Links(ended=result.state.value))
 
 
 @pytest.fixture
@@ -79,14 +72,14 @@ COMES_BACK = (JobState.PENDING, JobState.REQUEUED, JobState.ENDING, JobState.RUN
 def test_a_preempted_run_is_over_when_its_job_is(run_dir, says, state):
     leave(run_dir, PREEMPTED)
     says(state)
-    assert (settled_result(run_dir) is None) is (state in COMES_BACK)
+    assert (jobs.settled_result(run_dir) is None) is (state in COMES_BACK)
 
 
 def test_a_cancelled_one_is_over_whatever_the_scheduler_says(run_dir, says):
     leave(run_dir, PREEMPTED)
     says(JobState.RUNNING)
-    mark_cancelled(run_dir)
-    assert settled_result(run_dir) == PREEMPTED
+    jobs.mark_cancelled(run_dir)
+    assert jobs.settled_result(run_dir) == PREEMPTED
 
 
 def test_one_whose_time_was_up_is_over_while_pbs_still_ends_its_job(run_dir, says):
@@ -94,7 +87,7 @@ def test_one_whose_time_was_up_is_over_while_pbs_still_ends_its_job(run_dir, say
     result = replace(PREEMPTED, state=RunState.TIMED_OUT, exit_code=143)
     leave(run_dir, result)
     says(JobState.RUNNING)
-    assert settled_result(run_dir) == result
+    assert jobs.settled_result(run_dir) == result
 
 
 # Recorded from OpenPBS 23.06 (`state = free`); the states are those of `man pbsnodes`.
@@ -117,9 +110,9 @@ def test_what_pbs_says_of_the_host_of_the_head_is_told(run_dir, monkeypatch, sai
     monkeypatch.setattr(jobs, "ask_scheduler", lambda argv: asked.append(argv) or answer)
     job = JobView(job_id="5.ctl", state=JobState.RUNNING, nodes=("n3", "n1"))
 
-    assert describe_lost_head(run_dir, job) == words
-    assert describe_lost_head(run_dir, replace(job, nodes=("n1", "n3"))) is None
-    assert describe_lost_head(run_dir, replace(job, state=JobState.PENDING)) is None
+    assert jobs.describe_lost_head(run_dir, job) == words
+    assert jobs.describe_lost_head(run_dir, replace(job, nodes=("n1", "n3"))) is None
+    assert jobs.describe_lost_head(run_dir, replace(job, state=JobState.PENDING)) is None
     assert asked == [["pbsnodes", "n3"], ["pbsnodes", "n1"]]
 
 
@@ -128,7 +121,7 @@ def test_where_a_job_lives_on_without_its_first_node_nothing_is_asked(run_dir, m
     monkeypatch.setattr(jobs, "ask_scheduler", pytest.fail)
     job = JobView(job_id="5", state=JobState.RUNNING, nodes=("n1", "n2"))
 
-    assert describe_lost_head(run_dir, job) is None
+    assert jobs.describe_lost_head(run_dir, job) is None
 
 
 @pytest.mark.parametrize(

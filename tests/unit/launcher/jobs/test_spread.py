@@ -12,14 +12,7 @@ from kit.waiting import wait_until_async
 from torchmuster.core.model.events import AgentJoinedEvent, NodeLostEvent
 from torchmuster.errors import MusterError
 from torchmuster.launcher.engines.allocation import OwnJob
-from torchmuster.launcher.jobs.spread import (
-    ORDER,
-    Spreader,
-    SpreadHosts,
-    SpreadOrder,
-    head_addresses,
-    take_order,
-)
+from torchmuster.launcher.jobs import spread
 from torchmuster.launcher.model.job import AllocatedNode, Allocation
 
 NODES = tuple(AllocatedNode(name=f"n{k}", slot=k - 1) for k in (1, 2, 3))
@@ -39,30 +32,30 @@ class Local:
 
 
 def test_order_comes_through_the_environment_once(monkeypatch):
-    order = SpreadOrder(place=2, host="n3", heads=(("10.0.0.1", 29500), ("10.1.0.1", 29500)))
-    monkeypatch.setenv(ORDER, order.to_text())
-    assert take_order() == order
-    assert ORDER not in os.environ
-    assert take_order() is None
+    order = spread.SpreadOrder(place=2, host="n3", heads=(("10.0.0.1", 29500), ("10.1.0.1", 29500)))
+    monkeypatch.setenv(spread.ORDER, order.to_text())
+    assert spread.take_order() == order
+    assert spread.ORDER not in os.environ
+    assert spread.take_order() is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"place": "x", "host": "n2", "heads": []}'])
 def test_order_of_nobody_is_an_error(monkeypatch, text):
-    monkeypatch.setenv(ORDER, text)
+    monkeypatch.setenv(spread.ORDER, text)
     with pytest.raises(MusterError, match="no order"):
-        take_order()
+        spread.take_order()
 
 
 def test_addresses_of_the_head_are_never_loopback_where_there_is_another():
-    found = head_addresses("localhost", 29500)
+    found = spread.head_addresses("localhost", 29500)
     assert found
     assert all(port == 29500 for _, port in found)
     assert not [a for a, _ in found if a.startswith("127.")] or found == (("127.0.0.1", 29500),)
 
 
 def test_address_of_the_endpoint_comes_first():
-    own = [address for address, _ in head_addresses("localhost", 1)]
-    assert head_addresses(own[-1], 1)[0] == (own[-1], 1)
+    own = [address for address, _ in spread.head_addresses("localhost", 1)]
+    assert spread.head_addresses(own[-1], 1)[0] == (own[-1], 1)
 
 
 @pytest.fixture
@@ -72,8 +65,8 @@ def spreader(tmp_path):
     def make(*command, after_s=0.0):
         dialect = Local(command)
         job = OwnJob(dialect=dialect, allocation=Allocation(job_id="1", nodes=NODES))
-        made = Spreader(
-            party=SpreadHosts(job=job, spreads=True),
+        made = spread.Spreader(
+            party=spread.SpreadHosts(job=job, spreads=True),
             heads=(("10.0.0.1", 1),),
             command=["/bin/muster", "torchrun", "x.py"],
             environment=str(tmp_path / "environment.json"),
@@ -103,7 +96,7 @@ async def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tm
     await made.close()
     first = made.starts[0]
     assert (first.node, first.slot) == ("n2", 1)
-    assert [f"{ORDER}=" in word for word in first.command].count(True) == 1
+    assert [f"{spread.ORDER}=" in word for word in first.command].count(True) == 1
     assert list(first.command[-3:]) == ["/bin/muster", "torchrun", "x.py"]
     assert made.said == [
         "torchrun was started on n1 only: started here for n2, n3 too (--no-spread leaves that to you)"
@@ -160,5 +153,5 @@ async def test_host_that_was_started_here_is_ours(spreader):
 
 
 def test_order_is_plain_json():
-    order = SpreadOrder(place=1, host=socket.gethostname(), heads=(("::1", 5),))
+    order = spread.SpreadOrder(place=1, host=socket.gethostname(), heads=(("::1", 5),))
     assert json.loads(order.to_text())["heads"] == [["::1", 5]]

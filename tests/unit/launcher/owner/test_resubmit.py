@@ -75,13 +75,6 @@ def test_a_new_job_waits_for_the_end_of_its_submitter_without_its_variables(chai
     assert read_links(run_dir).newest.job_id == "8.ctl"
 
 
-def test_a_refused_way_is_followed_by_the_next_with_its_reason(chain):
-    goes_on, said = go_on(chain(scontrol=(1, "no permission\n"), sbatch=(0, "8\n")))
-    assert goes_on
-    assert said[0] == "the run can't continue by requeue: no permission"
-    assert said[1] == "the run continues: link 2 of 3 is job 8, by submit"
-
-
 def test_a_refused_requeue_leaves_no_link(chain, run_dir):
     assert not go_on(chain(scontrol=(1, "no"), sbatch=(1, "no")))[0]
     links = read_links(run_dir)
@@ -89,7 +82,7 @@ def test_a_refused_requeue_leaves_no_link(chain, run_dir):
 
 
 def test_a_server_that_is_away_for_a_while_does_not_end_the_run(chain):
-    made, pauses = chain(scontrol=(1, "no"), sbatch=(1, AWAY)), []
+    made, pauses = chain(scontrol=(1, "no\n"), sbatch=(1, AWAY)), []
 
     def pause(seconds):
         pauses.append(seconds)

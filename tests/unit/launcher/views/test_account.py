@@ -264,10 +264,10 @@ def test_a_shown_id_is_short_and_finds_its_run_also_where_it_is_a_part_of_anothe
 def test_a_script_s_name_breaks_no_line_of_a_view(run_dir, command):
     leave_plan(run_dir, target="train.py\nstate    succeeded\x1b[2J")
 
-    lines = CliRunner().invoke(command[0], command[1:]).output.split("\n")
+    shown = CliRunner().invoke(command[0], command[1:]).output.split("\n")
 
-    assert [line for line in lines if "train.py\\nstate    succeeded\\x1b[2J" in line]
-    assert not [line for line in lines if line.startswith("state    succeeded")]
+    assert [line for line in shown if "train.py\\nstate    succeeded\\x1b[2J" in line]
+    assert not [line for line in shown if line.startswith("state    succeeded")]
 
 
 def test_an_ambiguous_word_names_five_candidates_and_how_many_more(run_dir):

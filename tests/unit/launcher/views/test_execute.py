@@ -10,17 +10,11 @@ import threading
 import pytest
 
 from torchmuster.launcher.net.part_messages import EXEC_WINDOW_BYTES
-from torchmuster.launcher.views.execute import (
-    DEFAULT_SIZE,
-    ExecResult,
-    InputThread,
-    OutputThread,
-    RawTerminal,
-)
+from torchmuster.launcher.views import execute
 
 
 def test_the_highest_code_is_the_code_of_all():
-    assert ExecResult(codes={"a": 0, "b": 3, "c": 1}).exit_code == 3
+    assert execute.ExecResult(codes={"a": 0, "b": 3, "c": 1}).exit_code == 3
 
 
 LIMIT_S = 90.0
@@ -50,7 +44,7 @@ def test_no_more_than_a_window_is_read_until_it_was_taken(tmp_path):
     (tmp_path / "x").write_bytes(content)
     typed = Typed()
     with (tmp_path / "x").open("rb") as file:
-        reading = InputThread(file.fileno(), typed)
+        reading = execute.InputThread(file.fileno(), typed)
         reading.start()
         assert typed.wait_for(lambda: len(typed.data) == EXEC_WINDOW_BYTES)
         assert not typed.wait_for(lambda: len(typed.data) > EXEC_WINDOW_BYTES, 0.3)
@@ -64,14 +58,14 @@ def test_an_input_that_is_closed_is_one_that_has_ended():
     ours, theirs = os.pipe()
     os.close(ours)
     os.close(theirs)
-    InputThread(ours, typed).start()
+    execute.InputThread(ours, typed).start()
     assert typed.wait_for(lambda: typed.has_ended)
 
 
 def test_what_is_typed_behind_the_stop_is_left_for_the_next_reader():
     typed = Typed()
     ours, theirs = os.pipe()
-    reading = InputThread(ours, typed)
+    reading = execute.InputThread(ours, typed)
     reading.start()
     os.write(theirs, b"c")
     assert typed.wait_for(lambda: typed.data == b"c")
@@ -86,7 +80,7 @@ def test_what_is_typed_behind_the_stop_is_left_for_the_next_reader():
 async def write_all(write, pieces):
     """Return (what was taken, what was said of a failure) for these pieces."""
     taken, broken = [], []
-    output = OutputThread(write, lambda *piece: taken.append(piece), broken.append)
+    output = execute.OutputThread(write, lambda *piece: taken.append(piece), broken.append)
     output.start()
     for piece in pieces:
         output.put(*piece)
@@ -122,7 +116,7 @@ async def test_an_output_that_fails_is_told_once(error, said):
 
 async def test_leaving_does_not_wait_for_a_reader_that_never_reads():
     stuck = threading.Event()
-    output = OutputThread(lambda *piece: stuck.wait(3600), lambda *piece: None, print)
+    output = execute.OutputThread(lambda *piece: stuck.wait(3600), lambda *piece: None, print)
     output.start()
     output.put("1", "t", 1, b"a")
     try:
@@ -145,34 +139,34 @@ def echoes(fd):
 
 def test_raw_mode_is_on_inside_and_off_outside(terminal):
     before = termios.tcgetattr(terminal)
-    with RawTerminal(terminal) as raw:
+    with execute.RawTerminal(terminal) as raw:
         assert (raw.is_raw, echoes(terminal)) == (True, False)
     assert termios.tcgetattr(terminal) == before
 
 
 def test_an_error_puts_the_terminal_back(terminal):
     before = termios.tcgetattr(terminal)
-    with pytest.raises(KeyError), RawTerminal(terminal):
+    with pytest.raises(KeyError), execute.RawTerminal(terminal):
         raise KeyError
     assert termios.tcgetattr(terminal) == before
 
 
 def test_raw_mode_comes_back_after_a_stop(terminal):
     before = termios.tcgetattr(terminal)
-    with RawTerminal(terminal) as raw:
+    with execute.RawTerminal(terminal) as raw:
         termios.tcsetattr(terminal, termios.TCSANOW, before)  # what a shell does
         raw.again()
         assert not echoes(terminal)
 
 
 def test_what_is_no_terminal_is_left_alone():
-    with open(os.devnull) as file, RawTerminal(file.fileno()) as raw:
-        assert (raw.is_raw, raw.size()) == (False, DEFAULT_SIZE)
-    with RawTerminal(None) as raw:
+    with open(os.devnull) as file, execute.RawTerminal(file.fileno()) as raw:
+        assert (raw.is_raw, raw.size()) == (False, execute.DEFAULT_SIZE)
+    with execute.RawTerminal(None) as raw:
         assert not raw.is_raw
 
 
 def test_the_size_is_the_terminal_s(terminal):
-    assert RawTerminal(terminal).size() == DEFAULT_SIZE, "a terminal without a size"
+    assert execute.RawTerminal(terminal).size() == execute.DEFAULT_SIZE, "a terminal without a size"
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 33, 101, 0, 0))
-    assert RawTerminal(terminal).size() == (33, 101)
+    assert execute.RawTerminal(terminal).size() == (33, 101)
