@@ -60,7 +60,7 @@ def test_address_of_the_endpoint_comes_first():
 
 @pytest.fixture
 def spreader(tmp_path):
-    """Return a function that makes a spreader whose agents are this command."""
+    """Return a function that begins a spreader whose agents are this command."""
 
     def make(*command, after_s=0.0):
         dialect = Local(command)
@@ -73,7 +73,7 @@ def spreader(tmp_path):
             after_s=after_s,
         )
         made.said, made.starts = [], dialect.starts
-        made.note = lambda event: made.said.append(event.text)
+        made.begin(lambda event: made.said.append(event.text))
         return made
 
     return make
@@ -88,8 +88,6 @@ FOREVER = (sys.executable, "-c", "import signal; signal.pause()")
 
 async def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tmp_path):
     made = spreader(*FOREVER)
-
-    made.begin(made.note)
     await wait_until_async(lambda: len(made.starts) == 2, "two starts")
     pids = [start.child.pid for start in made._starts.values()]
     mode = os.stat(tmp_path / "environment.json").st_mode & 0o777
@@ -108,8 +106,6 @@ async def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tm
 
 async def test_nothing_is_started_when_an_agent_of_another_host_calls(spreader):
     made = spreader(*FOREVER, after_s=30.0)
-
-    made.begin(made.note)
     made.hear(joined("n1"))  # the head's own
     made.hear(joined("n3"))
     await asyncio.wait_for(made._task, 60)
@@ -120,8 +116,6 @@ async def test_nothing_is_started_when_an_agent_of_another_host_calls(spreader):
 
 async def test_start_that_fails_is_tried_three_times_and_named(spreader):
     made = spreader(sys.executable, "-c", "raise SystemExit(4)")
-
-    made.begin(made.note)
     await wait_until_async(lambda: len(made.said) == 7, "the last try")
     await made.close()
     assert len(made.starts) == 6
@@ -130,8 +124,6 @@ async def test_start_that_fails_is_tried_three_times_and_named(spreader):
 
 async def test_lost_agent_is_started_again_when_what_started_it_has_ended(spreader):
     made = spreader(*FOREVER)
-
-    made.begin(made.note)
     await wait_until_async(lambda: len(made.starts) == 2, "two starts")
     made.hear(joined("n2"))
     made.hear(NodeLostEvent(node="n2", why="killed"))
@@ -144,8 +136,6 @@ async def test_lost_agent_is_started_again_when_what_started_it_has_ended(spread
 
 async def test_host_that_was_started_here_is_ours(spreader):
     made = spreader(*FOREVER)
-
-    made.begin(made.note)
     await wait_until_async(lambda: made._starts, "a start")
     ours = made.is_ours("n2.cluster.site"), made.is_ours("n9")
     await made.close()
