@@ -6,6 +6,7 @@ import os
 import time
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -65,14 +66,12 @@ def age(path, days):
 
 
 def snapshot(run_dir, step, *, damage=False):
-    path = os.path.join(run_dir.snapshots, f"step-{step:09d}")
-    os.makedirs(path)
-    with open(os.path.join(path, "data-00000.bin"), "wb") as file:
-        file.write(b"x" * (5000 if damage else 9000))
+    path = Path(run_dir.snapshots, f"step-{step:09d}")
+    path.mkdir(parents=True)
+    (path / "data-00000.bin").write_bytes(b"x" * (5000 if damage else 9000))
     body = json.dumps({"files": {"data-00000.bin": [9000, 1]}}).encode()
     head = b"torchmuster-snapshot 1 crc32=%08x bytes=%d\n" % (zlib.crc32(body), len(body))
-    with open(os.path.join(path, "manifest.json"), "wb") as file:
-        file.write(head + body)
+    (path / "manifest.json").write_bytes(head + body)
     return path
 
 
@@ -181,8 +180,8 @@ def test_a_run_that_is_itself_a_link_is_left_alone(home, make, tmp_path):
 
 def test_a_folder_that_becomes_a_link_meanwhile_is_not_entered(make, tmp_path):
     run_dir = make("r")
-    snapshot(run_dir, 1)
-    snapshot(run_dir, 2)
+    for step in (1, 2):
+        snapshot(run_dir, step)
     age(run_dir.path, 40)
     (removal,) = plan(keep_last_snapshot=True).removals
     os.rename(run_dir.snapshots, tmp_path / "moved")
@@ -232,9 +231,8 @@ def test_where_no_snapshot_is_good_all_stay(make):
 )
 def test_a_torn_manifest_makes_no_good_snapshot(make, manifest):
     path = snapshot(make("r"), 1)
-    with open(os.path.join(path, "manifest.json"), "wb") as file:
-        file.write(manifest)
-    assert not is_good_snapshot(path)
+    (path / "manifest.json").write_bytes(manifest)
+    assert not is_good_snapshot(str(path))
 
 
 def test_a_removal_that_was_cut_short_is_ended_by_the_next(home):
