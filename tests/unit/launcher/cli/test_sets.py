@@ -10,12 +10,15 @@ from torchmuster.launcher.cli.sets import MANY, spread
     ("line", "spread_line"),
     [
         ("--set a=1 b=2 train.yaml --set c=3", "--set a=1 --set b=2 train.yaml --set c=3"),
-        # a value may look like a file that is not there
         ("--set n=1 data=x.yaml train.yaml", "--set n=1 --set data=x.yaml train.yaml"),
-        # another option ends the values
         ("--set a=1 --json b=2", "--set a=1 --json b=2"),
-        # nothing is spread behind two hyphens
         ("-- --set a=1 b=2", "-- --set a=1 b=2"),
+    ],
+    ids=[
+        "each value",
+        "a value that looks like a file that is not there",
+        "another option ends the values",
+        "nothing behind two hyphens",
     ],
 )
 def test_each_value_gets_an_option_of_its_own(line, spread_line):

@@ -27,6 +27,7 @@ def job_of(engine):
         ("slurm", command_output("left|10:00\n"), "1600"),
         ("pbs", command_output("qstat: cannot connect", status=111), ""),
     ],
+    ids=["it tells", "it does not"],
 )
 def test_the_end_that_a_scheduler_tells_is_left_to_the_agents(monkeypatch, engine, answer, ends_at):
     monkeypatch.setenv(ALLOCATION_ENDS_AT, "")

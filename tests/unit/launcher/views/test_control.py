@@ -46,6 +46,7 @@ def test_ranks_come_in_the_order_of_their_numbers(view):
         (LogChoice(attempt=1), "no attempt 1", "it has attempts 0,2,10"),
         (LogChoice(attempt=2, rank=3), "no log of rank 3", "it has logs of ranks 0-2"),
     ],
+    ids=["an attempt that never was", "a rank without a log"],
 )
 def test_what_has_no_log_is_refused_with_those_that_have_one(view, choice, what, why):
     with pytest.raises(NotFoundError, match=what) as caught:

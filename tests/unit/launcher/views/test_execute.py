@@ -102,9 +102,10 @@ FULL = OSError(28, "No space left on device")
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (BrokenPipeError(), None),  # a reader that has gone: without a word
+        (BrokenPipeError(), None),
         (FULL, "the output can't be written: No space left on device"),
     ],
+    ids=["a reader that has gone: without a word", "a full disk: in its words"],
 )
 async def test_an_output_that_fails_is_told_once(error, said):
     def write(task, stream, data):
