@@ -10,6 +10,7 @@ from torchmuster.core.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import Result
 from torchmuster.core.net import messages
+from torchmuster.core.proc import CommandOutput
 
 READY = messages.SpawnerReady(python="3.11", torch="2.13", forks=True)
 _OF_PROGRAM = {field.name for field in dataclasses.fields(Program)}
@@ -81,3 +82,8 @@ def member_of(number, network=None, net="10.0.0"):
     place, network = number - 1, f"net{number}" if network is None else network
     said = hello(f"n{number}", pid=number, place=place, wants_place_0=not place, network_id=network)
     return Member(hello=said, channel=Peer(f"{net}.{number}"), heard_at=0.0, place=place)
+
+
+def command_output(stdout="", stderr="", status=0):
+    """Return what a command has said, a scheduler's as a rule."""
+    return CommandOutput(status=status, stdout=stdout.encode(), stderr=stderr.encode())

@@ -12,12 +12,10 @@ from torchmuster.launcher.cli.prune import prune
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    folder = tmp_path / "home/runs/r"
+def run(home):
+    folder = home / "runs/r"
     folder.mkdir(parents=True)
-    run_dir = RunDir(str(folder))
-    write_json(run_dir.result, {"state": "succeeded"})
+    write_json(RunDir(str(folder)).result, {"state": "succeeded"})
     return folder
 
 

@@ -6,10 +6,23 @@ from torchmuster.errors import UsageError
 from torchmuster.launcher.cli.sets import MANY, spread
 
 
-def test_each_value_gets_an_option_of_its_own():
-    words = ["--set", "a=1", "b=2", "train.yaml", "--set", "c=3"]
-
-    assert spread(words) == ["--set", "a=1", "--set", "b=2", "train.yaml", "--set", "c=3"]
+@pytest.mark.parametrize(
+    ("line", "spread_line"),
+    [
+        ("--set a=1 b=2 train.yaml --set c=3", "--set a=1 --set b=2 train.yaml --set c=3"),
+        ("--set n=1 data=x.yaml train.yaml", "--set n=1 --set data=x.yaml train.yaml"),
+        ("--set a=1 --json b=2", "--set a=1 --json b=2"),
+        ("-- --set a=1 b=2", "-- --set a=1 b=2"),
+    ],
+    ids=[
+        "each value",
+        "a value that looks like a file that is not there",
+        "another option ends the values",
+        "nothing behind two hyphens",
+    ],
+)
+def test_each_value_gets_an_option_of_its_own(line, spread_line):
+    assert spread(line.split()) == spread_line.split()
 
 
 @pytest.mark.parametrize("option", MANY)
@@ -32,24 +45,6 @@ def test_an_option_without_a_value_does_not_take_the_file(tmp_path):
         spread(["--set", str(file)])
 
     assert caught.value.where == str(file)
-
-
-def test_a_value_may_look_like_a_file_that_is_not_there():
-    words = ["--set", "n=1", "data=x.yaml", "train.yaml"]
-
-    assert spread(words) == ["--set", "n=1", "--set", "data=x.yaml", "train.yaml"]
-
-
-def test_another_option_ends_the_values():
-    words = ["--set", "a=1", "--json", "b=2"]
-
-    assert spread(words) == words
-
-
-def test_nothing_is_spread_behind_two_hyphens():
-    words = ["--", "--set", "a=1", "b=2"]
-
-    assert spread(words) == words
 
 
 @given(st.lists(st.sampled_from(["--set", "--set-env", "a=1", "b=2", "x", "--json", "--", "="])))

@@ -1,5 +1,6 @@
 """Scripts word for word, and answers recorded from Slurm 22.05.8 with two nodes."""
 
+import math
 import re
 
 import pytest
@@ -8,10 +9,12 @@ from tests.unit.launcher.model.jobs import AFTER, JOBS, ODD_PATH, request
 from torchmuster.errors import UsageError
 from torchmuster.launcher.engines import slurm
 from torchmuster.launcher.engines.base import EngineError, NodeStart
-from torchmuster.launcher.engines.slurm import DIALECT, REASONS, REFUSALS, STATES
+from torchmuster.launcher.engines.slurm import DIALECT
 from torchmuster.launcher.model.job import (
     AllocatedNode,
+    Allocation,
     JobState,
+    JobView,
     NodeChunk,
     NodeLauncher,
     describe_job,
@@ -57,43 +60,16 @@ HET = {
 }
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        # Of Slurm 22.05 and 24.11, with accounts, a prolog that fails, and `scontrol suspend`.
-        (
-            "PENDING|Job's account not permitted to use this partition (high allows root not other)|N/A|",
-            "job 5 is pending: its account may not use this partition (",
-        ),
-        (
-            "PENDING|launch failed requeued held|N/A|",
-            "job 5 is pending: a node could not start it, as when its prologue fails: it is back in the queue, held (",
-        ),
-        ("SUSPENDED|None|N/A|n1", "job 5 is suspended on n1"),
-        ("RUNNING|Prolog|2026-11-21T13:22:02|n1", "job 5 is running on n1"),
-        ("RUNNING|BeginTime|2026-11-21T13:22:02|n1", "job 5 is running on n1"),
-    ],
-)
-def test_what_a_job_waits_for_is_said_only_while_it_waits(line, words):
-    view = DIALECT.views(f"squeue|5|{line}\n")["5"]
-    assert describe_job(REASONS.explained(view)).startswith(words)
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_whole_script(name, golden):
     golden("scripts/slurm.txt", name, DIALECT.script(JOBS[name]))
 
 
-def test_site_key_takes_the_place_of_ours():
-    chunk = NodeChunk(gpus=4, extra=(("gpus-per-node", "a100:4"),))
+def test_key_and_line_of_the_site_take_the_place_of_ours():
+    chunk = NodeChunk(gpus=4, memory_bytes=1 << 30, extra=(("gpus-per-node", "a100:4"),))
     script = DIALECT.script(request(chunks=(chunk,), directives=("#SBATCH --mem=0",)))
-    assert script.count("gpus-per-node") == 1
-    assert "#SBATCH --gpus-per-node=a100:4\n" in script
-
-
-def test_site_line_takes_the_place_of_ours():
-    script = DIALECT.script(request(directives=("#SBATCH --mem=0",)))
-    assert [line for line in script.splitlines() if "--mem" in line] == ["#SBATCH --mem=0"]
+    ours = [line for line in script.splitlines() if "--mem" in line or "gpus-per-node" in line]
+    assert ours == ["#SBATCH --gpus-per-node=a100:4", "#SBATCH --mem=0"]
 
 
 def test_backslash_in_the_log_path_is_refused():
@@ -102,13 +78,9 @@ def test_backslash_in_the_log_path_is_refused():
 
 
 def test_submit_names_dependencies_and_ends_what_can_never_run():
-    assert DIALECT.submit_argv(AFTER, "/r/job.sh") == [
-        "sbatch",
-        "--parsable",
-        "--dependency=afterok:1.ctl,afterok:2.ctl,afterany:3.ctl",
-        "--kill-on-invalid-dep=yes",
-        "/r/job.sh",
-    ]
+    after = "--dependency=afterok:1.ctl,afterok:2.ctl,afterany:3.ctl"
+    argv = ["sbatch", "--parsable", after, "--kill-on-invalid-dep=yes", "/r/job.sh"]
+    assert DIALECT.submit_argv(AFTER, "/r/job.sh") == argv
 
 
 def test_odd_log_path_is_an_argument_without_patterns():
@@ -174,7 +146,8 @@ def test_sacct_joins_the_components_of_a_job():
 
 
 def test_only_completed_is_a_success():
-    assert [word for word, state in STATES.items() if state is JobState.SUCCEEDED] == ["COMPLETED"]
+    words = [word for word, state in slurm.STATES.items() if state is JobState.SUCCEEDED]
+    assert words == ["COMPLETED"]
 
 
 def test_lines_of_others_are_left_out():
@@ -195,27 +168,12 @@ def test_status_forms_cover_sites_without_accounting():
 
 def test_agent_is_started_beside_other_steps_on_all_cpus():
     start = NodeStart(node="n2", command=("/bin/x", "y"), cpus=8, het_group=1)
-    assert DIALECT.node_argv(start) == [
-        "srun",
-        "--nodes=1",
-        "--ntasks=1",
-        "--overlap",
-        "--mem=0",
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--no-kill",
-        "--input=none",
-        "--unbuffered",
-        "--export=ALL",
-        "--nodelist=n2",
-        "--cpus-per-task=8",
-        "--het-group=1",
-        "--",
-        "/bin/x",
-        "y",
-    ]
+    line = """
+        srun --nodes=1 --ntasks=1 --overlap --mem=0 --cpu-bind=none --mpi=none
+            --kill-on-bad-exit=0 --wait=0 --no-kill --input=none --unbuffered --export=ALL
+            --nodelist=n2 --cpus-per-task=8 --het-group=1 -- /bin/x y
+    """
+    assert DIALECT.node_argv(start) == line.split()
 
 
 def test_slurm_starts_nothing_by_pbsdsh():
@@ -224,21 +182,16 @@ def test_slurm_starts_nothing_by_pbsdsh():
 
 
 def test_allocation_as_recorded():
-    found = DIALECT.allocation(
-        {
-            "SLURM_JOB_ID": "1",
-            "SLURM_JOB_NODELIST": "n[1-2]",
-            "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
-            "SLURM_TASKS_PER_NODE": "1(x2)",
-            "MUSTER_JOB_ENDS_AT": "1795270870",
-        },
-        open,
-    )
-    assert found.nodes == (
-        AllocatedNode(name="n1", cpus=4, slot=0),
-        AllocatedNode(name="n2", cpus=4, slot=1),
-    )
-    assert (found.job_id, found.ends_at) == ("1", 1795270870.0)
+    job = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+        "MUSTER_JOB_ENDS_AT": "1795270870",
+    }
+    nodes = tuple(AllocatedNode(name=f"n{k + 1}", cpus=4, slot=k) for k in (0, 1))
+    found = Allocation(job_id="1", nodes=nodes, ends_at=1795270870.0)
+    assert DIALECT.allocation(job, open) == found
 
 
 def test_allocation_of_a_heterogeneous_job():
@@ -252,12 +205,11 @@ def test_allocation_of_a_heterogeneous_job():
 
 
 def test_later_slurm_tells_the_end():
-    found = DIALECT.allocation(
-        {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_END_TIME": "1795270000"}
-        | {"MUSTER_JOB_ENDS_AT": "1"},
-        open,
+    job = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n1", "MUSTER_JOB_ENDS_AT": "1"}
+    assert (
+        DIALECT.allocation({**job, "SLURM_JOB_END_TIME": "1795270000"}, open).ends_at
+        == 1795270000.0
     )
-    assert found.ends_at == 1795270000.0
 
 
 def test_broken_allocation_is_an_error():
@@ -290,7 +242,7 @@ def test_the_hint_fits_the_limit_that_sbatch_names_before_its_own_sentence(limit
     assert hint in report.hint
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.error)
+@pytest.mark.parametrize("refusal", slurm.REFUSALS, ids=lambda refusal: refusal.error)
 def test_a_hint_names_the_option_of_run_beside_the_key_of_a_workflow(refusal):
     assert ("in a workflow" in refusal.hint) == bool(re.search("exec_timeout|gpu: 0", refusal.hint))
     assert "in a workflow" not in refusal.hint or "--" in refusal.hint.partition("(")[0]
@@ -350,4 +302,173 @@ JOB = (
     ],
 )
 def test_a_lost_node_is_one_that_slurm_calls_down_or_has_taken_from_the_job(said, words):
-    assert slurm.DIALECT.lost_node.is_lost(said, "n1") == words
+    assert DIALECT.lost_node.is_lost(said, "n1") == words
+
+
+# Source: https://slurm.schedmd.com/job_reason_codes.html
+EVERY_REASON = """
+AccountingPolicy AccountNotAllowed AssocGrpBB AssocGrpCpuLimit AssocGrpCPUMinutesLimit
+AssocGrpCPURunMinutesLimit AssocGrpGRES AssocGrpGRESMinutes AssocGrpJobsLimit AssocGrpMemLimit
+AssocGrpNodeLimit AssocGrpSubmitJobsLimit AssocGrpWallLimit AssociationJobLimit
+AssocMaxBBMinutesPerJob AssocMaxCpuPerJobLimit AssocMaxJobsLimit AssocMaxMemPerJob
+AssocMaxNodePerJobLimit AssocMaxSubmitJobLimit AssocMaxWallDurationPerJobLimit BadConstraints
+BeginTime BurstBufferOperation BurstBufferResources BurstBufferStageIn Cleaning DeadLine Dependency
+DependencyNeverSatisfied FedJobLock FrontEndDown InvalidAccount InvalidQOS JobArrayTaskLimit
+JobHeldAdmin JobHeldUser JobHoldMaxRequeue JobLaunchFailure Licenses MaxMemPerLimit NodeDown
+NonZeroExitCode OutOfMemory PartitionConfig PartitionDown PartitionInactive PartitionNodeLimit
+PartitionTimeLimit PowerNotAvail PowerReserved Priority Prolog QOSGrpCpuLimit QOSGrpGRES
+QOSGrpJobsLimit QOSGrpMemLimit QOSGrpNodeLimit QOSGrpWallLimit QOSJobLimit QOSMaxCpuPerJobLimit
+QOSMaxCpuPerUserLimit QOSMaxJobsPerUserLimit QOSMaxNodePerJobLimit QOSMaxSubmitJobPerUserLimit
+QOSMaxWallDurationPerJobLimit QOSMinCpuNotSatisfied QOSMinGRES QOSNotAllowed QOSResourceLimit
+QOSTimeLimit QOSUsageThreshold ReqNodeNotAvail Reservation ReservationDeleted Resources
+SystemFailure
+"""
+
+
+def waiting(reason, state=JobState.PENDING):
+    return JobView(job_id="5", state=state, reason=reason)
+
+
+@pytest.mark.parametrize(
+    "reason", [*EVERY_REASON.split(), "ReqNodeNotAvail, UnavailableNodes:n[1-2]"]
+)
+def test_every_reason_of_slurm_is_a_sentence(reason):
+    assert slurm.REASONS.explained(waiting(reason)).wait is not None
+
+
+def test_a_reason_is_not_taken_for_another_that_begins_likewise():
+    explain = slurm.REASONS.explained
+    assert explain(waiting("Reservation")).wait != explain(waiting("ReservationDeleted")).wait
+    assert explain(waiting("Dependency")).wait.never is False
+    assert explain(waiting("DependencyNeverSatisfied")).wait.never is True
+
+
+def test_an_unknown_reason_and_a_job_that_runs_stay_as_they_are():
+    for view in (waiting("SomethingNew"), waiting("Priority", JobState.RUNNING), waiting(None)):
+        assert slurm.REASONS.explained(view) == view
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        # Of Slurm 22.05 and 24.11, with accounts, a prolog that fails, and `scontrol suspend`.
+        (
+            "PENDING|Job's account not permitted to use this partition (high allows root not other)|N/A|",
+            "job 5 is pending: its account may not use this partition (",
+        ),
+        (
+            "PENDING|launch failed requeued held|N/A|",
+            "job 5 is pending: a node could not start it, as when its prologue fails: it is back in the queue, held (",
+        ),
+        ("SUSPENDED|None|N/A|n1", "job 5 is suspended on n1"),
+        ("RUNNING|Prolog|2026-11-21T13:22:02|n1", "job 5 is running on n1"),
+        ("RUNNING|BeginTime|2026-11-21T13:22:02|n1", "job 5 is running on n1"),
+    ],
+)
+def test_what_a_job_waits_for_is_said_only_while_it_waits(line, words):
+    view = DIALECT.views(f"squeue|5|{line}\n")["5"]
+    assert describe_job(slurm.REASONS.explained(view)).startswith(words)
+
+
+def test_a_wait_is_told_with_its_meaning_the_schedulers_word_and_a_hint():
+    view = slurm.REASONS.explained(waiting("JobHeldUser", JobState.HELD))
+
+    said = "job 5 is held: you have held it (JobHeldUser); `scontrol release JOB` releases it"
+    assert describe_job(view) == said
+
+
+WAITING_JOB = "JobId=5 JobName=x JobState=PENDING Reason=PartitionNodeLimit Partition=main NumNodes={} MinCPUsNode={}"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cpus", "sinfo", "said"),
+    [
+        ("9-9", 1, "main*|3|8\n", "partition main has 3 nodes of 8 CPUs; the job asks for 9 nodes"),
+        ("2", 16, "main*|3|8\n", "partition main has 3 nodes of 8 CPUs; the job asks for 2 nodes of at least 16 CPUs"),
+        ("3-3", 12, "main|2|16\nmain|4|8\nbig|9|64\n", "partition main has 2 nodes of 16 CPUs and 4 nodes of 8 CPUs; the job asks for 3 nodes of at least 12 CPUs"),
+        ("3-3", 8, "main|2|16\nmain|4|8\n", None),  # large enough: nodes may be down
+        ("1-9", 8, "main|2|16\n", None),  # the least that will do is there
+        ("9", 1, "", None),  # nobody told
+    ],
+)  # fmt: skip
+def test_a_partition_is_too_small_only_where_that_is_proven(nodes, cpus, sinfo, said):
+    assert slurm.shortage([WAITING_JOB.format(nodes, cpus), sinfo, ""]) == said
+
+
+PARTITION = (
+    "PartitionName=big AllowGroups=ALL MaxNodes=1 MaxTime=00:01:00 State=UP\n"
+    "PartitionName=main AllowGroups=ALL DefaultTime=NONE MaxNodes={} MaxTime={} State=UP\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "nodes", "most_nodes", "most_time", "said"),
+    [
+        ("02:00:00", 1, "UNLIMITED", "01:00:00", "partition main allows 01:00:00; the job asks for 02:00:00"),
+        ("2-00:00:00", 1, "UNLIMITED", "1-00:00:00", "partition main allows 1-00:00:00; the job asks for 2-00:00:00"),
+        ("01:00:00", 3, "2", "01:00:00", "partition main allows a job 2 nodes; it asks for 3"),
+        ("01:00:00", 2, "2", "UNLIMITED", None),
+        ("UNLIMITED", 2, "2", "01:00:00", None),  # Slurm gives it the partition's
+    ],
+)  # fmt: skip
+def test_the_limits_of_a_partition_prove_that_a_job_never_starts(
+    limit, nodes, most_nodes, most_time, said
+):
+    job = f"{WAITING_JOB.format(nodes, 1)} TimeLimit={limit}"
+    answers = [job, "main*|30|8\n", PARTITION.format(most_nodes, most_time)]
+    assert slurm.shortage(answers) == said
+
+
+# Recorded from Slurm 22.05, `GraceTime=20`, before and in the grace, and after the requeue.
+RUNS = "JobId=1 JobState=RUNNING Reason=None StartTime=2026-11-27T23:53:01 EndTime=2027-11-27T23:53:01 PreemptEligibleTime=2026-11-27T23:53:01 PreemptTime=None"
+GRACE = "JobId=1 JobState=RUNNING Reason=None StartTime=2026-11-27T23:53:01 EndTime=2026-11-27T23:53:22 PreemptEligibleTime=2026-11-27T23:53:01 PreemptTime=2026-11-27T23:53:02"
+BEHIND = "JobId=1 JobState=COMPLETING Reason=None Requeue=1 Restarts=1 StartTime=2026-11-27T23:53:24 EndTime=Unknown SuspendTime=None"
+
+
+UNLIMITED = "JobId=5 JobState=RUNNING Reason=None TimeLimit=UNLIMITED StartTime=2026-11-28T13:16:56 EndTime=Unknown PreemptEligibleTime=2026-11-28T13:16:56 PreemptTime=2026-11-28T13:16:58"
+UNLIMITED_RUNS = UNLIMITED.replace("PreemptTime=2026-11-28T13:16:58", "PreemptTime=None")
+
+
+@pytest.mark.parametrize(
+    ("said", "grace_s"),
+    [
+        (RUNS, None),
+        (GRACE, 20.0),
+        (BEHIND, None),
+        (UNLIMITED, math.inf),
+        (UNLIMITED_RUNS, None),
+        ("", None),
+    ],
+)
+def test_the_grace_of_a_job_that_slurm_preempts(said, grace_s):
+    assert slurm.PREEMPTION.grace_s(said) == grace_s
+
+
+# Recorded from Slurm 22.05, shortened.
+PARTITIONS = "PartitionName=main AllowGroups=ALL OverSubscribe=NO PreemptMode={} State=UP\nPartitionName=urgent PreemptMode=OFF State=UP"
+
+
+@pytest.mark.parametrize(
+    ("job", "mode", "is_the_end"),
+    [
+        ("JobId=1 Requeue=1 Partition=main", "CANCEL", True),
+        ("JobId=1 Requeue=1 Partition=main", "REQUEUE", False),
+        ("JobId=1 Requeue=1 Partition=urgent", "CANCEL", False),
+        ("JobId=1 Requeue=0 Partition=main", "REQUEUE", True),
+        ("", "CANCEL", False),
+    ],
+)
+def test_whether_slurm_starts_a_preempted_job_again(job, mode, is_the_end):
+    assert slurm.PREEMPTION.is_the_end(job, PARTITIONS.format(mode)) is is_the_end
+
+
+@pytest.mark.parametrize(
+    ("line", "is_gone"),
+    [
+        ("srun: error: Node failure on n4", True),
+        ("srun: error: Unable to create step for job 7: Requested node configuration is not available", True),
+        ("srun: error: slurm_receive_msgs: [[n4]:6818] failed: Zero Bytes were transmitted or received", False),
+    ],
+)  # fmt: skip
+def test_what_srun_says_of_a_node_that_is_out_of_the_job(line, is_gone):
+    assert bool(re.search(slurm.REASONS.gone, line)) is is_gone

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,14 +35,6 @@ def test_what_means_something_else_is_told_at_once_and_the_same_words_never():
     assert news.should_report("d", replace(runs, wait=None), 60.3)
 
 
-class Voice:
-    def __init__(self):
-        self.said = []
-
-    def say(self, sentence):
-        self.said.append(sentence)
-
-
 class Jobs(JobsFollower):
     """Follows jobs that exist in this test alone.
 
@@ -50,7 +43,8 @@ class Jobs(JobsFollower):
     """
 
     def __init__(self, *answers):
-        super().__init__(Voice(), "slurm")
+        self.said = []
+        super().__init__(SimpleNamespace(say=self.said.append), "slurm")
         self.jobs, self.is_one = "job 7", True
         self.answers = list(answers)
         self.num_asked = self.num_shown = self.num_cancelled = 0
@@ -101,9 +95,8 @@ def follow(jobs, *steps):
 
 def test_the_result_ends_it_after_what_is_new_was_shown():
     jobs = Jobs(0.0)
-    assert follow(jobs, (lambda: jobs.num_asked > 2, lambda: setattr(jobs, "result", "done"))) == (
-        "done"
-    )
+    end = (lambda: jobs.num_asked > 2, lambda: setattr(jobs, "result", "done"))
+    assert follow(jobs, end) == "done"
     assert jobs.num_shown > 2
 
 
@@ -113,12 +106,12 @@ def test_a_scheduler_that_hangs_stops_no_line_and_is_spoken_of_once(monkeypatch)
     jobs = Jobs(lambda: let_go.wait(60) and 0.0, lambda: let_go.wait(60) and 60.0)
     seen = []
     steps = (
-        (lambda: jobs.voice.said, lambda: seen.append(jobs.num_shown)),
+        (lambda: jobs.said, lambda: seen.append(jobs.num_shown)),
         (lambda: jobs.num_shown > seen[0] + 5, let_go.set),
         (lambda: jobs.num_asked == 2, lambda: setattr(jobs, "result", "done")),
     )
     assert follow(jobs, *steps) == "done"
-    assert jobs.voice.said == ["no word from slurm for 0 s; muster keeps asking"]
+    assert jobs.said == ["no word from slurm for 0 s; muster keeps asking"]
 
 
 def test_an_error_of_the_question_is_raised():
@@ -149,7 +142,7 @@ def test_ctrl_c_leaves_the_jobs_by_their_present_name_after_the_question_in_prog
     rename = (jobs.asking.is_set, lambda: setattr(jobs, "jobs", "job 8"))
     interrupt = (lambda: jobs.jobs == "job 8", lambda: os.kill(os.getpid(), signal.SIGINT))
     assert follow(jobs, rename, interrupt) is None
-    assert jobs.voice.said == ["job 8 continues; again within 3 s cancels it"]
+    assert jobs.said == ["job 8 continues; again within 3 s cancels it"]
     assert (jobs.num_cancelled, has_ended) == (0, [True])
 
 
@@ -158,8 +151,8 @@ def test_a_second_ctrl_c_cancels():
     press = lambda: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
     steps = (
         (lambda: jobs.num_asked, press),
-        (lambda: jobs.voice.said, press),
+        (lambda: jobs.said, press),
         (lambda: jobs.num_cancelled, lambda: setattr(jobs, "result", "cancelled")),
     )
     assert follow(jobs, *steps) == "cancelled"
-    assert jobs.voice.said[1:] == ["cancelling job 7"]
+    assert jobs.said[1:] == ["cancelling job 7"]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kit.values import worker_end
 from torchmuster.core.model import events
 from torchmuster.core.model.events import Stamped
-from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.launcher.model import events as parts
 from torchmuster.launcher.notify.watcher import Notices
 
@@ -32,16 +32,7 @@ def hear(notices, at, event):
 
 
 def failed(attempt, left):
-    end = WorkerEnd(
-        attempt=attempt,
-        rank=3,
-        local_rank=1,
-        node="n2",
-        kind=EndKind.SIGNAL,
-        signum=9,
-        asked=False,
-        elapsed_s=1.0,
-    )
+    end = worker_end(attempt=attempt, rank=3, local_rank=1, node="n2", signum=9)
     what = "SIGKILL in rank 3 on n2"
     return events.AttemptFailedEvent(attempt=attempt, what=what, cause=end, restarts_left=left)
 

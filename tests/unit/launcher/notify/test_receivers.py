@@ -1,8 +1,6 @@
 """Who gets notices: what may be written where, and that no error shows an address."""
 
 import contextlib
-import os
-import stat
 
 import pytest
 
@@ -30,11 +28,8 @@ def test_a_file_has_a_receiver_on_each_line_and_the_longest_wait(tmp_path, envir
 
     found = find(f"@{path}", str(tmp_path), environment)
 
-    assert [one.label for one in found.all] == [
-        "hooks.example.org",
-        "m...@example.org",
-        "notify-send",
-    ]
+    labels = ["hooks.example.org", "m...@example.org", "notify-send"]
+    assert [one.label for one in found.all] == labels
     assert found.wait_s == 3600
     assert parse(found.as_text(), "again") == found
 
@@ -59,15 +54,12 @@ def test_the_command_line_takes_no_receiver_and_the_error_does_not_repeat_it(
     assert word not in f"{error.value.what}{error.value.where}{error.value.why}{error.value.fix}"
 
 
-def test_a_name_is_looked_for_in_both_site_files(tmp_path, environment):
+def test_a_name_is_looked_for_in_both_site_files(tmp_path, environment, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "secret", HOOK)
     write(tmp_path / "config/muster/config.toml", '[notify]\nme = "@~/secret"\n', 0o644)
     write(tmp_path / "muster.toml", '[notify]\nteam = ["tell team", "mailto:a@b"]\n', 0o644)
-    old, os.environ["HOME"] = os.environ.get("HOME"), str(tmp_path)
-    try:
-        mine = find("me", str(tmp_path), environment)
-    finally:
-        os.environ["HOME"] = old or ""
+    mine = find("me", str(tmp_path), environment)
     team = find("team", str(tmp_path), environment)
 
     assert mine == Receivers((Receiver(HOOK),))
@@ -82,7 +74,7 @@ def test_an_address_in_a_site_file_that_others_read_is_refused(tmp_path, environ
 
     with pytest.raises(UsageError, match="others can read"):
         find("team", str(tmp_path), environment)
-    path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    path.chmod(0o600)
     assert find("team", str(tmp_path), environment).all == (Receiver(HOOK),)
 
 
@@ -162,9 +154,8 @@ def test_a_command_that_is_not_here_is_not_reached():
 def test_a_command_gets_the_text_and_the_id_and_its_end_counts(tmp_path):
     notice = {"id": "run/end-1", "text": "muster: it ended"}
     told = tmp_path / "told"
-    script = write(
-        tmp_path / "tell", f'#!/bin/sh\n(echo "$MUSTER_NOTICE_ID"; cat) > {told}\n', 0o700
-    )
+    text = f'#!/bin/sh\n(echo "$MUSTER_NOTICE_ID"; cat) > {told}\n'
+    script = write(tmp_path / "tell", text, 0o700)
 
     assert Receiver(str(script)).deliver(notice) == ""
     assert told.read_text() == "run/end-1\nmuster: it ended\n"

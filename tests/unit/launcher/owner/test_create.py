@@ -13,26 +13,18 @@ from torchmuster.launcher.views.find import owner_lives
 PLAN = run_plan(run_id="mine")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
-def test_a_run_directory_has_plan_secret_owner_and_folders_for_logs():
+def test_a_run_directory_has_plan_secret_owner_and_folders_for_logs_and_others_cant_enter(home):
     run_dir = create_run_dir(PLAN)
 
     assert read_plan(run_dir) == PLAN
     assert len(read_secret(run_dir.secret)) == 32
     assert owner_lives(run_dir)
     assert os.path.isdir(run_dir.logs)
-
-
-def test_others_can_t_enter_the_runs(home):
-    run_dir = create_run_dir(PLAN)
-
-    assert stat.S_IMODE(os.stat(run_dir.path).st_mode) == 0o700
-    assert stat.S_IMODE(os.stat(home / "runs").st_mode) == 0o700
+    for folder in (run_dir.path, home / "runs"):
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
 
 
 def test_a_run_directory_is_never_used_twice():

@@ -61,11 +61,7 @@ VOLCANO = {
     "VC_WORKER_NUM": "2",
 }
 # With a task `master` of 1 replica, as in Volcano's own example for PyTorch.
-VOLCANO_MASTER = {
-    **VOLCANO,
-    "VC_MASTER_HOSTS": "vj-master-0.vj",
-    "VC_MASTER_NUM": "1",
-}
+VOLCANO_MASTER = {**VOLCANO, "VC_MASTER_HOSTS": "vj-master-0.vj", "VC_MASTER_NUM": "1"}
 # A JobSet sets labels; its users put them into the environment under these names. 2 Jobs of 2 pods.
 JOBSET = {
     **POD,
@@ -77,6 +73,8 @@ JOBSET = {
     "JOB_INDEX": "1",
 }
 JOBSET_HOSTS = "10.91.2.9\tset-workers-1-1.set.ml.svc.cluster.local\tset-workers-1-1\n"
+FIRST = "train-0.train.ml.svc.cluster.local"
+FIRST_OF_SET = "set-workers-0-0.set.ml.svc.cluster.local"
 
 
 @pytest.fixture(autouse=True)
@@ -107,19 +105,9 @@ def world_of(words, environment, hosts=HOSTS):
         ("", PYTORCHJOB_ELASTIC, "", (3, None, "pj-worker-0:23456")),
         ("", VOLCANO, "", (2, 1, "vj-worker-0.vj:29500")),
         ("", VOLCANO_MASTER, "", (3, 2, "vj-master-0.vj:29500")),
-        ("--nnodes 2", INDEXED, HOSTS, (2, 1, "train-0.train.ml.svc.cluster.local:29500")),
-        (
-            "--nnodes 1:2 --rdzv-backend c10d",
-            INDEXED,
-            HOSTS,
-            (2, None, "train-0.train.ml.svc.cluster.local:29400"),
-        ),
-        (
-            "--nnodes 4",
-            JOBSET,
-            JOBSET_HOSTS,
-            (4, 3, "set-workers-0-0.set.ml.svc.cluster.local:29500"),
-        ),
+        ("--nnodes 2", INDEXED, HOSTS, (2, 1, f"{FIRST}:29500")),
+        ("--nnodes 1:2 --rdzv-backend c10d", INDEXED, HOSTS, (2, None, f"{FIRST}:29400")),
+        ("--nnodes 4", JOBSET, JOBSET_HOSTS, (4, 3, f"{FIRST_OF_SET}:29500")),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 40 else "",
 )
@@ -155,44 +143,38 @@ def test_the_first_pod_of_an_old_operator_is_reached_by_its_name():
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "note"),
+    ("words", "environment", "world", "sources"),
     [
         (
             "",
             TRAINJOB,
-            (
-                "node 2 of 3, head at tj-node-0-0.tj:29400"
-                " (nodes from PET_NNODES; head from PET_MASTER_ADDR; node rank from PET_NODE_RANK)"
-            ),
+            "node 2 of 3, head at tj-node-0-0.tj:29400",
+            "nodes from PET_NNODES; head from PET_MASTER_ADDR; node rank from PET_NODE_RANK",
         ),
         (
             "--nnodes 2",
             INDEXED,
-            (
-                "node 1 of 2, head at train-0.train.ml.svc.cluster.local:29500"
-                " (nodes from --nnodes; head from this pod's name; node rank from JOB_COMPLETION_INDEX)"
-            ),
+            f"node 1 of 2, head at {FIRST}:29500",
+            "nodes from --nnodes; head from this pod's name; node rank from JOB_COMPLETION_INDEX",
         ),
         (
             "--nnodes 2 --rdzv-backend c10d",
             VOLCANO,
-            (
-                "2 nodes, head at vj-worker-0.vj:29400"
-                " (nodes from --nnodes; head from VC_WORKER_HOSTS)"
-            ),
-        ),
-        (
-            "--nproc-per-node 2",
-            INDEXED,
-            (
-                "one node, as in torchrun: this is a pod of an Indexed Job;"
-                " --nnodes N (or PET_NNODES) lets N pods train together"
-            ),
+            "2 nodes, head at vj-worker-0.vj:29400",
+            "nodes from --nnodes; head from VC_WORKER_HOSTS",
         ),
     ],
 )
-def test_one_line_says_where_the_world_came_from(words, environment, note):
-    assert parse(words, environment).notes == (note,)
+def test_one_line_says_where_the_world_came_from(words, environment, world, sources):
+    assert parse(words, environment).notes == (f"{world} ({sources})",)
+
+
+def test_a_pod_alone_is_told_how_several_train_together():
+    (note,) = parse("--nproc-per-node 2", INDEXED).notes
+    assert note == (
+        "one node, as in torchrun: this is a pod of an Indexed Job;"
+        " --nnodes N (or PET_NNODES) lets N pods train together"
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,8 +188,7 @@ def test_one_line_says_where_the_world_came_from(words, environment, note):
 )
 def test_one_node_is_alone_in_every_pod(words, environment):
     line = parse(words, environment)
-    assert (line.max_nodes, line.meeting.alone) == (1, True)
-    assert line.notes == ()
+    assert (line.max_nodes, line.meeting.alone, line.notes) == (1, True, ())
 
 
 @pytest.mark.parametrize("outside", [{}, {**POD, "LOCAL_RANK": "0"}])
@@ -217,65 +198,58 @@ def test_nothing_is_taken_outside_of_pods_and_in_a_worker(outside):
     assert (line.max_nodes, line.meeting.alone, line.notes) == (1, True, ())
 
 
+WITHOUT_REPLICAS = {k: v for k, v in JOBSET.items() if k != "REPLICATED_JOB_REPLICAS"}
+
+
 @pytest.mark.parametrize(
-    ("words", "environment", "hosts", "problem"),
+    ("words", "environment", "hosts", "what", "why", "fix"),
     [
         (
             "--nnodes 2",
             INDEXED,
             "10.91.2.3\ttrain-1\n",
-            (
-                "this pod of an Indexed Job does not say where the head is",
-                "its pods have no names that can be looked up: the pod template has no `subdomain`",
-                "add --master-addr HOST",
-            ),
+            "an Indexed Job does not say where the head is",
+            "its pods have no names that can be looked up: the pod template has no `subdomain`",
+            "add --master-addr HOST",
         ),
         (
             "--nnodes 2 --rdzv-backend c10d",
             {**INDEXED, "HOSTNAME": "node-a"},
             HOSTS,
-            (
-                "this pod of an Indexed Job does not say where the head is",
-                "the pod has the name of its node, `node-a`, as with `hostNetwork`",
-                "add --rdzv-endpoint HOST:PORT",
-            ),
+            "an Indexed Job does not say where the head is",
+            "the pod has the name of its node, `node-a`, as with `hostNetwork`",
+            "add --rdzv-endpoint HOST:PORT",
         ),
         (
             "--nnodes 4",
-            {k: v for k, v in JOBSET.items() if k != "REPLICATED_JOB_REPLICAS"},
+            WITHOUT_REPLICAS,
             JOBSET_HOSTS,
-            (
-                "this pod of a JobSet does not say which node it is itself",
-                "JOB_INDEX is 1; how many Jobs share the nodes REPLICATED_JOB_REPLICAS could say",
-                "add --node-rank N",
-            ),
+            "a JobSet does not say which node it is itself",
+            "JOB_INDEX is 1; how many Jobs share the nodes REPLICATED_JOB_REPLICAS could say",
+            "add --node-rank N",
         ),
         (
             "--nnodes 2",
             {**POD, "HOSTNAME": "vj-worker-1", "VC_TASK_INDEX": "1"},
             "",
-            (
-                "this pod of a Job of Volcano does not say where the head is",
-                "no VC_<TASK>_HOSTS is set: its plug-in `svc` sets them",
-                "add --master-addr HOST",
-            ),
+            "a Job of Volcano does not say where the head is",
+            "no VC_<TASK>_HOSTS is set: its plug-in `svc` sets them",
+            "add --master-addr HOST",
         ),
         (
             "--nnodes 2",
             {**VOLCANO, "VC_PS_HOSTS": "vj-ps-0.vj"},
             "",
-            (
-                "this pod of a Job of Volcano does not say where the head is and which node it is itself",
-                "its tasks are ps, worker: which of them train together is not said",
-                "add --master-addr HOST --node-rank N",
-            ),
+            "a Job of Volcano does not say where the head is and which node it is itself",
+            "its tasks are ps, worker: which of them train together is not said",
+            "add --master-addr HOST --node-rank N",
         ),
     ],
 )
 def test_what_is_missing_is_one_error_with_the_flag_that_gives_it(
-    words, environment, hosts, problem
+    words, environment, hosts, what, why, fix
 ):
     problems = Problems()
     parse_torchrun([*words.split(), "train.py"], environment, (), problems, hosts)
     (found,) = problems.found
-    assert (found.what, found.why, found.fix) == problem
+    assert (found.what, found.why, found.fix) == (f"this pod of {what}", why, fix)

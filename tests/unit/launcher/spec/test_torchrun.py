@@ -90,20 +90,18 @@ def test_the_hang_watch_obeys_the_option_that_its_messages_name(words, limits):
     assert (found.hang_s, found.hang_blind_s) == limits
 
 
-def test_spreading_is_refused_by_a_flag_or_a_variable(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-    found = [
-        parse_torchrun(words.split(), environment, (), Problems()).no_spread
-        for words, environment in (
-            ("train.py", {}),
-            ("--no-spread train.py", {}),
-            ("--no_spread train.py", {}),
-            ("train.py", {"PET_NO_SPREAD": "1"}),
-            ("train.py --no-spread", {}),
-        )
-    ]
-    assert found == [False, True, True, True, False]
+@pytest.mark.parametrize(
+    ("line", "environment", "no_spread"),
+    [
+        ("train.py", {}, False),
+        ("--no-spread train.py", {}, True),
+        ("--no_spread train.py", {}, True),
+        ("train.py", {"PET_NO_SPREAD": "1"}, True),
+        ("train.py --no-spread", {}, False),
+    ],
+)
+def test_spreading_is_refused_by_a_flag_or_a_variable(line, environment, no_spread):
+    assert parse(line, environment).no_spread is no_spread
 
 
 def test_flags_are_flags_and_values_are_values_as_in_torchrun():
@@ -124,9 +122,8 @@ def test_the_defaults_are_torchrun_s(tmp_path):
     line = parse("train.py")
 
     assert (line.min_nodes, line.max_nodes, line.num_workers) == (1, 1, 1)
-    assert line.limits == Limits(
-        max_restarts=0, grace_s=30.0, join_timeout_s=900.0, last_call_s=30.0
-    )
+    limits = Limits(max_restarts=0, grace_s=30.0, join_timeout_s=900.0, last_call_s=30.0)
+    assert line.limits == limits
     assert (line.role, line.node_rank) == ("default", None)
     assert line.program.python == (sys.executable, "-u")
     assert line.program.cwd == str(tmp_path)
@@ -174,11 +171,6 @@ def test_use_env_of_an_older_launcher_changes_nothing():
         assert replace(parse(f"{spelling} train.py"), meeting=plain.meeting) == plain
 
 
-def test_a_variable_of_0_sets_no_flag():
-    assert parse("train.py", {"PET_MODULE": "0"}).program.kind is ScriptKind.FILE
-    assert parse("train", {"PET_MODULE": "1"}).program.kind is ScriptKind.MODULE
-
-
 def test_the_interpreter_may_come_from_the_environment():
     assert parse("train.py", {"PYTHON_EXEC": "/py"}).program.python == ("/py", "-u")
 
@@ -209,24 +201,21 @@ def test_who_names_no_meeting_gets_a_fresh_run_id_each_time(line):
 
 
 @pytest.mark.parametrize(
-    ("line", "port", "static"),
+    ("line", "environment", "port", "static"),
     [
-        ("--master-port 7 train.py", 7, True),
-        ("--nnodes 2 --master-port 7 train.py", 7, True),
-        ("--nnodes 2 train.py", 29500, True),
-        ("--rdzv-endpoint n1 train.py", 29500, True),
-        ("--nnodes 2 --rdzv-backend c10d train.py", 29400, False),
+        ("--master-port 7 train.py", {}, 7, True),
+        ("train.py", {"PET_MASTER_PORT": "7"}, 7, True),
+        ("--nnodes 2 --master-port 7 train.py", {}, 7, True),
+        ("--nnodes 2 train.py", {}, 29500, True),
+        ("--rdzv-endpoint n1 train.py", {}, 29500, True),
+        ("--nnodes 2 --rdzv-backend c10d train.py", {}, 29400, False),
     ],
 )
-def test_a_meeting_that_is_named_keeps_its_port_and_id(line, port, static):
-    found = parse(line).meeting
+def test_a_meeting_that_is_named_keeps_its_port_and_id(line, environment, port, static):
+    found = parse(line, environment).meeting
 
     assert (found.port, found.static, found.alone) == (port, static, False)
     assert found.rdzv_id == "none"
-
-
-def test_the_port_may_come_from_the_environment():
-    assert parse("train.py", {"PET_MASTER_PORT": "7"}).meeting.port == 7
 
 
 @pytest.mark.parametrize(
@@ -263,22 +252,14 @@ def test_what_is_no_endpoint_is_one_problem(text):
     assert found[0].where == "--rdzv-endpoint"
 
 
-def test_the_rendezvous_conf_sets_limits_key_and_host():
+@pytest.mark.parametrize("quote", ["", "'", '"'], ids=["plain", "single quotes", "double quotes"])
+def test_the_rendezvous_conf_sets_limits_key_and_host(quote):
     conf = "join_timeout=7,last_call_timeout=3,is_host=1,secret_file=/k,rank=1"
 
-    found = parse(f"--nnodes 2 --rdzv-conf {conf} train.py")
+    found = parse(f"--nnodes 2 --rdzv-conf={quote}{conf}{quote} train.py")
 
     assert (found.limits.join_timeout_s, found.limits.last_call_s) == (7.0, 3.0)
     assert (found.is_host, found.secret_file, found.node_rank) == (True, "/k", 1)
-
-
-@pytest.mark.parametrize("quote", ["'", '"'])
-def test_quotes_around_the_whole_rendezvous_conf_are_taken_off(quote):
-    conf = f"{quote}join_timeout=7,last_call_timeout=3{quote}"
-
-    limits = parse(f"--nnodes 2 --rdzv-conf={conf} train.py").limits
-
-    assert (limits.join_timeout_s, limits.last_call_s) == (7.0, 3.0)
 
 
 def test_timeout_is_a_limit_of_the_static_rendezvous_only():
@@ -309,12 +290,17 @@ def test_what_has_no_effect_is_said():
 
 
 @pytest.mark.parametrize(
-    ("options", "kind"),
-    [("-m", ScriptKind.MODULE), ("--no-python", ScriptKind.COMMAND), ("", ScriptKind.FILE)],
+    ("line", "environment", "kind"),
+    [
+        ("train.py", {}, ScriptKind.FILE),
+        ("train.py", {"PET_MODULE": "0"}, ScriptKind.FILE),
+        ("-m train", {}, ScriptKind.MODULE),
+        ("train", {"PET_MODULE": "1"}, ScriptKind.MODULE),
+        ("--no-python train.py", {}, ScriptKind.COMMAND),
+    ],
 )
-def test_the_program_is_a_file_a_module_or_a_command(options, kind):
-    script = "train" if kind is ScriptKind.MODULE else "train.py"
-    assert parse(f"{options} {script}").program.kind is kind
+def test_the_program_is_a_file_a_module_or_a_command(line, environment, kind):
+    assert parse(line, environment).program.kind is kind
 
 
 def test_the_time_from_a_stop_to_the_kill_may_come_from_the_environment():
@@ -334,31 +320,25 @@ def test_user_signals_are_left_to_those_who_catch_them():
 
 
 @pytest.mark.parametrize(
-    ("options", "console", "saved"),
+    ("options", "rank", "console", "saved"),
     [
-        ("", {1, 2}, set()),
-        ("-r 3", set(), {1, 2}),
-        ("-r 1", {2}, {1}),
-        ("-t 3", {1, 2}, {1, 2}),
-        ("-r 3 -t 1", {1}, {1, 2}),
-        ("-r 0:1,1:2", {2}, {1}),
-        ("-r 1:3", {1, 2}, set()),
-        ("--local-ranks-filter 0,2", {1, 2}, set()),
-        ("--local-ranks-filter 1,2", set(), set()),
+        ("--log-dir /logs", 0, {1, 2}, set()),
+        ("--log-dir /logs -r 3", 0, set(), {1, 2}),
+        ("--log-dir /logs -r 1", 0, {2}, {1}),
+        ("--log-dir /logs -t 3", 0, {1, 2}, {1, 2}),
+        ("--log-dir /logs -r 3 -t 1", 0, {1}, {1, 2}),
+        ("--log-dir /logs -r 0:1,1:2", 0, {2}, {1}),
+        ("--log-dir /logs -r 0:1,1:2", 7, {1, 2}, set()),  # it is not named
+        ("--log-dir /logs -r 1:3", 0, {1, 2}, set()),
+        ("--log-dir /logs --local-ranks-filter 0,2", 0, {1, 2}, set()),
+        ("--log-dir /logs --local-ranks-filter 1,2", 0, set(), set()),
+        ("-r 3", 0, set(), set()),  # nothing is saved without a folder
     ],
 )
-def test_streams_of_local_rank_0_are_shown_and_saved(options, console, saved):
-    found = parse(f"--log-dir /logs {options} train.py")
+def test_streams_of_a_local_rank_are_shown_and_saved(options, rank, console, saved):
+    found = parse(f"{options} train.py")
 
-    assert (found.console(0), found.saved(0)) == (console, saved)
-
-
-def test_a_rank_that_is_not_named_keeps_its_streams():
-    assert parse("-r 0:1,1:2 train.py").console(7) == {1, 2}
-
-
-def test_nothing_is_saved_without_a_folder():
-    assert parse("-r 3 train.py").saved(0) == set()
+    assert (found.console(rank), found.saved(rank)) == (console, saved)
 
 
 # What is refused.
@@ -379,10 +359,8 @@ def test_the_defaults_of_refused_options_are_taken():
     parse("--event-log-handler null --logs-specs default train.py")
 
 
-@pytest.mark.parametrize("option", ["--numa-binding", "--logs-specs"])
-def test_a_refused_option_is_refused_from_the_environment_too(option):
-    name = "PET_" + option.lstrip("-").replace("-", "_").upper()
-
+@pytest.mark.parametrize("name", ["PET_NUMA_BINDING", "PET_LOGS_SPECS"])
+def test_a_refused_option_is_refused_from_the_environment_too(name):
     assert len(problems_of("train.py", {name: "x"})) == 1
 
 

@@ -1,12 +1,16 @@
-import json
+"""What is said of a run, at its end and of one of which not all is known."""
+
 import os
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from kit.values import run_plan, run_result
+from kit.records import event, lines
+from kit.values import run_plan, run_result, term
 from torchmuster.core.cli.ending import last_line, say_end
 from torchmuster.core.files.atomic import write_json
+from torchmuster.core.files.claims import Claims
 from torchmuster.core.files.layout import RunDir, near, short_id
 from torchmuster.core.model import codec
 from torchmuster.core.model.narration import ShownOutput
@@ -27,25 +31,24 @@ from torchmuster.launcher.views.account import (
     how_to_go_on,
 )
 from torchmuster.launcher.views.find import find_run, view_run
+from torchmuster.launcher.views.run_view import lost_head
 
 RUN_ID = "20260101-000000-train-ab12"
-
-
 ENDED_WELL = run_result(run_id=RUN_ID, elapsed_s=2.0)
 
 
+LASTED_90_S = [event(0, "run_started"), event(90, "run_ended")]
+
+
 @pytest.fixture
-def run_dir(tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
-    made = RunDir(str(tmp_path / "runs" / RUN_ID))
+def run_dir(home):
+    made = RunDir(str(home / "runs" / RUN_ID))
     os.makedirs(made.path)
     return made
 
 
-def write_events(path, *events):
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as file:
-        file.write("".join(f"{event}\n" for event in events))
+def account(run_dir):
+    return account_of(view_run(run_dir), 0.0)
 
 
 def leave_result(run_dir, state, **fields):
@@ -63,76 +66,50 @@ def test_a_path_is_typed_from_where_one_stands_but_from_the_root(tmp_path, monke
 
 def test_job_engine_time_and_reason_are_known_after_the_end(run_dir):
     write_json(run_dir.job, {"engine": "slurm", "job_id": "17", "chain": ["18"]})
-    write_events(
-        run_dir.events,
-        '{"time":"2026-01-01T00:00:00Z","event":"run_started"}',
-        '{"time":"2026-01-01T00:01:30Z","event":"run_ended"}',
-    )
+    lines(run_dir.events, LASTED_90_S)
     leave_result(run_dir, RunState.FAILED, report=Report(error="rank 3 ended with exit code 1"))
 
-    account = account_of(view_run(run_dir), 0.0)
-
-    assert (account.engine, account.jobs, account.place) == ("slurm", ("17", "18"), "slurm 18 +1")
-    assert account.elapsed_s == 90.0  # of all links: a result knows its own alone
-    assert (account.exit_code, account.ended_by) == (1, "rank 3 ended with exit code 1")
+    found = account(run_dir)
+    assert (found.engine, found.jobs, found.place) == ("slurm", ("17", "18"), "slurm 18 +1")
+    assert found.elapsed_s == 90.0  # of all links: a result knows its own alone
+    assert (found.exit_code, found.ended_by) == (1, "rank 3 ended with exit code 1")
 
 
 def test_the_last_line_counts_the_time_of_all_links_and_heads(run_dir):
     assert last_line(ENDED_WELL, run_dir).startswith("succeeded after 2.0 s")
 
-    write_events(
-        run_dir.events,
-        '{"time":"2026-01-01T00:00:00Z","event":"run_started"}',
-        '{"time":"2026-01-01T00:01:30Z","event":"run_ended"}',
-    )
+    lines(run_dir.events, LASTED_90_S)
     assert last_line(ENDED_WELL, run_dir).startswith("succeeded after 1 min 30 s")
 
 
 def test_a_run_that_went_well_was_ended_by_nothing(run_dir):
     leave_result(run_dir, RunState.SUCCEEDED, exit_code=0)
 
-    account = account_of(view_run(run_dir), 0.0)
-
-    assert (account.exit_code, account.ended_by, account.place) == (0, None, "local")
+    found = account(run_dir)
+    assert (found.exit_code, found.ended_by, found.place) == (0, None, "local")
 
 
 def test_a_run_whose_owner_was_killed_says_so(run_dir):
-    account = account_of(view_run(run_dir), 0.0)
-
-    assert account.ended_by == "its owner process has ended without a result"
+    assert account(run_dir).ended_by == "its owner process has ended without a result"
 
 
-DAMAGED_RESULTS = ("", '{"run_id": "2', "\x00\x01", "[1]", "1e400")
-
-
-@pytest.mark.parametrize("left", DAMAGED_RESULTS)
-def test_the_record_says_how_a_run_ended_whose_result_is_damaged(run_dir, left):
-    ended = {"time": "2026-01-01T00:00:02Z", "event": "run_ended", **codec.to_plain(ENDED_WELL)}
-    write_events(run_dir.events, json.dumps(ended))
-    write_events(run_dir.result, left)
+@pytest.mark.parametrize("left", ["", '{"run_id": "2', "\x00\x01", "[1]", "1e400"])
+def test_the_record_says_how_a_run_ended_whose_result_is_damaged_if_it_has_an_end(run_dir, left):
+    Path(run_dir.result).write_text(f"{left}\n")
+    lines(run_dir.events, [event(2, "run_ended", **codec.to_plain(ENDED_WELL))])
 
     view = view_run(run_dir)
-
     assert (view.state, view.result) == (RunState.SUCCEEDED, ENDED_WELL)
 
-
-@pytest.mark.parametrize("left", DAMAGED_RESULTS)
-def test_a_damaged_result_is_said_to_be_so_where_the_record_has_no_end(run_dir, left):
-    ended = {"time": "2026-01-01T00:00:02Z", "event": "run_ended", **codec.to_plain(ENDED_WELL)}
-    began = {"time": "2026-01-01T00:00:03Z", "event": "attempt_started", "attempt": 1}
-    write_events(run_dir.events, json.dumps(ended), json.dumps(began))
-    write_events(run_dir.result, left)
-
-    account = account_of(view_run(run_dir), 0.0)
-
+    lines(run_dir.events, [event(3, "attempt_started", attempt=1)], mode="a")
     words = "result.json is damaged, and events.jsonl does not say how the run ended"
-    assert account.ended_by == words
+    assert account(run_dir).ended_by == words
 
 
 def test_a_result_of_endless_time_is_damaged(run_dir):
     leave_result(run_dir, RunState.FAILED, elapsed_s=float("inf"))
 
-    assert "is damaged" in str(account_of(view_run(run_dir), 0.0).ended_by)
+    assert "is damaged" in str(account(run_dir).ended_by)
 
 
 def test_a_refused_submission_has_failed_with_the_schedulers_reason(run_dir):
@@ -142,7 +119,7 @@ def test_a_refused_submission_has_failed_with_the_schedulers_reason(run_dir):
 
     view = view_run(run_dir)
     assert (view.state, view.result.exit_code) == (RunState.FAILED, 14)
-    assert account_of(view, 0.0).ended_by == "Slurm knows no such partition"
+    assert account(run_dir).ended_by == "Slurm knows no such partition"
 
 
 class Voice:
@@ -179,10 +156,12 @@ def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
     for name in ("step-000000100", "step-000000375", "bad-step-000000400", "generation-1"):
         os.makedirs(os.path.join(run_dir.snapshots, name))
 
-    left = (
-        f"snapshots in {RUN_ID}/snapshots, the last at step 375; logs in {RUN_ID}/logs/main/train"
-    )
-    assert describe_results(run_dir) == left
+    left = f"snapshots in {RUN_ID}/snapshots, the last at step 375"
+    assert describe_results(run_dir) == f"{left}; logs in {RUN_ID}/logs/main/train"
+
+
+def leave_snapshot(folder, step):
+    os.makedirs(os.path.join(folder, f"step-{step:09d}"))
 
 
 def leave_plan(run_dir, target="train.py", **fields):
@@ -191,10 +170,14 @@ def leave_plan(run_dir, target="train.py", **fields):
 
 
 def leave_record(run_dir, folder, saved=None):
-    lines = [{"event": "resumed", "step": 0, "folder": folder}]
+    events = [{"event": "resumed", "step": 0, "folder": folder}]
     if saved is not None:
-        lines.append({"event": "saved", "step": saved + 3, "saved": saved, "folder": folder})
-    write_events(run_dir.training, *(json.dumps(line) for line in lines))
+        events.append({"event": "saved", "step": saved + 3, "saved": saved, "folder": folder})
+    lines(run_dir.training, events)
+
+
+GO_ON = "continue with: muster restart train-ab12"
+BEGIN = "nothing was saved: muster restart train-ab12 begins at step 0"
 
 
 def cancelled(**fields):
@@ -202,15 +185,12 @@ def cancelled(**fields):
 
 
 def test_the_last_lines_find_snapshots_in_a_folder_that_the_script_chose(run_dir, tmp_path):
-    mine = tmp_path / "mine"
-    (mine / "step-000000080").mkdir(parents=True)
-    leave_record(run_dir, str(mine), saved=60)
-    assert describe_results(run_dir).startswith(f"snapshots in {mine}, the last at step 80; ")
-
-    leave_record(run_dir, "s3://bucket/mine", saved=60)
-    assert describe_results(run_dir).startswith(
-        "snapshots in s3://bucket/mine, the last at step 60; "
-    )
+    mine = str(tmp_path / "mine")
+    leave_snapshot(mine, 80)
+    for folder, last in ((mine, 80), ("s3://bucket/mine", 60)):
+        leave_record(run_dir, folder, saved=60)
+        found = describe_results(run_dir)
+        assert found.startswith(f"snapshots in {folder}, the last at step {last}; ")
 
 
 @pytest.mark.parametrize("result", [None, cancelled()], ids=["lost", "hard stop"])
@@ -220,55 +200,45 @@ def test_an_end_without_a_last_save_says_what_is_saved_and_how_to_go_on(run_dir,
 
     mine = str(tmp_path / "mine")
     leave_record(run_dir, mine)
-    nothing = "nothing was saved: muster restart train-ab12 begins at step 0"
-    assert how_to_go_on(run_dir, result) == nothing
+    assert how_to_go_on(run_dir, result) == BEGIN
 
     leave_record(run_dir, mine, saved=60)
     gone = f"saved at step 60; its snapshots can't be seen from here: {mine}"
     assert how_to_go_on(run_dir, result) == gone
 
-    os.makedirs(os.path.join(mine, "step-000000060"))
-    found = "saved at step 60; continue with: muster restart train-ab12"
-    assert how_to_go_on(run_dir, result) == found
+    leave_snapshot(mine, 60)
+    assert how_to_go_on(run_dir, result) == f"saved at step 60; {GO_ON}"
 
 
 @pytest.mark.parametrize(
     ("trained", "saved", "text"),
     [
-        (125, 125, "saved at step 125; continue with: muster restart train-ab12"),
-        (
-            9,
-            7,
-            "stopped at step 9, the last snapshot is of step 7; continue with: muster restart train-ab12",
-        ),
-        (
-            9,
-            None,
-            "stopped at step 9, nothing was saved: muster restart train-ab12 begins at step 0",
-        ),
+        (125, 125, f"saved at step 125; {GO_ON}"),
+        (9, 7, f"stopped at step 9, the last snapshot is of step 7; {GO_ON}"),
+        (9, None, f"stopped at step 9, {BEGIN}"),
     ],
 )
 def test_an_end_with_a_last_save_says_it_in_the_same_sentence(run_dir, trained, saved, text):
     leave_plan(run_dir)
     if saved is not None:
-        os.makedirs(os.path.join(run_dir.snapshots, f"step-{saved:09d}"))
+        leave_snapshot(run_dir.snapshots, saved)
 
     assert how_to_go_on(run_dir, cancelled(trained_step=trained, saved_step=saved)) == text
 
 
 def test_what_only_its_own_line_can_start_again_is_told_what_is_saved_alone(run_dir):
     leave_plan(run_dir, rdzv_id="job", max_nodes=2)
-    os.makedirs(os.path.join(run_dir.snapshots, "step-000000010"))
+    leave_snapshot(run_dir.snapshots, 10)
 
     assert how_to_go_on(run_dir, cancelled()) == "saved at step 10"
 
 
 def test_the_status_of_a_lost_run_says_how_to_go_on(run_dir):
     leave_plan(run_dir)
-    os.makedirs(os.path.join(run_dir.snapshots, "step-000000010"))
+    leave_snapshot(run_dir.snapshots, 10)
 
     shown = CliRunner().invoke(status, [RUN_ID]).output
-    assert shown.endswith("saved at step 10; continue with: muster restart train-ab12\n")
+    assert shown.endswith(f"saved at step 10; {GO_ON}\n")
 
 
 def test_a_shown_id_is_short_and_finds_its_run_also_where_it_is_a_part_of_another(run_dir):
@@ -283,10 +253,10 @@ def test_a_shown_id_is_short_and_finds_its_run_also_where_it_is_a_part_of_anothe
 def test_a_script_s_name_breaks_no_line_of_a_view(run_dir, command):
     leave_plan(run_dir, target="train.py\nstate    succeeded\x1b[2J")
 
-    lines = CliRunner().invoke(command[0], command[1:]).output.split("\n")
+    shown = CliRunner().invoke(command[0], command[1:]).output.split("\n")
 
-    assert [line for line in lines if "train.py\\nstate    succeeded\\x1b[2J" in line]
-    assert not [line for line in lines if line.startswith("state    succeeded")]
+    assert [line for line in shown if "train.py\\nstate    succeeded\\x1b[2J" in line]
+    assert not [line for line in shown if line.startswith("state    succeeded")]
 
 
 def test_an_ambiguous_word_names_five_candidates_and_how_many_more(run_dir):
@@ -351,3 +321,15 @@ def test_a_run_on_hosts_is_not_begun_anew_while_its_snapshots_are_on_their_disks
     view = view_run(run_dir)
     with pytest.raises(UsageError, match="the snapshots of train-ab12 can't be seen from here"):
         hosts_restart_place(view.plan, view)
+
+
+def test_a_run_whose_head_is_lost_says_what_the_others_wait_for(run_dir):
+    os.mkdir(run_dir.succession)
+    claims = Claims(run_dir.succession)
+    claims.take(term(3, members=(0, 1), next_attempt=1))
+    assert lost_head(run_dir) == ()
+    claims.vote(3, 1)
+    (sentence,) = lost_head(run_dir)
+    assert sentence.startswith("1 of 2 nodes have lost the head on n1; another one becomes it")
+    left = sorted(os.listdir(run_dir.succession))
+    assert left == ["lost-3.1", "term-3.json"], "a view writes nothing"

@@ -2,30 +2,32 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
+from kit.ports import reserve_port
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
-from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.verdict import AT_ONCE, StopCause
-from torchmuster.core.net.address import bind
+from torchmuster.core.net.address import write_secret
 from torchmuster.core.owner.create import write_owner
 from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.launcher.engines.base import EngineError
+from torchmuster.launcher.views import control
 from torchmuster.launcher.views.control import LogChoice, log_files, offset_of_last_lines, send_stop
 from torchmuster.launcher.views.find import view_run
 
 
 @pytest.fixture
-def view(tmp_path):
-    run_dir = RunDir(str(tmp_path / "r"))
+def view(run_dir):
     for attempt in (0, 2, 10):
         os.makedirs(run_dir.attempt_logs(attempt))
         for rank in range(attempt + 1):
-            with open(run_dir.rank_log(attempt, rank), "w"):
-                pass
+            Path(run_dir.rank_log(attempt, rank)).touch()
     return view_run(run_dir)
 
 
@@ -34,45 +36,39 @@ def test_the_last_attempt_is_meant_unless_another_is_named(view):
 
 
 def test_ranks_come_in_the_order_of_their_numbers(view):
-    assert log_files(view, LogChoice(attempt=10)) == [
-        (rank, view.run_dir.rank_log(10, rank)) for rank in range(11)
-    ]
+    files = [(rank, view.run_dir.rank_log(10, rank)) for rank in range(11)]
+    assert log_files(view, LogChoice(attempt=10)) == files
 
 
-def test_an_attempt_that_never_was_is_refused_with_those_that_were(view):
-    with pytest.raises(NotFoundError, match="no attempt 1") as caught:
-        log_files(view, LogChoice(attempt=1))
-    assert caught.value.why == "it has attempts 0,2,10"
+@pytest.mark.parametrize(
+    ("choice", "what", "why"),
+    [
+        (LogChoice(attempt=1), "no attempt 1", "it has attempts 0,2,10"),
+        (LogChoice(attempt=2, rank=3), "no log of rank 3", "it has logs of ranks 0-2"),
+    ],
+    ids=["an attempt that never was", "a rank without a log"],
+)
+def test_what_has_no_log_is_refused_with_those_that_have_one(view, choice, what, why):
+    with pytest.raises(NotFoundError, match=what) as caught:
+        log_files(view, choice)
+    assert caught.value.why == why
 
 
-def test_a_rank_without_a_log_is_refused_with_those_that_have_one(view):
-    with pytest.raises(NotFoundError, match="no log of rank 3") as caught:
-        log_files(view, LogChoice(attempt=2, rank=3))
-    assert caught.value.why == "it has logs of ranks 0-2"
-
-
-@pytest.mark.parametrize(("ended", "words"), [(False, "no logs yet"), (True, "no logs")])
-def test_logs_are_not_promised_of_a_run_that_has_ended(tmp_path, ended, words):
-    folder = RunDir(str(tmp_path / "r"))
-    os.makedirs(folder.path)
-    state = RunState.FAILED if ended else RunState.RUNNING
+@pytest.mark.parametrize(
+    ("state", "words"), [(RunState.RUNNING, "no logs yet"), (RunState.FAILED, "no logs")]
+)
+def test_logs_are_not_promised_of_a_run_that_has_ended(run_dir, state, words):
     with pytest.raises(NotFoundError) as caught:
-        log_files(replace(view_run(folder), state=state), LogChoice())
+        log_files(replace(view_run(run_dir), state=state), LogChoice())
     assert caught.value.what.endswith(words)
 
 
 def test_cancel_turns_to_the_owner_when_the_head_is_not_to_be_reached(view, monkeypatch):
     """The owner ends a head that stands still, which never answers."""
     run_dir = view.run_dir
-    facts = proc.read_process(os.getpid())
-    owner = {"pid": os.getpid(), "start_ticks": facts.start_ticks, "boot_id": proc.boot_id()}
-    atomic.write_json(run_dir.owner, {**owner, "host": os.uname().nodename})
-    with bind("127.0.0.1", 0) as nobody:
-        port = nobody.getsockname()[1]
-    atomic.write_json(run_dir.head, {"host": "127.0.0.1", "port": port})
-    with open(run_dir.secret, "w") as file:
-        file.write("00" * 32)
-    os.chmod(run_dir.secret, 0o600)
+    write_owner(run_dir)
+    write_secret(run_dir.secret, bytes(32))
+    atomic.write_json(run_dir.head, {"host": "127.0.0.1", "port": reserve_port()})
     sent = []
     monkeypatch.setattr(proc, "kill_quietly", lambda pid, signum: sent.append((pid, signum)))
     asyncio.run(send_stop(view, signal.SIGTERM, at_once=True))
@@ -83,23 +79,12 @@ def test_cancel_tells_the_head_where_the_scheduler_does_not_answer(view, monkeyp
     def refuse(_run_dir):
         raise EngineError("job 7.ctl can't be cancelled", why="Couldn't connect to cluster: ctl")
 
-    class Head:
-        def __init__(self):
-            self.heard = []
-            self.send_nowait = self.heard.append
-
-        async def close(self):
-            """Nothing is open."""
-
-    head = Head()
-
-    async def connected(_view):
-        return head
-
-    monkeypatch.setattr("torchmuster.launcher.views.control.cancel_jobs", refuse)
-    monkeypatch.setattr("torchmuster.launcher.views.control.call_head", connected)
+    heard = []
+    head = SimpleNamespace(send_nowait=heard.append, close=AsyncMock())
+    monkeypatch.setattr(control, "cancel_jobs", refuse)
+    monkeypatch.setattr(control, "call_head", AsyncMock(return_value=head))
     asyncio.run(send_stop(view, signal.SIGTERM, at_once=False))
-    assert [(stop.signum, stop.cause) for stop in head.heard] == [(signal.SIGTERM, StopCause.USER)]
+    assert [(stop.signum, stop.cause) for stop in heard] == [(signal.SIGTERM, StopCause.USER)]
 
 
 async def test_a_stop_of_a_run_that_has_only_begun_waits_for_its_head(view, monkeypatch):
@@ -110,8 +95,8 @@ async def test_a_stop_of_a_run_that_has_only_begun_waits_for_its_head(view, monk
         raise ChannelError("nobody listens there")
 
     write_owner(view.run_dir)
-    monkeypatch.setattr("torchmuster.launcher.views.control.call_head", call_head)
-    monkeypatch.setattr("torchmuster.launcher.views.control._signal_owner", lambda *_, **__: None)
+    monkeypatch.setattr(control, "call_head", call_head)
+    monkeypatch.setattr(control, "_signal_owner", lambda *_, **__: None)
     sending = asyncio.create_task(send_stop(view, signal.SIGTERM, at_once=False))
     await asyncio.sleep(0.2)
     assert seen == []

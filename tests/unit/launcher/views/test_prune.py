@@ -6,6 +6,7 @@ import os
 import time
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,29 +22,34 @@ from torchmuster.launcher.views.prune import is_good_snapshot, measure, plan_pru
 
 DAY_S = 86400.0
 NOW = 2_000_000_000.0
-PLAN = run_plan()
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+def home(home, tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # where environments lie
-    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
-    (tmp_path / "home/runs").mkdir(parents=True)
-    return tmp_path / "home"
+    (home / "runs").mkdir(parents=True)
+    return home
 
 
 @pytest.fixture
 def make(home):
-    """Return a function that makes a run which ended so many days ago."""
+    """Return a function that makes a run which ended so many days ago, or whose owner is given."""
 
-    def run(name, days=40, *, ended=True):
+    def run(name, days=40, *, owner=None, snapshots_of=None):
         run_dir = RunDir(str(home / "runs" / name))
         os.makedirs(run_dir.logs)
-        write_json(run_dir.plan, codec.to_plain(PLAN))
-        if ended:
+        write_json(run_dir.plan, codec.to_plain(run_plan()))
+        if owner is None:
             write_json(run_dir.result, codec.to_plain(run_result(run_id=name)))
+        elif owner == "lives":
+            write_owner(run_dir)
+        else:
+            write_json(run_dir.owner, owner)
+        if snapshots_of is not None:
+            os.makedirs(snapshots_of.snapshots)
+            os.symlink(snapshots_of.snapshots, run_dir.snapshots)
+            age(snapshots_of.path, 40)
         age(run_dir.path, days)
         return run_dir
 
@@ -60,14 +66,12 @@ def age(path, days):
 
 
 def snapshot(run_dir, step, *, damage=False):
-    path = os.path.join(run_dir.snapshots, f"step-{step:09d}")
-    os.makedirs(path)
-    with open(os.path.join(path, "data-00000.bin"), "wb") as file:
-        file.write(b"x" * (5000 if damage else 9000))
+    path = Path(run_dir.snapshots, f"step-{step:09d}")
+    path.mkdir(parents=True)
+    (path / "data-00000.bin").write_bytes(b"x" * (5000 if damage else 9000))
     body = json.dumps({"files": {"data-00000.bin": [9000, 1]}}).encode()
     head = b"torchmuster-snapshot 1 crc32=%08x bytes=%d\n" % (zlib.crc32(body), len(body))
-    with open(os.path.join(path, "manifest.json"), "wb") as file:
-        file.write(head + body)
+    (path / "manifest.json").write_bytes(head + body)
     return path
 
 
@@ -79,6 +83,11 @@ def names(found):
     return [removal.name for removal in found.removals]
 
 
+def remove_all(found):
+    for removal in found.removals:
+        remove(removal)
+
+
 def test_old_runs_go_and_young_ones_stay(make, home):
     make("old")
     make("young", days=20)
@@ -86,42 +95,28 @@ def test_old_runs_go_and_young_ones_stay(make, home):
     found = plan()
     assert names(found) == ["old"]
     assert found.size_bytes > 0
-    for removal in found.removals:
-        remove(removal)
+    remove_all(found)
     assert sorted(os.listdir(home / "runs")) == ["young"]
 
 
-def test_a_run_whose_owner_lives_stays(make):
-    run_dir = make("r", ended=False)
-    write_owner(run_dir)
-    age(run_dir.path, 40)
-
-    assert names(plan()) == []
-    assert plan().kept == ("r: it is starting",)
+GONE = {"pid": 2**22 + 1, "start_ticks": 1, "boot_id": proc.boot_id(), "host": "x"}
+ELSEWHERE = {"pid": 1, "start_ticks": 1, "boot_id": "other", "host": "elsewhere"}
 
 
-def test_a_run_whose_owner_is_on_another_machine_stays(make):
-    run_dir = make("r", ended=False)
-    owner = {"pid": 1, "start_ticks": 1, "boot_id": "other", "host": "elsewhere"}
-    write_json(run_dir.owner, owner)
-    age(run_dir.path, 40)
+def test_a_run_stays_unless_its_owner_is_known_to_have_ended(make):
+    make("gone", owner=GONE)
+    make("here", owner="lives")
+    make("there", owner=ELSEWHERE)
 
-    assert names(plan()) == []
-
-
-def test_a_run_whose_owner_was_killed_goes(make):
-    run_dir = make("r", ended=False)
-    owner = {"pid": 2**22 + 1, "start_ticks": 1, "boot_id": proc.boot_id(), "host": "x"}
-    write_json(run_dir.owner, owner)
-    age(run_dir.path, 40)
-
-    assert names(plan()) == ["r"]
+    assert names(plan()) == ["gone"]
+    assert plan().kept == ("here: it is starting", "there: it is starting")
 
 
 def test_a_run_whose_job_nobody_knows_stays(make, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torchmuster.launcher.jobs.jobs._STATUS_CACHE", JobStatusCache())
-    run_dir = make("r", ended=False)
+    run_dir = make("r")
+    os.unlink(run_dir.result)
     write_json(run_dir.job, {"engine": "slurm", "job_id": "7"})
     age(run_dir.path, 40)
 
@@ -138,10 +133,7 @@ def test_a_folder_that_is_no_run_stays(home):
 
 
 def test_snapshots_that_another_run_uses_stay(make):
-    first, second = make("first"), make("second", days=1)
-    os.makedirs(first.snapshots)
-    age(first.path, 40)
-    os.symlink(first.snapshots, second.snapshots)
+    make("second", days=1, snapshots_of=make("first"))
 
     for keep in (False, True):
         found = plan(keep_last_snapshot=keep)
@@ -151,21 +143,13 @@ def test_snapshots_that_another_run_uses_stay(make):
 
 
 def test_snapshots_that_a_living_run_uses_stay_even_when_asked(make):
-    first, second = make("first"), make("second", days=1, ended=False)
-    os.makedirs(first.snapshots)
-    age(first.path, 40)
-    os.symlink(first.snapshots, second.snapshots)
-    write_owner(second)
+    make("second", days=1, owner="lives", snapshots_of=make("first"))
 
     assert names(plan(with_linked=True)) == []
 
 
 def test_a_run_and_the_one_that_uses_it_go_together(make):
-    first, second = make("first"), make("second")
-    os.makedirs(first.snapshots)
-    os.symlink(first.snapshots, second.snapshots)
-    age(first.path, 40)
-    age(second.path, 40)
+    make("second", snapshots_of=make("first"))
 
     assert sorted(names(plan())) == ["first", "second"]
 
@@ -179,8 +163,7 @@ def test_links_are_removed_and_not_followed(make, tmp_path):
     os.symlink(precious / "thesis.tex", os.path.join(run_dir.path, "link"))
     age(run_dir.path, 40)
 
-    for removal in plan().removals:
-        remove(removal)
+    remove_all(plan())
     assert not os.path.lexists(run_dir.path)
     assert (precious / "thesis.tex").read_text() == "all of it"
 
@@ -197,8 +180,8 @@ def test_a_run_that_is_itself_a_link_is_left_alone(home, make, tmp_path):
 
 def test_a_folder_that_becomes_a_link_meanwhile_is_not_entered(make, tmp_path):
     run_dir = make("r")
-    snapshot(run_dir, 1)
-    snapshot(run_dir, 2)
+    for step in (1, 2):
+        snapshot(run_dir, step)
     age(run_dir.path, 40)
     (removal,) = plan(keep_last_snapshot=True).removals
     os.rename(run_dir.snapshots, tmp_path / "moved")
@@ -228,8 +211,7 @@ def test_the_newest_good_snapshot_and_the_record_are_kept(make):
     os.makedirs(os.path.join(run_dir.snapshots, "bad-step-000000050"))
     age(run_dir.path, 40)
 
-    for removal in plan(keep_last_snapshot=True).removals:
-        remove(removal)
+    remove_all(plan(keep_last_snapshot=True))
     assert os.listdir(run_dir.snapshots) == ["step-000000200"]
     assert is_good_snapshot(os.path.join(run_dir.snapshots, "step-000000200"))
     assert os.path.isfile(run_dir.result)
@@ -249,15 +231,13 @@ def test_where_no_snapshot_is_good_all_stay(make):
 )
 def test_a_torn_manifest_makes_no_good_snapshot(make, manifest):
     path = snapshot(make("r"), 1)
-    with open(os.path.join(path, "manifest.json"), "wb") as file:
-        file.write(manifest)
-    assert not is_good_snapshot(path)
+    (path / "manifest.json").write_bytes(manifest)
+    assert not is_good_snapshot(str(path))
 
 
 def test_a_removal_that_was_cut_short_is_ended_by_the_next(home):
     (home / "runs/.pruned-r").mkdir()
-    for removal in plan().removals:
-        remove(removal)
+    remove_all(plan())
     assert os.listdir(home / "runs") == []
 
 
@@ -267,8 +247,7 @@ def test_zipapps_that_nobody_uses_go(home):
     for name, days in (("old.pyz", 40), ("new.pyz", 1), ("other", 40)):
         (cache / name).write_text("x")
         os.utime(cache / name, (NOW - days * DAY_S,) * 2)
-    for removal in plan().removals:
-        remove(removal)
+    remove_all(plan())
     assert sorted(os.listdir(cache)) == ["new.pyz", "other"]
 
 
@@ -291,20 +270,20 @@ def environments(home, *days):
     return folder
 
 
-def pruned(plan, name):
-    return [os.path.basename(p) for r in plan.removals if r.name == name for p in r.paths]
+def pruned(found, name):
+    return [os.path.basename(p) for r in found.removals if r.name == name for p in r.paths]
 
 
 def test_environments_go_by_age_and_by_size_but_not_one_that_is_used(home):
     folder = environments(home, 1, 2, 40, 50)
-    assert pruned(plan_prune(30 * DAY_S, NOW), "environments") == ["sha40", "sha50"]
+    assert pruned(plan(), "environments") == ["sha40", "sha50"]
     most = plan_prune(90 * DAY_S, NOW, most_bytes=250_000)
     assert pruned(most, "environments") == ["sha40", "sha50"]
     hold = os.open(folder / "sha50", os.O_RDONLY)
     fcntl.flock(hold, fcntl.LOCK_SH)
-    plan = plan_prune(30 * DAY_S, NOW)
-    assert pruned(plan, "environments") == ["sha40"]
-    (removal,) = [r for r in plan.removals if r.name == "environments"]
+    found = plan()
+    assert pruned(found, "environments") == ["sha40"]
+    (removal,) = [r for r in found.removals if r.name == "environments"]
     assert removal.size_bytes >= 100_000
     remove(removal)
     assert sorted(os.listdir(folder)) == ["sha1", "sha2", "sha50"]
@@ -319,9 +298,8 @@ def test_archives_of_environments_go_by_age_and_by_size(home):
         path = home / "cache" / f"environment-sha{number}.parcel"
         path.write_bytes(bytes(100_000))
         os.utime(path, (NOW - number * DAY_S,) * 2)
-    assert pruned(plan_prune(30 * DAY_S, NOW), "archives") == ["environment-sha40.parcel"]
-    plan = plan_prune(90 * DAY_S, NOW, most_bytes=0)
-    assert len(pruned(plan, "archives")) == 2
-    (removal,) = plan.removals
-    remove(removal)
+    assert pruned(plan(), "archives") == ["environment-sha40.parcel"]
+    found = plan_prune(90 * DAY_S, NOW, most_bytes=0)
+    assert len(pruned(found, "archives")) == 2
+    remove_all(found)
     assert os.listdir(home / "cache") == []

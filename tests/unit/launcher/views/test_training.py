@@ -2,21 +2,15 @@
 
 import pytest
 
+from kit.records import event
 from kit.training import fold_training, view_training
 
 LEDGER = {"samples": 101, "lost": 0, "twice": 0, "whole": True}
 
 
 def epoch(number, step, loss, **ledger):
-    values = {"loss": loss}
-    return {
-        "event": "epoch",
-        "epoch": number,
-        "step": step,
-        "elapsed_s": 1.5,
-        "values": values,
-        "ledger": LEDGER | ledger,
-    }
+    told = {"elapsed_s": 1.5, "values": {"loss": loss}, "ledger": LEDGER | ledger}
+    return {"event": "epoch", "epoch": number, "step": step, **told}
 
 
 def test_no_record_is_no_training():
@@ -54,8 +48,8 @@ def test_an_epoch_that_was_left_early_says_so():
 
 
 def test_an_epoch_without_our_loader_has_no_ledger():
-    event = epoch(0, 4, 3.0) | {"ledger": {}}
-    assert view_training([event]).epochs[0].samples is None
+    without = epoch(0, 4, 3.0) | {"ledger": {}}
+    assert view_training([without]).epochs[0].samples is None
 
 
 @pytest.mark.parametrize(
@@ -83,11 +77,7 @@ def test_a_line_of_another_version_is_left_out_and_the_others_count(damaged):
 
 
 def test_a_line_before_the_library_began_is_no_start_of_it():
-    time = "2027-01-15T08:00:10.000+00:00"
-    lines = [
-        {"time": time, "event": "code", "files": []},
-        {"time": time, "event": "resumed", "step": 400},
-        {"time": time, "event": "metrics", "step": 450, "values": {"loss": 1.0}},
-    ]
+    began = [event(10, "code", files=[]), event(10, "resumed", step=400)]
+    lines = [*began, event(10, "metrics", step=450, values={"loss": 1.0})]
     assert [(one.step, one.last_step) for one in fold_training(lines).starts] == [(400, 450)]
     assert [(one.step, one.last_step) for one in fold_training(lines[2:]).starts] == [(0, 450)]

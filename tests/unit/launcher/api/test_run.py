@@ -1,17 +1,21 @@
-"""Values are read from files that the record names, and nothing else is unpickled."""
+"""Values are read from files that the record names, and nothing else is unpickled; errors from the command's text."""
 
 import hashlib
 import json
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.core.files.layout import RunDir
+from kit.records import event, lines
+from torchmuster.core.model import codec
 from torchmuster.core.model.failure import ValueNote
-from torchmuster.errors import NotFoundError
+from torchmuster.core.model.text import render_report, report_of_error
+from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.launcher.api.failures import RunFailed, read_errors
 from torchmuster.launcher.api.run import ResultError, have_arrived, noted_values, read_value
 from torchmuster.launcher.model.carried import own_python
 
@@ -31,39 +35,25 @@ def value_note(data, **more):
     return ValueNote(**{**told, "python": own_python(), **more})
 
 
-def record(tmp_path, *events):
-    run_dir = RunDir(str(tmp_path))
-    stamp = {"time": "2027-01-15T08:00:00.000Z"}
-    lines = [json.dumps({**stamp, **one}) if isinstance(one, dict) else one for one in events]
-    (tmp_path / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return run_dir
-
-
 def began(attempt, world_size):
-    return {"event": "attempt_started", "attempt": attempt, "world_size": world_size}
+    return event(0, "attempt_started", attempt=attempt, world_size=world_size)
 
 
 def ended(attempt, rank, data=None):
-    value = {} if data is None else {"value": vars_of(value_note(data))}
-    return {"event": "worker_ended", "attempt": attempt, "rank": rank, **value}
+    value = {} if data is None else {"value": codec.to_plain(value_note(data))}
+    return event(0, "worker_ended", attempt=attempt, rank=rank, **value)
 
 
-def vars_of(note):
-    return {"size_bytes": note.size_bytes, "sha256": note.sha256, "python": note.python}
-
-
-def test_only_the_last_attempt_counts(tmp_path):
+def test_only_the_last_attempt_counts(run_dir):
     events = [began(0, 2), ended(0, 0, b"old"), ended(0, 1, b"old")]
     events += [began(1, 2), ended(1, 1, b"b"), ended(0, 0, b"late"), ended(1, 0, b"a")]
+    lines(run_dir.events, events)
 
-    attempt, notes = noted_values(record(tmp_path, *events))
-
-    assert attempt == 1
-    assert notes == {0: value_note(b"a"), 1: value_note(b"b")}
+    assert noted_values(run_dir) == (1, {0: value_note(b"a"), 1: value_note(b"b")})
 
 
-def test_ranks_without_a_value_are_named(tmp_path):
-    run_dir = record(tmp_path, began(0, 3), ended(0, 1, b"x"), ended(0, 0))
+def test_ranks_without_a_value_are_named(run_dir):
+    lines(run_dir.events, [began(0, 3), ended(0, 1, b"x"), ended(0, 0)])
 
     with pytest.raises(NotFoundError, match="ranks 0"):
         noted_values(run_dir)
@@ -74,12 +64,13 @@ def test_ranks_without_a_value_are_named(tmp_path):
     [
         "{",
         "[]",
-        {"event": "worker_ended"},
-        {"event": "worker_ended", "attempt": 0, "rank": 0, "value": 3},
+        json.dumps(event(0, "worker_ended")),
+        json.dumps(event(0, "worker_ended", attempt=0, rank=0, value=3)),
     ],
 )
-def test_a_damaged_record_is_left_out(tmp_path, line):
-    run_dir = record(tmp_path, began(0, 1), line, ended(0, 0, b"x"))
+def test_a_damaged_record_is_left_out(run_dir, line):
+    all_lines = [json.dumps(began(0, 1)), line, json.dumps(ended(0, 0, b"x"))]
+    Path(run_dir.events).write_text("\n".join(all_lines) + "\n")
 
     assert noted_values(run_dir)[1] == {0: value_note(b"x")}
 
@@ -97,16 +88,9 @@ def test_no_flipped_bit_and_no_cut_is_unpickled(tmp_path_factory, data):
     good = pickle.dumps(Trap(str(folder / "mark")))
     place = data.draw(st.integers(0, 9999)) % len(good)
     bit = data.draw(st.integers(0, 7))
-    bad = data.draw(
-        st.sampled_from(
-            [
-                good[:place] + bytes([good[place] ^ (1 << bit)]) + good[place + 1 :],
-                good[:place],
-                good + b"x",
-                good[place:] + good[:place] if place else b"",
-            ]
-        )
-    )
+    flipped = good[:place] + bytes([good[place] ^ (1 << bit)]) + good[place + 1 :]
+    turned = good[place:] + good[:place] if place else b""
+    bad = data.draw(st.sampled_from([flipped, good[:place], good + b"x", turned]))
     path = folder / "v"
     path.write_bytes(bad)
 
@@ -149,16 +133,38 @@ def test_another_python_is_refused_before_the_file_is_read(tmp_path):
         read_value(str(tmp_path / "absent"), value_note(b"", python="3.2"), 0)
 
 
-def test_files_of_other_hosts_may_come_later(tmp_path):
-    run_dir = RunDir(str(tmp_path))
+def test_files_of_other_hosts_may_come_later(run_dir):
     notes = {0: value_note(b"x"), 1: value_note(b"yy")}
 
     assert not have_arrived(run_dir, 0, notes)
     os.makedirs(run_dir.attempt_logs(0))
     for rank, text in ((0, b"x"), (1, b"y")):
-        with open(run_dir.rank_value(0, rank), "wb") as file:
-            file.write(text)
+        Path(run_dir.rank_value(0, rank)).write_bytes(text)
     assert not have_arrived(run_dir, 0, notes)
-    with open(run_dir.rank_value(0, 1), "ab") as file:
-        file.write(b"y")
+    Path(run_dir.rank_value(0, 1)).write_bytes(b"yy")
     assert have_arrived(run_dir, 0, notes)
+
+
+WORDS = st.text("abc :`/.-", min_size=1, max_size=30).map(str.strip).filter(bool)
+LINES = st.lists(WORDS, min_size=1, max_size=3).map("\n".join)
+
+
+@given(
+    st.lists(st.tuples(WORDS, st.none() | WORDS, st.none() | LINES, st.none() | WORDS), max_size=3)
+)
+def test_what_is_printed_is_read_back(parts):
+    errors = [MusterError(what, where=at, why=why, fix=fix) for what, at, why, fix in parts]
+    text = "muster: a note\n" + "\n".join(render_report(report_of_error(e)) for e in errors)
+
+    assert [e.parts() for e in read_errors(text)] == [e.parts() for e in errors]
+
+
+def test_text_without_an_error_has_none():
+    assert read_errors("Traceback (most recent call last):\n    error: x\n") == []
+
+
+def test_a_run_without_a_result_is_lost():
+    failed = RunFailed("train-12ab", None, "lost")
+
+    assert str(failed) == "the run train-12ab ended as lost\nhint: muster status train-12ab"
+    assert (failed.rank, failed.traceback, failed.exit_code) == (None, "", 1)

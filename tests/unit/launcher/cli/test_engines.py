@@ -1,12 +1,22 @@
-"""What is found of schedulers: from what their commands print."""
+"""What is found of schedulers from what their commands print, of hosts, and of the test job."""
+
+import os
+from types import SimpleNamespace
 
 import pytest
 
-from torchmuster.core.proc import CommandOutput
+from kit.values import command_output
+from torchmuster.core.files import atomic
+from torchmuster.core.model import codec
+from torchmuster.core.model.verdict import Report
+from torchmuster.core.owner.create import failed_before_start
 from torchmuster.errors import MusterError
-from torchmuster.launcher.cli.engines import ask, find_tool, list_queues, parse_version
+from torchmuster.launcher.cli.engine_job import JobWatch
+from torchmuster.launcher.cli.engines import ask, find_tool, list_queues, parse_version, reach_hosts
 from torchmuster.launcher.engines.pbs import parse_qstat
 from torchmuster.launcher.engines.slurm import parse_sinfo
+from torchmuster.launcher.engines.ssh_command import SshHost
+from torchmuster.launcher.model.job import JobState, JobView
 
 SINFO = """\
 main*|up|1-00:00:00|4|64|256000|gpu:a100:4
@@ -21,9 +31,8 @@ stopq                0     0 yes no      0     0     0     0     0     0 Exec
 """
 
 
-def answer(stdout="", stderr="", status=0):
-    said = CommandOutput(status=status, stdout=stdout.encode(), stderr=stderr.encode())
-    return lambda argv: said
+def answer(*said, **more):
+    return lambda argv: command_output(*said, **more)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,8 @@ def test_the_default_queue_is_told_by_the_server_where_it_answers(server):
     texts = {"-Q": QSTAT, "-B": "Server: ctl\n    scheduling = True\n    default_queue = stopq\n"}
 
     def asking(argv):
-        return answer(texts[argv[1]])(argv) if server or argv[1] == "-Q" else answer(status=1)(argv)
+        has_answer = server or argv[1] == "-Q"
+        return command_output(texts[argv[1]]) if has_answer else command_output(status=1)
 
     found = list_queues("pbs", asking)
     assert [queue.is_default for queue in found.queues] == [False, bool(server)]
@@ -78,10 +88,7 @@ def test_a_tool_with_its_version():
 
 
 def test_a_missing_tool_is_not_asked():
-    def never(argv):
-        raise AssertionError(argv)
-
-    assert find_tool("sbatch", lambda name: None, never).path is None
+    assert find_tool("sbatch", lambda name: None, pytest.fail).path is None
 
 
 @pytest.mark.parametrize(
@@ -107,3 +114,43 @@ def test_a_command_that_cannot_be_executed_is_a_finding():
 
 def test_a_real_command_is_asked():
     assert ask(["echo", "1.2"]).stdout == b"1.2\n"
+
+
+def test_each_host_is_named_with_what_became_of_it():
+    machine = os.uname().machine
+    answers = {
+        "good": command_output(f"Welcome!\ntorchmuster-reached\n{machine}\nPython 3.12.1\n"),
+        "arm": command_output("torchmuster-reached\nother\n", status=127),
+        "bad": command_output(stderr="bad: Permission denied (publickey).\n", status=255),
+        "slow": command_output(status=None),
+        "-o": command_output(),
+    }
+
+    hosts = [SshHost(name=name) for name in answers]
+    found = reach_hosts(hosts, lambda argv: answers[argv[-2]])
+    assert [(one["check"], one["ok"], one["found"]) for one in found] == [
+        ("host good", True, f"{machine}, Python 3.12.1"),
+        ("host arm", True, f"other, here {machine}, no python3 on PATH"),
+        ("host bad", False, "bad: Permission denied (publickey)."),
+        ("host slow", False, "it did not answer within 10 s"),
+        ("host -o", False, "`-o` is not a valid host"),
+    ]
+
+
+def test_no_hosts_are_no_calls():
+    assert reach_hosts([]) == []
+
+
+def test_a_test_job_that_can_never_start_is_not_waited_for(run_dir):
+    held = JobView(job_id="3.ctl", state=JobState.HELD, reason="job held")
+    watch = JobWatch(run_dir, lambda _: held, lambda _: None, submitted_at=0.0, timeout_s=1e9)
+    never = Report(error="job 3.ctl can never start: it could not be started 20 times")
+
+    def cancel(run_dir):
+        plain = codec.to_plain(failed_before_start(run_dir, 14, never))
+        atomic.write_json(run_dir.result, plain)
+
+    watch._never = SimpleNamespace(cancel_if_hopeless=cancel)
+
+    assert watch.follow()
+    assert watch.result.report == never
