@@ -1,3 +1,5 @@
+"""What is written to disk: in order, to the last line that fits, and who writes never waits."""
+
 import os
 import shutil
 import stat
@@ -11,7 +13,18 @@ import pytest
 from kit.command import ran
 from kit.namespaces import small_disk, why_no_mount
 from kit.waiting import wait_until
-from torchmuster.core.files.disk import MAX_WAITING_BYTES, DiskWriter
+from torchmuster.core.files import disk as writing
+from torchmuster.core.files.disk import (
+    MAX_WAITING_BYTES,
+    MOST_FILES,
+    Backlog,
+    DiskWriter,
+    PatientWriter,
+    attempts_kept,
+    remove_old,
+    too_old,
+)
+from torchmuster.core.files.layout import RunDir
 
 DEADLINE_S = 30.0
 AT_ONCE_S = 30.0  # for 400 calls together, which take a few milliseconds
@@ -324,3 +337,127 @@ def test_a_file_that_is_removed_alone_is_made_again(rooted, losses, tmp_path):
     wait_until(is_made_again, "the file")
     assert path.read_bytes() == b"2\n"
     assert not losses.said
+
+
+# A reader gets everything, however slow; who writes never waits for him.
+
+
+BLOCK = b"".join(b"%09d\n" % n for n in range(100_000))
+
+
+@pytest.fixture
+def pipe():
+    read_fd, write_fd = os.pipe()
+    with open(read_fd, "rb") as reader, open(write_fd, "wb") as writer:
+        yield reader, writer
+
+
+def start_writer(fd, disk, folder):
+    lost = []
+    waiting = Backlog(lambda: str(folder / "unread"), disk)
+    writer = PatientWriter(fd, waiting, lambda lines, why: lost.append((lines, why)))
+    writer.start()
+    return writer, lost
+
+
+def test_what_a_reader_takes_late_is_what_was_put_in_its_order(tmp_path, disk, pipe):
+    reader, end = pipe
+    writer, lost = start_writer(end.fileno(), disk, tmp_path)
+
+    for _ in range(8):
+        writer.put(BLOCK)
+    behind = [path.name for path in tmp_path.iterdir()]
+    taken = b"".join(reader.read(len(BLOCK)) for _ in range(8))
+    writer.flush()
+    writer.put(b"again")
+    writer.flush()
+
+    assert taken == 8 * BLOCK
+    assert reader.read(5) == b"again"
+    assert lost == []
+    assert behind == [] or behind == ["unread.0"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_who_has_gone_wants_nothing_and_keeps_nobody(tmp_path, disk, pipe):
+    reader, end = pipe
+    writer, lost = start_writer(end.fileno(), disk, tmp_path)
+
+    for _ in range(8):
+        writer.put(BLOCK)
+    reader.close()
+    writer.flush()
+    writer.put(BLOCK)
+    writer.flush()
+
+    assert lost == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_on_a_full_disk_lacks_lines_and_says_so(tmp_path, disk):
+    with open("/dev/full", "wb") as full:
+        writer, lost = start_writer(full.fileno(), disk, tmp_path)
+
+        writer.put(b"one\ntwo\n")
+        writer.flush()
+
+    assert lost == [(2, "No space left on device")]
+
+
+def test_an_end_that_waits_for_its_reader_says_so(tmp_path, disk, pipe, monkeypatch):
+    monkeypatch.setattr(writing, "SAY_AFTER_S", 0.01)
+    reader, end = pipe
+    writer, _ = start_writer(end.fileno(), disk, tmp_path)
+    said = []
+
+    def read_all():
+        said.append("waits")
+        threading.Thread(target=reader.read, args=(len(BLOCK),)).start()
+
+    writer.waits = read_all
+    writer.put(BLOCK)
+    writer.flush()
+
+    assert said == ["waits"]
+
+
+# Of very many attempts the logs of the first and of the last ones are kept.
+
+
+def make(tmp_path, attempts, ranks):
+    run_dir = RunDir(str(tmp_path))
+    for attempt in range(attempts):
+        os.makedirs(run_dir.attempt_logs(attempt))
+        for rank in range(ranks):
+            with open(run_dir.rank_log(attempt, rank), "w") as log:
+                log.write("x")
+    return run_dir
+
+
+def kept(run_dir):
+    return sorted(int(name.removeprefix("attempt-")) for name in os.listdir(run_dir.logs))
+
+
+def test_small_runs_keep_what_nobody_would_miss():
+    assert attempts_kept(2) == MOST_FILES // 2
+    assert attempts_kept(4096) == 24
+    assert attempts_kept(10**6) == 20
+
+
+def test_each_node_removes_what_its_ranks_have_left(tmp_path):
+    run_dir, world = make(tmp_path, attempts=30, ranks=4), MOST_FILES // 20
+    for newest in range(30):
+        old = too_old(newest, world)
+        for node in ((0, 1), (2, 3)) if old is not None else ():
+            remove_old(run_dir, old, node)
+    assert kept(run_dir) == [0, *range(10, 30)]
+
+
+def test_what_others_have_written_there_stays(tmp_path):
+    run_dir, world = make(tmp_path, attempts=22, ranks=4), MOST_FILES // 20
+    assert too_old(21, world) == 1
+    remove_old(run_dir, 1, (0, 1))
+    assert sorted(os.listdir(run_dir.attempt_logs(1))) == ["rank-2.log", "rank-3.log"]
+    remove_old(run_dir, 1, (2, 3))
+    assert 1 not in kept(run_dir)
+    remove_old(run_dir, 1, (0, 1))  # again, and of a node that never wrote

@@ -1,6 +1,15 @@
 import os
 
-from torchmuster.core.files.layout import PathBelow, RunDir, muster_home, runs_dir
+import pytest
+
+from torchmuster.core.files.layout import (
+    PathBelow,
+    RunDir,
+    last_lines,
+    muster_home,
+    offset_of_last_lines,
+    runs_dir,
+)
 
 
 def test_runs_lie_in_muster_home(monkeypatch):
@@ -31,3 +40,50 @@ def test_everything_lies_in_the_run_directory():
 
     assert len(paths) > 6
     assert all(os.path.commonpath([path, "/runs/r"]) == "/runs/r" for path in paths)
+
+
+# The end of a log.
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert last_lines(str(log), 2) == ["line 99998", "line 99999"]
+    assert len(last_lines(str(log), 1000, num_bytes=55)) == 5
+
+
+def test_a_log_that_is_not_there_has_no_lines(tmp_path):
+    assert last_lines(str(tmp_path / "no"), 3) == []
+
+
+def test_of_a_progress_bar_the_last_state_is_a_line(tmp_path):
+    (tmp_path / "x").write_bytes(b"begin\r\n\r 1%\r 2%\nend")
+    assert last_lines(str(tmp_path / "x"), 3) == ["begin", " 2%", "end"]
+
+
+def test_bytes_that_are_no_text_are_shown_as_such(tmp_path):
+    (tmp_path / "x").write_bytes(b"\xff\n")
+    assert last_lines(str(tmp_path / "x"), 3) == ["\ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("text", "num_lines", "rest"),
+    [
+        ("a\nb\nc\n", 1, "c\n"),
+        ("a\nb\nc\n", 2, "b\nc\n"),
+        ("a\nb\nc", 1, "c"),  # a line that still grows
+        ("a\nb\n", 9, "a\nb\n"),
+        ("a\nb\n", 0, ""),
+        ("", 3, ""),
+        ("x" * 70_000 + "\n" + "y" * 70_000 + "\n", 1, "y" * 70_000 + "\n"),
+    ],
+)
+def test_the_last_lines_begin_where_they_begin(tmp_path, text, num_lines, rest):
+    path = tmp_path / "log"
+    path.write_text(text)
+
+    assert text[offset_of_last_lines(str(path), num_lines) :] == rest
+
+
+def test_a_file_that_is_not_there_has_no_last_lines(tmp_path):
+    assert offset_of_last_lines(str(tmp_path / "none"), 3) == 0

@@ -1,14 +1,30 @@
+"""Who is a member, at which place, who may leave, and whether the head is the head still."""
+
+import errno
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from kit import values
-from kit.values import READY, run_plan
+from kit.values import READY, run_plan, term, worker_end
 from kit.waiting import Clock
-from torchmuster.core.head.membership import Membership
+from torchmuster.core.files.claims import Claims
+from torchmuster.core.head.membership import (
+    Leavers,
+    Member,
+    Membership,
+    claim_attempt,
+    is_deposed,
+    other_job,
+)
+from torchmuster.core.head.options import HeadCredentials
+from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.lease import SILENT_S, SLOW_S
+from torchmuster.core.model.plan import Limits
+from torchmuster.errors import HeadLostError
 
 VERSION = "1"
 BOOT = "this boot"
@@ -331,3 +347,174 @@ def test_no_holder_is_sent_away_for_another(clock):
     roll.prefer_holders()
     assert roll.number_places() == []
     assert (second.place, spare.place) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "others", "found"),
+    [
+        ((), (), None),
+        (("PBS_JOBID=1",), (), None),
+        ((), ("PBS_JOBID=1",), None),
+        (("PBS_JOBID=1",), ("PBS_JOBID=1",), None),
+        (("PBS_JOBID=1[2]",), ("PBS_JOBID=1[1]",), ("1[2]", "1[1]")),
+        (("PBS_JOBID=1",), ("SLURM_JOB_ID=2",), None),
+    ],
+    ids=["none", "ssh to the head", "the head by ssh", "one job", "an array", "nothing in common"],
+)
+def test_only_two_ids_of_one_scheduler_contradict_each_other(jobs, others, found):
+    assert other_job(jobs, others) == found
+
+
+# Which node may leave an elastic run, and when its attempt ends.
+
+
+GRACE_S = 30.0
+
+
+def leavers(min_nodes=1, max_nodes=3):
+    plan = run_plan(min_nodes=min_nodes, max_nodes=max_nodes, limits=Limits(grace_s=GRACE_S))
+    return Leavers(plan)
+
+
+def member(host, *, is_head=False):
+    return Member(hello=hello(host, wants_place_0=is_head), channel=None, heard_at=0.0)
+
+
+HEAD, N2, N3 = member("n1", is_head=True), member("n2"), member("n3")
+ALL = [HEAD, N2, N3]
+
+
+def end(node, kind=EndKind.SIGNAL):
+    return worker_end(kind, rank=1, node=node, asked=True)
+
+
+def test_a_node_may_leave_while_enough_others_stay():
+    assert leavers().may_leave(N2, signal.SIGTERM, ALL)
+
+
+def test_those_that_leave_already_are_counted_out():
+    found = leavers(min_nodes=2)
+    assert found.may_leave(N2, signal.SIGTERM, ALL)
+    found.add(N2, 0.0)
+    assert not found.may_leave(N3, signal.SIGTERM, ALL)
+
+
+@pytest.mark.parametrize(
+    ("who", "signum", "nodes"),
+    [
+        (HEAD, signal.SIGTERM, (1, 3)),
+        (N2, signal.SIGINT, (1, 3)),
+        (N2, signal.SIGTERM, (3, 3)),
+    ],
+)
+def test_the_head_a_ctrl_c_and_a_run_of_fixed_size_stop_it_all(who, signum, nodes):
+    assert not leavers(*nodes).may_leave(who, signum, ALL)
+
+
+def test_the_attempt_ends_with_a_worker_of_the_node_or_with_its_grace():
+    found = leavers()
+    assert not found.is_time(1000.0, [end("n2")], ["n2"])
+    found.add(N2, 100.0)
+    assert not found.is_time(101.0, [end("n3")], ["n2"])
+    assert found.is_time(101.0, [end("n2")], ["n2"])
+    assert found.is_time(100.0 + GRACE_S, [], ["n2"])
+
+
+def test_a_worker_that_leaves_with_75_takes_the_others_with_it():
+    found = leavers()
+    found.add(N2, 100.0)
+    assert not found.is_time(101.0, [end("n2", EndKind.PREEMPTED)], ["n2"])
+
+
+def test_who_has_been_taken_leaves_once():
+    found = leavers()
+    found.add(N2, 0.0)
+    assert found.take_all() == [N2]
+    assert found.take_all() == []
+    assert not found.is_time(1e9, [end("n2")], ["n2"])
+
+
+# A head shows for each attempt that it is the head still.
+
+
+@pytest.fixture
+def office(tmp_path):
+    claims = Claims(str(tmp_path))
+    claims.take(claim(0, "ours", "n1"))
+    return HeadCredentials(claims=claims, term=0, holder="ours", place=0, node="n1")
+
+
+def claim(number, holder, node):
+    return term(number, holder=holder, node=node, next_attempt=0)
+
+
+def start(office, attempt, said=None):
+    claim_attempt(office, attempt, (0, 1, 2), 1, (said if said is not None else []).append)
+
+
+def test_each_attempt_takes_the_next_term(office):
+    start(office, 4)
+    start(office, 5)
+    assert office.term == 2
+    newest = office.claims.newest()
+    assert (newest.number, newest.holder, newest.members) == (2, "ours", (0, 1, 2))
+    assert (newest.next_attempt, newest.restarts_spent) == (6, 1)
+
+
+def test_a_head_whose_term_another_has_taken_ends_and_names_it(office):
+    office.claims.take(claim(1, "theirs", "n3"))
+    with pytest.raises(HeadLostError, match="n3 has become the head of this run"):
+        start(office, 4)
+    assert office.term == 0
+
+
+def test_a_head_that_was_away_for_several_terms_does_not_take_the_next_one(office):
+    for number in (1, 2, 3):
+        office.claims.take(claim(number, "theirs", "n3"))
+    with pytest.raises(HeadLostError, match="n3"):
+        start(office, 4)
+
+
+def fail(monkeypatch, number):
+    def open_(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("torchmuster.core.files.claims.os.open", open_)
+
+
+def test_on_a_full_disk_the_run_goes_on_and_says_what_that_means(office, monkeypatch):
+    said = []
+    real = os.open
+    fail(monkeypatch, errno.ENOSPC)
+    monkeypatch.setattr(
+        "torchmuster.core.files.claims.open_own", lambda path: os.fdopen(real(path, 0), "rb")
+    )
+    start(office, 4, said)
+    assert said == [
+        "the disk is full: until there is space, no other node can take the head's place"
+    ]
+
+
+def test_on_a_full_disk_a_head_that_was_replaced_ends(office, monkeypatch):
+    office.claims.take(claim(1, "theirs", "n3"))
+    real = os.open
+    fail(monkeypatch, errno.ENOSPC)
+    monkeypatch.setattr(
+        "torchmuster.core.files.claims.open_own", lambda path: os.fdopen(real(path, 0), "rb")
+    )
+    with pytest.raises(HeadLostError):
+        start(office, 4)
+
+
+def test_a_head_that_can_not_know_whether_it_is_one_ends(office, monkeypatch):
+    fail(monkeypatch, errno.EIO)
+    with pytest.raises(HeadLostError, match="can't know whether it is still the head") as caught:
+        start(office, 4)
+    assert caught.value.why is not None
+
+
+def test_a_head_sees_whether_another_one_has_followed_it(office):
+    start(office, 4)
+    assert not is_deposed(office)
+    office.claims.take(claim(2, "theirs", "n3"))
+    assert is_deposed(office)

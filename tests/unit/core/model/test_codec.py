@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from dataclasses import dataclass
 
@@ -8,7 +9,14 @@ from hypothesis import strategies as st
 from kit.values import run_plan, worker_end
 from torchmuster.core import plugs
 from torchmuster.core.model import codec
-from torchmuster.core.model.codec import CodecError, from_plain, to_plain
+from torchmuster.core.model.codec import (
+    CodecError,
+    TypedMessage,
+    decode,
+    encode,
+    from_plain,
+    to_plain,
+)
 from torchmuster.core.model.failure import EndKind, WorkerEnd
 from torchmuster.core.model.plan import RunPlan
 from torchmuster.core.model.verdict import Result
@@ -226,3 +234,49 @@ def test_a_tuple_of_several_types_keeps_them():
 def test_a_tuple_of_another_form_is_refused(plain):
     with pytest.raises(codec.CodecError, match=r"pairs\[0\]"):
         codec.from_plain(Pairs, {"pairs": plain})
+
+
+# Messages: a word is decoded only in its own vocabulary, strictly, and compares and shows itself as a dataclass does.
+
+
+class Said(TypedMessage):
+    """A vocabulary."""
+
+
+class Counted(Said):
+    """One of its words."""
+
+    number: int
+    names: tuple[str, ...] = ()
+
+
+class Other(TypedMessage):
+    """Another vocabulary."""
+
+
+class Alone(Other):
+    """Its word."""
+
+
+def test_a_word_comes_back_as_it_was():
+    message = Counted(number=1, names=("a",))
+    assert decode(encode(message), Said) == message
+    assert repr(message) == "Counted(number=1, names=('a',))"
+    assert dataclasses.replace(message, number=2) != message
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"type":"Alone"}',
+        b'{"type":"Said"}',
+        b'{"type":"Counted"}',
+        b'{"type":"Counted","number":"1"}',
+        b'{"type":"Counted","number":1,"more":1}',
+        b'{"number":1}',
+        b"[]",
+    ],
+)
+def test_what_is_no_word_of_the_vocabulary_is_refused(payload):
+    with pytest.raises(CodecError):
+        decode(payload, Said)

@@ -3,9 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.text import (
+    HIDDEN,
     as_bytes,
     as_output,
     few_of,
+    hide_in_arguments,
+    hide_secrets,
+    is_secret_name,
     name_missing,
     printable,
     render_report,
@@ -161,3 +165,66 @@ def test_what_is_moved_is_read_from_any_words_on_it(done, total, elapsed_s):
 )
 def test_other_sentences_move_nothing(text):
     assert transfer_in(text) is None
+
+
+# Secrets.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "--hf-token",
+        "--token",
+        "password",
+        "AWS_SECRET_ACCESS_KEY",
+        "db_passwd",
+        "SECRET",
+    ],
+)
+def test_names_of_secrets_are_known(name):
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["--num-tokens", "tokenizer", "--max-token-length", "OMP_NUM_THREADS", "--key-dim", "PATH"],
+)
+def test_names_of_training_are_no_secrets(name):
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'password = "hunter22"',
+        "api_key: 'abcdef123'",
+        "https://me:hunter22@host/x",
+        "ghp_" + "a1" * 18,
+        "AKIA" + "ABCDEFGH12345678",
+        "-----BEGIN RSA PRIVATE KEY-----\nhunter22\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_secrets_in_a_text_are_hidden(text):
+    assert HIDDEN in hide_secrets(text)
+    assert not {"hunter22", "abcdef123"} & set(hide_secrets(text).split("'"))
+    assert "hunter22" not in hide_secrets(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["pad_token = 0", "tokens = x['tokens']", "secret = secrets.token_hex()", "a: int = 3"]
+)
+def test_code_stays_as_it_is(text):
+    assert hide_secrets(text) == text
+
+
+def test_the_word_after_an_option_is_hidden():
+    assert hide_in_arguments(["--token", "abc", "--lr", "1", "--token", "--x"]) == (
+        "--token",
+        HIDDEN,
+        "--lr",
+        "1",
+        "--token",
+        "--x",
+    )

@@ -1,6 +1,23 @@
+import ipaddress
+import os
+import socket
+import stat
+import threading
+
 import pytest
 
-from torchmuster.core.net.address import interface_of, is_own_address
+from torchmuster.core.net.address import (
+    SECRET_BYTES,
+    interface_of,
+    is_own_address,
+    link_names,
+    new_secret,
+    own_addresses,
+    own_interfaces,
+    read_secret,
+    write_secret,
+)
+from torchmuster.errors import RunDirectoryError, UsageError
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1"])
@@ -20,3 +37,133 @@ def test_an_address_that_we_could_bind_is_ours():
 @pytest.mark.parametrize("host", ["192.0.2.1", "a..b", "x" * 64 + ".example"])
 def test_an_address_that_we_can_t_bind_is_not_ours(host):
     assert not is_own_address(host)
+
+
+# The interfaces of the machine that runs the test.
+
+
+def test_every_address_that_others_may_reach_is_listed_without_loopback():
+    ipv4 = [i.address for i in own_interfaces() if ":" not in i.address]
+
+    assert sorted(ipv4) == sorted(own_addresses())
+    assert "lo" not in {i.name for i in own_interfaces()}
+
+
+def test_each_has_its_name_and_a_prefix_of_its_family():
+    for interface in own_interfaces():
+        assert interface.name in link_names()
+        address = ipaddress.ip_address(interface.address)
+        assert 0 < interface.prefix_bits <= address.max_prefixlen
+        assert not address.is_loopback
+
+
+def test_all_links_are_named_also_those_without_an_address():
+    assert set(link_names()) == {name for _, name in socket.if_nameindex()}
+
+
+# The secret.
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "secret")
+
+
+def write(path, text, mode=0o600):
+    with open(path, "w") as file:
+        file.write(text)
+    os.chmod(path, mode)
+
+
+def test_a_secret_is_read_as_it_was_written(path):
+    secret = new_secret()
+    write_secret(path, secret)
+
+    assert read_secret(path) == secret
+    assert len(secret) == SECRET_BYTES
+
+
+def test_two_secrets_differ():
+    assert new_secret() != new_secret()
+
+
+def test_the_file_is_for_its_owner_alone(path):
+    umask = os.umask(0)
+    try:
+        write_secret(path, new_secret())
+    finally:
+        os.umask(umask)
+
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_secret_is_never_written_over_another(path):
+    first = new_secret()
+    write_secret(path, first)
+
+    with pytest.raises(FileExistsError):
+        write_secret(path, new_secret())
+    assert read_secret(path) == first
+    assert os.listdir(os.path.dirname(path)) == ["secret"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666, 0o610])
+def test_a_file_that_others_can_open_is_refused_with_its_mode(path, mode):
+    write(path, "ab" * 32, mode)
+
+    with pytest.raises(UsageError, match="can be read by others") as caught:
+        read_secret(path)
+    assert f"{mode:04o}" in caught.value.why
+    assert caught.value.fix == f"chmod 600 {path}"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_a_file_for_its_owner_alone_is_taken(path, mode):
+    write(path, "ab" * 32 + "\n", mode)
+
+    assert read_secret(path) == b"\xab" * 32
+
+
+@pytest.mark.parametrize("text", ["", "\n", "ab" * 15, "xyz", "ab" * 32 + "g", "ab cd" * 3])
+def test_a_short_or_malformed_secret_is_refused(path, text):
+    write(path, text)
+
+    with pytest.raises(UsageError, match="not at least 16 bytes in hexadecimal digits"):
+        read_secret(path)
+
+
+def test_a_file_of_random_bytes_is_refused(path):
+    with open(path, "wb") as file:
+        file.write(bytes(range(256)))
+    os.chmod(path, 0o600)
+
+    with pytest.raises(UsageError, match="not at least 16 bytes in hexadecimal digits"):
+        read_secret(path)
+
+
+def test_a_missing_secret_is_an_error_with_the_reason(path):
+    with pytest.raises(RunDirectoryError) as caught:
+        read_secret(path)
+
+    assert (caught.value.where, caught.value.why) == (path, "No such file or directory")
+
+
+def test_whoever_finds_the_file_finds_a_whole_secret_in_it(path):
+    """Nodes of one job may make `$MUSTER_HOME/key` at the same moment."""
+    found = []
+    begin = threading.Barrier(8)
+
+    def make_or_read():
+        begin.wait()
+        try:
+            write_secret(path, new_secret())
+        except FileExistsError:
+            found.append(read_secret(path))
+
+    makers = [threading.Thread(target=make_or_read) for _ in range(8)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+
+    assert found == [read_secret(path)] * 7

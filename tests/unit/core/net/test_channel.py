@@ -1,19 +1,37 @@
+"""Frames on a connection, the handshake before them, and the race of addresses."""
+
 import asyncio
+import contextlib
+import os
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from torchmuster.core.net import messages
+from torchmuster.core.net import channel, messages
 from torchmuster.core.net.channel import (
     MAX_FRAME_BYTES,
     MAX_UNSENT_BYTES,
+    Channel,
     ChannelClosedError,
+    HandshakeError,
+    RaceError,
+    Reason,
     Role,
     connect,
+    race,
+    worst_failure,
 )
-from unit.core.net.loopback import SECRET, channel_and_wire, frames_of, listening
+from unit.core.net.loopback import (
+    PUBLIC,
+    SECRET,
+    answering,
+    channel_and_wire,
+    frames_of,
+    listening,
+    raw_connection,
+)
 
 PINGS = [messages.Ping(number=number) for number in range(4)]
 NOT_AUTHENTIC = "a frame failed its authentication"
@@ -170,3 +188,325 @@ async def test_what_was_queued_is_sent_before_the_channel_closes():
         assert await coordinator.receive() == PINGS[0]
         with pytest.raises(ChannelClosedError):
             await coordinator.receive()
+
+
+# The handshake.
+
+
+HELLO_BYTES = 44
+PING = messages.Ping(number=7)
+
+
+def hello(*, version=channel.VERSION, role=Role.AGENT, key=0):
+    return b"MUSTERCH" + version.to_bytes(2, "big") + bytes([role, key]) + os.urandom(32)
+
+
+async def test_the_right_secret_opens_a_channel_both_ways():
+    async with listening() as (listener, doorman):
+        agent = await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
+        coordinator = await doorman.channels.get()
+        agent.send_nowait(PING)
+        coordinator.send_nowait(messages.Pong(number=7))
+
+        assert await coordinator.receive() == PING
+        assert await agent.receive() == messages.Pong(number=7)
+        assert coordinator.role is Role.AGENT
+        assert not coordinator.is_open
+        await agent.close()
+
+
+async def test_the_caller_s_role_is_known_to_the_called_side():
+    async with listening() as (listener, doorman):
+        client = await connect("127.0.0.1", listener.port, Role.CLIENT, SECRET)
+
+        assert (await doorman.channels.get()).role is Role.CLIENT
+        await client.close()
+
+
+async def test_another_secret_is_refused():
+    async with listening() as (listener, doorman):
+        with pytest.raises(HandshakeError) as caught:
+            await connect("127.0.0.1", listener.port, Role.AGENT, b"x" * 32)
+
+        assert caught.value.reason is Reason.WRONG_SECRET
+        assert doorman.channels.empty()
+
+
+async def test_a_caller_who_can_t_prove_the_secret_is_turned_away_with_the_reason():
+    async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
+        w.write(hello())
+        await r.readexactly(HELLO_BYTES + 32)
+        w.write(bytes(32))
+
+        assert (await r.readexactly(33))[0] == Reason.WRONG_SECRET
+        assert await r.read() == b""
+        assert await doorman.refused.get() is Reason.WRONG_SECRET
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [(channel.VERSION, Reason.WRONG_SECRET), (9, Reason.OTHER_VERSION)],
+    ids=["that can't prove the secret", "of another version"],
+)
+async def test_a_server_is_not_believed(version, reason):
+    async def impostor(reader, writer):
+        await reader.readexactly(HELLO_BYTES)
+        writer.write(hello(version=version, role=0) + bytes(32))
+        await reader.read()
+
+    async with answering(impostor) as port:
+        with pytest.raises(HandshakeError) as caught:
+            await connect("127.0.0.1", port, Role.AGENT, SECRET)
+
+    assert caught.value.reason is reason
+
+
+async def test_a_caller_of_another_version_is_told_so():
+    async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
+        w.write(hello(version=channel.VERSION + 1))
+        answer = await r.readexactly(HELLO_BYTES + 32)
+
+        assert answer[10] == Reason.OTHER_VERSION
+        assert await r.read() == b""
+        assert await doorman.refused.get() is Reason.OTHER_VERSION
+
+
+async def test_what_is_not_muster_gets_not_a_byte():
+    async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
+        w.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+
+        with contextlib.suppress(ConnectionResetError):  # when bytes were left unread
+            assert await r.read() == b""
+        assert await doorman.refused.get() is Reason.NOT_MUSTER
+
+
+async def test_a_server_that_is_not_muster_is_known_as_such():
+    async def web(reader, writer):
+        await reader.readexactly(HELLO_BYTES)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
+        await reader.read()
+
+    async with answering(web) as port:
+        with pytest.raises(HandshakeError) as caught:
+            await connect("127.0.0.1", port, Role.AGENT, SECRET)
+
+    assert caught.value.reason is Reason.NOT_MUSTER
+
+
+class _Recorder:
+    """A writer that keeps what it passes on."""
+
+    def __init__(self, writer):
+        self.writer = writer
+        self.said = b""
+
+    def write(self, data):
+        self.said += data
+        self.writer.write(data)
+
+
+async def test_a_recorded_conversation_can_t_be_played_again():
+    async with listening() as (listener, doorman):
+        async with raw_connection(listener.port) as (reader, writer):
+            tape = _Recorder(writer)
+            await channel.shake_as_caller(reader, tape, Role.AGENT, SECRET)
+            await doorman.channels.get()
+        async with raw_connection(listener.port) as (reader, writer):
+            writer.write(tape.said)
+            await reader.readexactly(HELLO_BYTES + 32)
+
+            assert (await reader.readexactly(33))[0] == Reason.WRONG_SECRET
+            assert await doorman.refused.get() is Reason.WRONG_SECRET
+            assert doorman.channels.empty()
+
+
+async def test_a_server_s_own_proof_can_t_be_sent_back_to_it():
+    async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
+        w.write(hello())
+        answer = await r.readexactly(HELLO_BYTES + 32)
+        w.write(answer[HELLO_BYTES:])
+
+        assert (await r.readexactly(33))[0] == Reason.WRONG_SECRET
+        assert doorman.channels.empty()
+
+
+async def test_two_conversations_have_different_keys():
+    async with listening() as (listener, _):
+        sessions = []
+        for _ in range(2):
+            async with raw_connection(listener.port) as (reader, writer):
+                sessions.append(await channel.shake_as_caller(reader, writer, Role.AGENT, SECRET))
+
+    keys = {key for s in sessions for key in (s.send_key, s.receive_key)}
+    assert len(keys) == 4
+
+
+async def test_the_public_key_is_refused_unless_it_is_allowed():
+    async with listening((SECRET, None)) as (listener, doorman):
+        with pytest.raises(HandshakeError) as caught:
+            await connect("127.0.0.1", listener.port, Role.AGENT, PUBLIC, is_open=True)
+
+        assert caught.value.reason is Reason.WRONG_SECRET
+        assert await doorman.refused.get() is Reason.WRONG_SECRET
+
+
+async def test_a_channel_of_the_public_key_is_marked_as_open_on_both_sides():
+    async with listening((SECRET, PUBLIC)) as (listener, doorman):
+        agent = await connect("127.0.0.1", listener.port, Role.AGENT, PUBLIC, is_open=True)
+
+        assert agent.is_open
+        assert (await doorman.channels.get()).is_open
+        await agent.close()
+
+
+async def test_the_public_key_does_not_pass_for_the_secret():
+    async with listening((SECRET, PUBLIC)) as (listener, _):
+        with pytest.raises(HandshakeError):
+            await connect("127.0.0.1", listener.port, Role.AGENT, PUBLIC)
+
+
+@pytest.mark.parametrize("role", [0, max(channel.Role) + 1, 255])
+async def test_an_unknown_role_is_refused_even_with_the_secret(role):
+    async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
+        with pytest.raises(HandshakeError):
+            await channel.shake_as_caller(r, w, role, SECRET)
+
+        assert doorman.channels.empty()
+
+
+class _Mouth:
+    """A writer that forgets."""
+
+    def write(self, data):
+        pass
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"MUSTERCH" + tail))
+@example(hello())
+@example(hello(role=9))
+@example(hello(key=1) + bytes(32))
+@example(hello(key=255) + bytes(32))
+@example(hello(version=0) + bytes(32))
+def test_no_bytes_make_the_called_side_fail_in_another_way(data):
+    async def check():
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        with pytest.raises(HandshakeError):
+            await channel.shake_as_called(reader, _Mouth(), (SECRET, PUBLIC))
+
+    asyncio.run(check())
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"MUSTERCH" + tail))
+@example(hello(role=0) + bytes(65))
+def test_no_bytes_make_the_calling_side_fail_in_another_way(data):
+    async def check():
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        with pytest.raises(HandshakeError):
+            await channel.shake_as_caller(reader, _Mouth(), Role.AGENT, SECRET)
+
+    asyncio.run(check())
+
+
+async def test_a_connection_that_the_network_loses_has_closed():
+    reader = asyncio.StreamReader()
+    reader.set_exception(OSError(113, "No route to host"))
+    with pytest.raises(HandshakeError) as caught:
+        await channel.shake_as_called(reader, _Mouth(), (SECRET, None))
+
+    assert caught.value.reason is Reason.CLOSED
+
+
+# The race of addresses.
+
+
+GOOD, BAD, SILENT = ("good", 1), ("bad", 1), ("silent", 1)
+SOON_S = 0.01
+
+
+class FakeChannel(Channel):
+    """A channel that only notes that it was closed."""
+
+    def __init__(self, name):
+        self.name = name
+        self.aborted = False
+
+    def abort(self):
+        self.aborted = True
+
+
+class Calls:
+    """Answers calls by the address's name; notes which were given up."""
+
+    def __init__(self):
+        self.given_up = []
+        self.made = []
+
+    async def __call__(self, host, port):
+        self.made.append(host)
+        if host.startswith("good"):
+            return FakeChannel(host)
+        if host == "refused":
+            raise ConnectionRefusedError(111, "Connection refused")
+        if host == "stranger":
+            raise HandshakeError(Reason.WRONG_SECRET)
+        if host == "bad":
+            raise OSError(113, "No route to host")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.given_up.append(host)
+            raise
+
+
+async def test_an_address_that_never_answers_costs_nothing():
+    calls = Calls()
+
+    channel, address = await race([SILENT, GOOD], calls, stagger_s=SOON_S)
+
+    assert (channel.name, address) == ("good", GOOD)
+    assert calls.given_up == ["silent"]
+
+
+async def test_the_next_is_called_at_once_when_all_so_far_have_failed():
+    channel, _ = await race([BAD, GOOD], Calls(), stagger_s=3600.0)
+
+    assert channel.name == "good"
+
+
+async def test_a_winner_ends_the_calls():
+    calls = Calls()
+
+    await race([GOOD, ("good2", 1)], calls, stagger_s=3600.0)
+
+    assert calls.made == ["good"]
+
+
+async def test_a_stranger_on_one_address_does_not_stop_the_others():
+    channel, _ = await race([("stranger", 1), SILENT, GOOD], Calls(), stagger_s=SOON_S)
+
+    assert channel.name == "good"
+
+
+async def test_all_failures_are_told_and_the_one_that_says_most_is_found():
+    with pytest.raises(RaceError) as lost:
+        await race([BAD, ("stranger", 1)], Calls(), stagger_s=SOON_S)
+
+    assert [address for address, _ in lost.value.failures] == [BAD, ("stranger", 1)]
+    address, error = worst_failure(lost.value, None)
+    assert address == ("stranger", 1)
+    assert error.reason is Reason.WRONG_SECRET
+    assert worst_failure(lost.value, BAD)[0] == BAD
+
+
+async def test_when_the_address_that_answered_before_refuses_nobody_else_is_waited_for():
+    known = ("refused", 1)
+    calls = Calls()
+
+    with pytest.raises(RaceError) as lost:
+        await race([known, SILENT], calls, stagger_s=SOON_S, decisive=known)
+
+    assert isinstance(worst_failure(lost.value, known)[1], ConnectionRefusedError)

@@ -11,7 +11,13 @@ import pytest
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.model import lines as screen
 from torchmuster.core.model.text import as_bytes
-from torchmuster.core.node.output import LINE_CHARACTERS, SHOWN_BYTES_PER_S, TAIL_LINES, RankOutput
+from torchmuster.core.node.output import (
+    LINE_CHARACTERS,
+    SHOWN_BYTES_PER_S,
+    TAIL_LINES,
+    LogVoice,
+    RankOutput,
+)
 
 DEADLINE_S = 60.0
 FLOOD_BYTES = 100_000_000
@@ -348,3 +354,17 @@ def test_of_a_progress_bar_the_tail_has_the_last_state(disk, log):
     output = output_of(lambda out, err: write_all(err, b"a\n\r10%\r20%\nend\n"), disk, log)
 
     assert output.tail() == ("a", "20%", "end")
+
+
+def test_a_voice_without_terminal_speaks_into_its_log(tmp_path):
+    disk = DiskWriter()
+    disk.start()
+    path = tmp_path / "agents" / "n1.log"
+    voice = LogVoice(str(path), disk)
+
+    voice.say("joined")
+    voice.show(0, 1, "the rank has a log of its own\n", 0)
+    voice.print("error: x\n")
+    voice.flush(30.0)
+
+    assert path.read_text() == "muster: joined\nerror: x\n"

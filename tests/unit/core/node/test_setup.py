@@ -1,15 +1,34 @@
+"""What a node makes before its workers start, and what killed agents leave of it."""
+
 import asyncio
+import errno
+import fcntl
 import os
+import shutil
+import stat
+import subprocess
 import sys
 
 import pytest
 
+from kit.command import SOURCE
 from kit.values import run_plan
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import NodeSetup
 from torchmuster.core.node.options import AgentOptions, HeadPlace
-from torchmuster.core.node.setup import NodeWork, remove_scratch
+from torchmuster.core.node.setup import (
+    NodeWork,
+    ScratchError,
+    folder_name,
+    hold,
+    make_scratch,
+    make_socket_folder,
+    note_owner,
+    parent_folder,
+    remove_scratch,
+    sweep,
+)
 from torchmuster.errors import MusterError
 
 
@@ -60,3 +79,224 @@ def test_what_needs_a_shell_is_refused_rather_than_left_out(tmp_path, setup):
         asyncio.run(work.run(host.tell, host.start_with))
     assert not work.is_done
     assert not host.started
+
+
+# The scratch folder: where it lies, whose it is, and its end.
+
+
+def test_a_named_folder_comes_before_the_schedulers(tmp_path):
+    assert parent_folder({"SLURM_TMPDIR": "/slurm"}, "/mine") == "/mine"
+    assert parent_folder({"SLURM_TMPDIR": "/slurm", "TMPDIR": str(tmp_path)}) == "/slurm"
+    assert parent_folder({"TMPDIR": str(tmp_path)}) == str(tmp_path)
+
+
+def test_a_tmpdir_that_this_node_lacks_is_not_used():
+    assert os.path.isdir(parent_folder({"TMPDIR": "/nope/of/the/login/node"}))
+
+
+def test_two_runs_of_one_name_have_folders_of_their_own(tmp_path):
+    names = {folder_name("r", place, str(tmp_path / home)) for place in (0, 1) for home in "ab"}
+    assert len(names) == 4
+
+
+def test_only_the_owner_enters_and_a_second_agent_finds_what_is_there(tmp_path):
+    path = make_scratch(str(tmp_path), "x")
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+    os.mkdir(os.path.join(path, "data"))
+    assert make_scratch(str(tmp_path), "x") == path
+    assert os.listdir(path) == ["data"]
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "x").symlink_to("elsewhere")
+    is_own_and_new(make_scratch(str(tmp_path), "x"), tmp_path)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def is_own_and_new(path, parent):
+    """Somebody who has planted a folder has planted no other one."""
+    assert os.path.dirname(path) == str(parent)
+    assert os.path.basename(path).startswith("x-")
+    assert os.lstat(path).st_uid == os.getuid()
+    assert stat.S_IMODE(os.lstat(path).st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's folder")
+def test_another_users_folder_is_left_alone(tmp_path):
+    (tmp_path / "x").mkdir()
+    os.chown(tmp_path / "x", 65534, 65534)
+    is_own_and_new(make_scratch(str(tmp_path), "x"), tmp_path)
+
+
+def test_a_parent_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ScratchError, match="can't be made"):
+        make_scratch(str(tmp_path / "nope"), "x")
+
+
+def test_all_of_it_is_removed_and_links_are_not_followed(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "kept").write_text("x")
+    path = make_scratch(str(tmp_path), "x")
+    os.symlink(tmp_path / "data", os.path.join(path, "data"))
+    os.makedirs(os.path.join(path, "closed", "below"))
+    os.chmod(os.path.join(path, "closed"), 0o500)
+    remove_scratch(path)
+
+    assert not os.path.exists(path)
+    assert (tmp_path / "data" / "kept").exists()
+
+
+def test_the_folder_that_it_lies_in_keeps_its_mode(tmp_path, monkeypatch):
+    tmp_path.chmod(0o755)
+    path = make_scratch(str(tmp_path), "x")
+
+    def busy(*_args, **_named):
+        raise OSError(errno.EBUSY, "somebody else removes it")
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    remove_scratch(path)
+
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+# What killed agents leave: removed by the next one, and nothing else is.
+
+
+AGENT = """
+import os, sys
+from torchmuster.core.node.setup import hold, note_owner
+folder, scratch = sys.argv[1:]
+for path in (folder, scratch):
+    os.makedirs(path, exist_ok=True)
+    assert hold(path)
+note_owner(folder, scratch)
+print("here", flush=True)
+sys.stdin.read()
+"""
+FOLDERS = ["muster-abcdefg1", "muster-old-0-01234567"]
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """Start an agent that has made its two folders; return it."""
+    started = []
+
+    def start(number=1):
+        folder, scratch = tmp_path / f"muster-abcdefg{number}", tmp_path / FOLDERS[1]
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", AGENT, str(folder), str(scratch)],
+            env={"PYTHONPATH": SOURCE},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"here\n"
+        (scratch / "data").mkdir(exist_ok=True)
+        (scratch / "data").chmod(0o500)  # as it may come out of an archive
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def end(process):
+    process.kill()
+    process.wait(60)
+
+
+def left(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_folders_of_a_killed_agent_are_removed(agent, tmp_path):
+    end(agent())
+    sweep("new", (str(tmp_path),))
+
+    assert left(tmp_path) == []
+
+
+def test_a_living_agent_keeps_its_folders(agent, tmp_path):
+    agent()
+    sweep("new", (str(tmp_path),))
+
+    assert left(tmp_path) == FOLDERS
+
+
+def test_scratch_that_a_replacement_has_taken_over_stays(agent, tmp_path):
+    first = agent()
+    agent(number=2)
+    end(first)
+    sweep("new", (str(tmp_path),))
+
+    assert left(tmp_path) == ["muster-abcdefg2", FOLDERS[1]]
+
+
+def test_an_agent_of_the_same_run_leaves_the_scratch_to_a_replacement(agent, tmp_path):
+    end(agent())
+    sweep("old", (str(tmp_path),))
+
+    assert left(tmp_path) == FOLDERS
+
+
+def test_a_folder_without_a_record_of_ours_is_never_touched(tmp_path):
+    for name in ("muster-abcdefgh", "muster-data", "muster-abcdefgi", "precious"):
+        (tmp_path / name).mkdir()
+    note_owner(str(tmp_path / "muster-abcdefgi"), str(tmp_path / "precious"))
+    sweep("new", (str(tmp_path),))
+
+    assert left(tmp_path) == ["muster-abcdefgh", "muster-data", "precious"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make another user's file")
+def test_what_another_user_has_written_is_no_record(agent, tmp_path):
+    end(agent())
+    os.chown(tmp_path / FOLDERS[0] / "owner.json", 12345, 12345)
+    sweep("new", (str(tmp_path),))
+
+    assert left(tmp_path) == FOLDERS
+
+
+def test_a_link_or_nothing_can_not_be_held(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+
+    assert not hold(str(tmp_path / "link"))
+    assert not hold(str(tmp_path / "gone"))
+
+
+def test_only_we_can_enter_the_folder_and_its_name_fits_a_socket():
+    folder = make_socket_folder()
+
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert len(os.path.join(folder, "agent.sock")) < 108
+    assert os.listdir(folder) == ["owner.json"]
+    shutil.rmtree(folder)
+
+
+def test_a_long_temporary_folder_is_not_used(monkeypatch, tmp_path):
+    import tempfile
+
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = make_socket_folder()
+
+    assert len(folder) < 80
+    assert os.listdir(long) == []
+    assert os.listdir(folder) == ["owner.json"]
+    shutil.rmtree(folder)
+
+
+def test_a_folder_that_is_renamed_before_it_is_locked_is_not_held(tmp_path, monkeypatch):
+    folder = str(tmp_path / "muster-gone")
+    os.mkdir(folder)
+    lock = fcntl.flock
+
+    def late(fd, kind):
+        os.rename(folder, f"{folder}.gone")
+        lock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert not hold(folder)

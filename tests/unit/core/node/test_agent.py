@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +16,9 @@ from torchmuster.core.model import contract
 from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.ranks import assign_ranks
 from torchmuster.core.net import messages
+from torchmuster.core.net.messages import Welcome
 from torchmuster.core.node import kernel as memory
-from torchmuster.core.node.agent import AttemptKeeper
+from torchmuster.core.node.agent import Agent, AttemptKeeper
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.workers import WorkerSettings
 
@@ -47,7 +49,7 @@ class Spawners:
         self.ordered.append(orders.KillChildren(ended_well=ended_well))
 
 
-class Agent:
+class FakeAgent:
     """What a keeper of attempts needs of its agent."""
 
     def __init__(self, folder):
@@ -113,7 +115,7 @@ def world(tmp_path):
     async def made(take_store=None):
         disk = DiskWriter()
         disk.start()
-        agent, spawners = Agent(str(tmp_path)), Spawners()
+        agent, spawners = FakeAgent(str(tmp_path)), Spawners()
         showing = SimpleNamespace(
             prefix_lines=lambda *given: None,
             show=lambda *given: None,
@@ -274,3 +276,37 @@ async def test_the_store_of_an_attempt_is_served_where_there_is_torch(world, has
             start = orders.StartStore(host="127.0.0.1", port=29500)
             assert (spawners.ordered[0] == start) is has_torch
             assert listening.fileno() == -1, "no port is held by a process that does not serve it"
+
+
+# The folder that an agent's disk checks is that of its first welcome.
+
+
+def ignore(*_):
+    """Do nothing."""
+
+
+def test_files_of_a_second_run_are_written_after_a_head_began_anew(tmp_path):
+    lost: list[str] = []
+    disk = DiskWriter(lambda lines, why: lost.append(why))
+    disk.start()
+    agent = SimpleNamespace(
+        welcome=None,
+        disk=disk,
+        options=SimpleNamespace(
+            run_directory=lambda run_id: RunDir(str(tmp_path / run_id)), is_head=False
+        ),
+        link=SimpleNamespace(welcome=ignore),
+        voice=SimpleNamespace(say=ignore),
+        spawners=SimpleNamespace(announce=ignore),
+        attempts=SimpleNamespace(kill=ignore),
+        _unsaid=[],
+    )
+    take: Callable[..., None] = Agent._take_welcome
+    for run_id in ("a", "b"):
+        take(
+            agent, Welcome(run_id=run_id, node="n2", tee="0", head_pid=1, boot_id="", network_id="")
+        )
+        disk.append(str(tmp_path / run_id / "out.log"), b"line\n")
+        assert disk.flush(10.0)
+    assert [(tmp_path / name / "out.log").read_text() for name in ("a", "b")] == ["line\n"] * 2
+    assert lost == []
