@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import ran
+from kit.command import SOURCE, ran
 from kit.namespaces import small_disk, why_no_mount
 from kit.waiting import wait_until
 from torchmuster.core.files import disk as writing
@@ -267,11 +267,8 @@ def tiny_disk(tmp_path):
 
 
 def test_a_disk_that_fills_up_keeps_whole_lines_up_to_the_mark(tiny_disk, tmp_path):
-    source = str(Path(__file__).parents[4] / "src")
-    done = ran(
-        [*tiny_disk, sys.executable, "-c", ON_A_TINY_DISK, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": source},
-    )
+    words = [*tiny_disk, sys.executable, "-c", ON_A_TINY_DISK, str(tmp_path)]
+    done = ran(words, env={**os.environ, "PYTHONPATH": SOURCE})
 
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith("lost")]
@@ -424,13 +421,13 @@ def test_an_end_that_waits_for_its_reader_says_so(tmp_path, disk, pipe, monkeypa
 # Of very many attempts the logs of the first and of the last ones are kept.
 
 
-def make(tmp_path, attempts, ranks):
+def make(tmp_path, attempts):
+    """Make the logs of four ranks of some attempts."""
     run_dir = RunDir(str(tmp_path))
     for attempt in range(attempts):
         os.makedirs(run_dir.attempt_logs(attempt))
-        for rank in range(ranks):
-            with open(run_dir.rank_log(attempt, rank), "w") as log:
-                log.write("x")
+        for rank in range(4):
+            Path(run_dir.rank_log(attempt, rank)).write_text("x")
     return run_dir
 
 
@@ -445,7 +442,7 @@ def test_small_runs_keep_what_nobody_would_miss():
 
 
 def test_each_node_removes_what_its_ranks_have_left(tmp_path):
-    run_dir, world = make(tmp_path, attempts=30, ranks=4), MOST_FILES // 20
+    run_dir, world = make(tmp_path, attempts=30), MOST_FILES // 20
     for newest in range(30):
         old = too_old(newest, world)
         for node in ((0, 1), (2, 3)) if old is not None else ():
@@ -454,7 +451,7 @@ def test_each_node_removes_what_its_ranks_have_left(tmp_path):
 
 
 def test_what_others_have_written_there_stays(tmp_path):
-    run_dir, world = make(tmp_path, attempts=22, ranks=4), MOST_FILES // 20
+    run_dir, world = make(tmp_path, attempts=22), MOST_FILES // 20
     assert too_old(21, world) == 1
     remove_old(run_dir, 1, (0, 1))
     assert sorted(os.listdir(run_dir.attempt_logs(1))) == ["rank-2.log", "rank-3.log"]

@@ -64,110 +64,72 @@ def test_each_way_to_end_is_an_event_and_what_a_rank_says_is_its_own():
 
 BUG = raised(0, "ValueError", "bad", elapsed_s=1.0)
 LATE_BUG = raised(3, "ValueError", "bad", elapsed_s=9000.0)
+KILLED = killed(0, signal.SIGKILL)
+FINAL = raised(0, "SnapshotError", is_final=True)
+NO_NAME = raised(0, "NameError")
+EXITED = exited(0, 3, tail=("no",))
+AGAIN, SAME = Next.AGAIN, Next.FAIL_SAME_BUG
 
 
 def counting(max_restarts):
     return RestartBook(max_restarts, policy=RestartPolicy.COUNT)
 
 
-def test_restarts_are_spent_until_none_is_left():
-    book = RestartBook(max_restarts=2)
-
-    answers = [book.after_failure(killed(0, signal.SIGKILL)) for _ in range(3)]
-
-    assert answers == [Next.AGAIN, Next.AGAIN, Next.FAIL_SPENT]
-    assert book.spent == 2
-
-
-def test_without_restarts_the_first_failure_is_the_end():
-    assert RestartBook(max_restarts=0).after_failure(exited(0, 3)) is Next.FAIL_SPENT
-
-
-def test_restarts_spent_under_a_lost_head_count():
-    assert RestartBook(max_restarts=2, spent=2).after_failure(exited(0, 3)) is Next.FAIL_SPENT
-
-
-@pytest.mark.parametrize("again", [BUG, LATE_BUG], ids=["soon", "after hours of loading"])
-def test_the_same_failure_twice_is_not_tried_again_however_long_it_took(again):
-    book = RestartBook(max_restarts=5)
-
-    assert book.after_failure(BUG) is Next.AGAIN
-    assert book.after_failure(again) is Next.FAIL_SAME_BUG
-    assert book.spent == 1
-
-
-def test_the_same_failure_at_a_later_step_is_tried_again():
-    book = RestartBook(max_restarts=5)
-
-    answers = [book.after_failure(BUG, step) for step in (100, 250, 250)]
-
-    assert answers == [Next.AGAIN, Next.AGAIN, Next.FAIL_SAME_BUG]
-
-
-def test_the_attempts_that_ended_alike_are_known_by_their_numbers():
-    book = RestartBook(max_restarts=5)
-    ends = [killed(0, signal.SIGKILL), BUG, BUG]
-    answers = [book.after_failure(replace(end, attempt=n)) for n, end in enumerate(ends)]
-
-    assert answers == [Next.AGAIN, Next.AGAIN, Next.FAIL_SAME_BUG]
-    assert book.same_as == 1  # of three attempts the last two
-
-
-def test_steps_that_were_done_before_are_no_progress():
-    book = RestartBook(max_restarts=5)
-    book.after_failure(killed(0, signal.SIGKILL), step=300)
-    book.after_failure(BUG, step=200)
-
-    assert book.after_failure(BUG, step=290) is Next.FAIL_SAME_BUG
-
-
-def test_an_attempt_that_came_to_no_step_has_made_no_progress():
-    book = RestartBook(max_restarts=5)
-    book.after_failure(BUG, step=100)
-
-    assert book.after_failure(BUG, step=None) is Next.FAIL_SAME_BUG
-
-
-def test_the_same_exit_code_twice_with_the_same_last_lines_is_not_tried_again():
-    book = RestartBook(max_restarts=5)
-
-    assert book.after_failure(exited(0, 3, tail=("no",))) is Next.AGAIN
-    assert book.after_failure(exited(0, 3, tail=("no",))) is Next.FAIL_SAME_BUG
-
-
-def test_the_same_signal_is_tried_again_and_again():
-    book = RestartBook(max_restarts=5)
-
-    answers = [book.after_failure(killed(0, signal.SIGSEGV), step=1) for _ in range(5)]
-
-    assert answers == [Next.AGAIN] * 5
-
-
-def test_another_failure_in_between_makes_it_another_story():
-    book = RestartBook(max_restarts=5)
-    book.after_failure(BUG)
-    book.after_failure(lost(2, "gone"))
-
-    assert book.after_failure(BUG) is Next.AGAIN
-
-
+# How each of some failures is answered: an end, or an end and the step that the attempt came to.
 @pytest.mark.parametrize(
-    "end",
-    [raised(0, "SnapshotError", is_final=True), raised(0, "NameError"), raised(0, "SyntaxError")],
+    ("most", "spent"), [(2, 0), (0, 0), (2, 2)], ids=["two", "none", "two under a lost head"]
 )
-def test_what_another_attempt_can_t_mend_is_not_tried_again(end):
+def test_restarts_are_spent_until_none_is_left(most, spent):
+    book = RestartBook(most, spent=spent)
+
+    answers = [book.after_failure(KILLED) for _ in range(most - spent + 1)]
+
+    assert answers == [*[AGAIN] * (most - spent), Next.FAIL_SPENT]
+    assert book.spent == most
+
+
+# Failures, some with the step that their attempt came to, and what is said to the last one; the others are tried again.
+LAST_ANSWERS = {
+    "the same twice": ([BUG, BUG], SAME),
+    "the same after hours of loading": ([BUG, LATE_BUG], SAME),
+    "a later step is progress": ([(BUG, 100), (BUG, 250)], AGAIN),
+    "a step that was done before is none": ([(KILLED, 300), (BUG, 200), (BUG, 290)], SAME),
+    "the same step is none": ([(BUG, 250), (BUG, 250)], SAME),
+    "no step is none": ([(BUG, 100), BUG], SAME),
+    "the same exit code with the same last lines": ([EXITED, EXITED], SAME),
+    "the same signal": ([(killed(0, signal.SIGSEGV), 1)] * 5, AGAIN),
+    "another failure in between": ([BUG, lost(2, "gone"), BUG], AGAIN),
+    "one that says it is final": ([FINAL], Next.FAIL_FINAL),
+    "a name that is not defined": ([NO_NAME], Next.FAIL_FINAL),
+    "a syntax error": ([raised(0, "SyntaxError")], Next.FAIL_FINAL),
+}
+
+
+@pytest.mark.parametrize(("failures", "last"), LAST_ANSWERS.values(), ids=LAST_ANSWERS)
+def test_a_failure_is_tried_again_while_another_attempt_may_mend_it(failures, last):
     book = RestartBook(max_restarts=5)
 
-    assert book.after_failure(end) is Next.FAIL_FINAL
-    assert book.spent == 0
+    told = [one if isinstance(one, tuple) else (one, None) for one in failures]
+    answers = [book.after_failure(end, step) for end, step in told]
+
+    assert answers == [*[AGAIN] * (len(told) - 1), last]
+    assert book.spent == answers.count(AGAIN)
 
 
 def test_where_restarts_are_counted_every_failure_is_tried_again_as_under_torchrun():
     book = counting(4)
 
-    ends = [BUG, BUG, raised(0, "NameError"), raised(0, "SnapshotError", is_final=True), BUG]
+    answers = [book.after_failure(end) for end in (BUG, BUG, NO_NAME, FINAL, BUG)]
 
-    assert [book.after_failure(end) for end in ends] == [Next.AGAIN] * 4 + [Next.FAIL_SPENT]
+    assert answers == [*[AGAIN] * 4, Next.FAIL_SPENT]
+
+
+def test_the_attempts_that_ended_alike_are_known_by_their_numbers():
+    book = RestartBook(max_restarts=5)
+    for number, end in enumerate([KILLED, BUG, BUG]):
+        book.after_failure(replace(end, attempt=number))
+
+    assert book.same_as == 1  # of three attempts the last two
 
 
 def test_where_restarts_are_counted_code_75_is_a_failure_like_any_other():
@@ -182,29 +144,20 @@ def test_where_restarts_are_counted_code_75_is_a_failure_like_any_other():
 def test_preemption_spends_no_restart():
     book = RestartBook(max_restarts=0)
 
-    assert book.after_preemption(preempted(0), step=10) is Next.AGAIN
-    assert book.after_preemption(preempted(0), step=20) is Next.AGAIN
+    assert book.after_preemption(preempted(0), step=10) is AGAIN
+    assert book.after_preemption(preempted(0), step=20) is AGAIN
     assert book.spent == 0
 
 
 def test_a_script_that_does_nothing_but_ask_to_be_resumed_is_not_resumed_for_ever():
     book = RestartBook(max_restarts=5)
 
-    assert book.after_preemption(preempted(0)) is Next.AGAIN
-    assert book.after_preemption(preempted(0)) is Next.FAIL_SAME_BUG
+    assert book.after_preemption(preempted(0)) is AGAIN
+    assert book.after_preemption(preempted(0)) is SAME
 
 
 ENDS = st.sampled_from(
-    [
-        BUG,
-        LATE_BUG,
-        exited(1, 3),
-        killed(0, signal.SIGKILL),
-        lost(2, "gone"),
-        raised(0, "NameError"),
-        raised(0, "OSError"),
-        raised(0, "SnapshotError", is_final=True),
-    ]
+    [BUG, LATE_BUG, KILLED, NO_NAME, FINAL, exited(1, 3), lost(2, "gone"), raised(0, "OSError")]
 )
 STEPS = st.none() | st.integers(0, 5)
 
@@ -221,6 +174,6 @@ def test_the_budget_is_never_overspent_and_nothing_follows_an_end(policy, most, 
 
     answers = [book.after_failure(end, step) for end, step in failures]
 
-    again = [answer is Next.AGAIN for answer in answers]
+    again = [answer is AGAIN for answer in answers]
     assert book.spent - before == sum(again) <= most - before
     assert again == sorted(again, reverse=True)  # once it was over, it stays so

@@ -78,20 +78,13 @@ def test_an_agent_keeps_the_place_that_it_was_started_for(roll):
     assert roll.at_place(2) is member
 
 
-def test_the_head_gets_place_0(roll):
-    admit(roll, "a")
-    head = admit(roll, "z", wants_place_0=True)
+def test_the_head_gets_place_0_and_the_others_are_numbered_in_the_natural_order_of_their_hosts(
+    roll,
+):
+    n10, head, n9 = admit(roll, "n10"), admit(roll, "z", wants_place_0=True), admit(roll, "n9")
     roll.number_places()
 
-    assert head.place == 0
-
-
-def test_the_others_are_numbered_in_the_natural_order_of_their_hosts(roll):
-    admit(roll, "head", wants_place_0=True)
-    n10, n9 = admit(roll, "n10"), admit(roll, "n9")
-    roll.number_places()
-
-    assert (n9.place, n10.place) == (1, 2)
+    assert (head.place, n9.place, n10.place) == (0, 1, 2)
 
 
 def test_place_0_is_kept_for_a_head_that_has_not_called_yet(roll):
@@ -145,8 +138,7 @@ def test_an_agent_without_a_place_yet_fills_one(roll):
 
 
 def test_an_agent_that_can_t_run_the_job_is_not_present(roll):
-    member = admit(roll, "a", place=0)
-    member.refused_why = "its Python is too old"
+    admit(roll, "a", place=0).refused_why = "its Python is too old"
 
     assert roll.present() == []
     assert roll.missing_places() == [0, 1, 2]
@@ -155,37 +147,23 @@ def test_an_agent_that_can_t_run_the_job_is_not_present(roll):
 # Refusals.
 
 
-def test_an_agent_of_the_same_version_may_join(roll):
-    assert roll.why_not(hello(place=1), VERSION) is None
-    assert roll.why_not(hello(), VERSION) is None
-
-
-def test_an_agent_of_another_version_is_refused_with_both_numbers(roll):
-    assert roll.why_not(hello(version="0"), VERSION) == "it has torchmuster 0, the head has 1"
-
-
-def test_a_second_agent_for_one_place_is_refused_with_the_holder_s_name(roll):
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"place": 0}, None),
+        ({}, None),
+        ({"version": "0"}, "it has torchmuster 0, the head has 1"),
+        ({"place": 3}, "place 3 is outside this run of 3 nodes"),
+        ({"place": 1}, "the place of n2 is held by another agent (pid 77 on a)"),
+        ({"place": 1, "incarnation": "a"}, None),  # it calls again
+        ({"place": 2}, None),  # that of a lost agent
+    ],
+)
+def test_an_agent_of_the_same_version_may_join_at_a_place_that_nobody_else_has(roll, given, why):
     admit(roll, "a", place=1, pid=77)
+    roll.lose(admit(roll, "c", place=2), "gone")
 
-    assert roll.why_not(hello("b", place=1), VERSION) == (
-        "the place of n2 is held by another agent (pid 77 on a)"
-    )
-
-
-def test_an_agent_that_calls_again_may_have_its_own_place(roll):
-    admit(roll, "a", place=1)
-
-    assert roll.why_not(hello("a", place=1), VERSION) is None
-
-
-def test_the_place_of_a_lost_agent_may_be_taken(roll):
-    roll.lose(admit(roll, "a", place=1), "gone")
-
-    assert roll.why_not(hello("b", place=1), VERSION) is None
-
-
-def test_a_place_outside_the_run_is_refused(roll):
-    assert roll.why_not(hello(place=3), VERSION) == "place 3 is outside this run of 3 nodes"
+    assert roll.why_not(hello("b", **given), VERSION) == why
 
 
 def test_one_agent_too_many_is_refused(roll):
@@ -216,8 +194,7 @@ def test_a_silent_member_is_dangerous_until_its_lease_has_surely_ended(roll, clo
 
 
 def test_a_lost_member_without_workers_is_no_danger(roll):
-    member = lost_member(roll)
-    member.running_attempt = None
+    lost_member(roll).running_attempt = None
 
     assert roll.dangerous() == []
 
@@ -274,39 +251,31 @@ def test_a_member_is_found_by_its_random_name_gone_or_not(roll):
 
 def test_agent_of_a_host_that_the_plan_names_gets_its_place(roll):
     admit(roll, "head", wants_place_0=True)
-    names = roll.plan.node_names
-    assert [admit(roll, f"{name}.site").place for name in reversed(names[1:])] == list(
-        range(len(names) - 1, 0, -1)
-    )
+    assert [admit(roll, f"{name}.site").place for name in ("n3", "n2")] == [2, 1]
 
 
 def test_host_that_is_missing_is_the_one_that_has_not_called(roll):
     admit(roll, "head", wants_place_0=True)
-    last = len(roll.plan.node_names) - 1
-    admit(roll, roll.plan.node_names[last])
-    assert last not in roll.missing_places()
-    assert 1 in roll.missing_places()
+    admit(roll, "n3")
+    assert roll.missing_places() == [1]
 
 
-def test_a_silent_member_of_another_machine_is_lost_after_its_lease(roll, clock):
-    member = admit(roll, network_id=BOOT)
-    clock.now += SILENT_S
+@pytest.mark.parametrize(
+    ("given", "limit_s"),
+    [
+        ({"network_id": BOOT}, SILENT_S),
+        ({"boot_id": BOOT, "network_id": "another network"}, SILENT_S),
+        ({"boot_id": BOOT, "network_id": BOOT}, SLOW_S),
+    ],
+    ids=["another machine", "behind a network of its own however near", "runs on this machine"],
+)
+def test_a_silent_member_is_lost_after_its_lease_and_later_where_it_is_seen_to_run(
+    roll, clock, given, limit_s
+):
+    member = admit(roll, **given)
+    clock.now += limit_s
     assert roll.silent() == []
     clock.now += 0.1
-    assert roll.silent() == [member]
-
-
-def test_a_silent_member_that_runs_on_this_machine_is_only_slow(roll, clock):
-    member = admit(roll, boot_id=BOOT, network_id=BOOT)
-    clock.now += SILENT_S + 0.1
-    assert roll.silent() == []
-    clock.now += SLOW_S
-    assert roll.silent() == [member]
-
-
-def test_a_silent_member_behind_a_network_of_its_own_is_lost_however_near(roll, clock):
-    member = admit(roll, boot_id=BOOT, network_id="another network")
-    clock.now += SILENT_S + 0.1
     assert roll.silent() == [member]
 
 
@@ -476,19 +445,20 @@ def test_a_head_that_was_away_for_several_terms_does_not_take_the_next_one(offic
 
 
 def fail(monkeypatch, number):
+    """Let nothing be written from now on; what is there can be read."""
+    real = os.open
+
     def open_(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("torchmuster.core.files.claims.os.open", open_)
+    claims = "torchmuster.core.files.claims"
+    monkeypatch.setattr(f"{claims}.os.open", open_)
+    monkeypatch.setattr(f"{claims}.open_own", lambda path: os.fdopen(real(path, 0), "rb"))
 
 
 def test_on_a_full_disk_the_run_goes_on_and_says_what_that_means(office, monkeypatch):
     said = []
-    real = os.open
     fail(monkeypatch, errno.ENOSPC)
-    monkeypatch.setattr(
-        "torchmuster.core.files.claims.open_own", lambda path: os.fdopen(real(path, 0), "rb")
-    )
     start(office, 4, said)
     assert said == [
         "the disk is full: until there is space, no other node can take the head's place"
@@ -497,11 +467,7 @@ def test_on_a_full_disk_the_run_goes_on_and_says_what_that_means(office, monkeyp
 
 def test_on_a_full_disk_a_head_that_was_replaced_ends(office, monkeypatch):
     office.claims.take(claim(1, "theirs", "n3"))
-    real = os.open
     fail(monkeypatch, errno.ENOSPC)
-    monkeypatch.setattr(
-        "torchmuster.core.files.claims.open_own", lambda path: os.fdopen(real(path, 0), "rb")
-    )
     with pytest.raises(HeadLostError):
         start(office, 4)
 

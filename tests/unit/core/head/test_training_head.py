@@ -31,19 +31,16 @@ from torchmuster.core.net.messages import (
 from torchmuster.core.programs.head_host import _end_with_head
 from torchmuster.errors import MusterError
 from unit.core.head import test_membership as test_roll
-from unit.core.head.test_membership import make_roll
 
 
 class Line:
     """One side of an agent's channel."""
 
-    role = Role.AGENT
-    is_open = False
     own_address = "127.0.0.1"
-
     unsent_bytes = 0
 
-    def __init__(self, *says):
+    def __init__(self, *says, role=Role.AGENT, is_open=False):
+        self.role, self.is_open = role, is_open
         self.heard = []
         self._says = asyncio.Queue()
         for message in says:
@@ -82,12 +79,10 @@ def disk():
 @pytest.fixture
 def make_head(tmp_path, disk):
     def make(num_nodes, **more):
-        plan = replace(make_roll(None, max_nodes=num_nodes).plan, limits=Limits(join_timeout_s=60))
-        options = TrainingHeadOptions(
-            plan=plan,
-            run_dir=RunDir(str(tmp_path)),
-            **more,
+        plan = replace(
+            test_roll.make_roll(None, max_nodes=num_nodes).plan, limits=Limits(join_timeout_s=60)
         )
+        options = TrainingHeadOptions(plan=plan, run_dir=RunDir(str(tmp_path)), **more)
         return TrainingHead(options, disk, lambda number, address: 1)
 
     return make
@@ -112,8 +107,7 @@ async def test_an_agent_that_calls_after_the_failure_is_told_so(make_head):
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_head, is_open):
     head = make_head(1)
-    client = Line(JobEnds(ends_at=60.0), None)
-    client.role, client.is_open = Role.CLIENT, is_open
+    client = Line(JobEnds(ends_at=60.0), None, role=Role.CLIENT, is_open=is_open)
     await asyncio.wait_for(head.serve(client), 30)
     assert head.inbox.qsize() == (0 if is_open else 2)
 
@@ -165,11 +159,8 @@ def test_a_head_that_breaks_is_a_bug_of_muster():
 async def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_head):
     head = make_head(2)
     conduct = asyncio.create_task(head.conduct())
-    lost = Line(hello("n2", place=1), None)
-    await head.serve(lost)
-    owner = Line(Stop(signum=15, cause=StopCause.OUTSIDE), None)
-    owner.role = Role.CLIENT
-    await head.serve(owner)
+    await head.serve(Line(hello("n2", place=1), None))
+    await head.serve(Line(Stop(signum=15, cause=StopCause.OUTSIDE), None, role=Role.CLIENT))
     result = await asyncio.wait_for(conduct, 30)
     assert (result.state, result.exit_code, result.node_was_lost) == (RunState.PREEMPTED, 75, True)
     assert result.report.error.startswith("n2 was lost, and the job was stopped with SIGTERM")
@@ -183,9 +174,7 @@ async def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(ma
     head.on_event = lambda event: said.append(getattr(event, "text", None))
     conduct = asyncio.create_task(head.conduct())
     words = [Stop(signum=15, cause=c) for c in (StopCause.OUTSIDE, StopCause.TIME)]
-    owner = Line(*words, None)
-    owner.role = Role.CLIENT
-    await head.serve(owner)
+    await head.serve(Line(*words, None, role=Role.CLIENT))
     result, said = await asyncio.wait_for(conduct, 30), [text for text in said if text]
     assert result.state is RunState.TIMED_OUT
     assert said[0].startswith("the system asked to stop")
@@ -210,9 +199,7 @@ async def test_the_end_of_the_time_is_recorded(make_head):
     head.on_event = lambda event: said.append((event.name, fields_of(event)))
     conduct = asyncio.create_task(head.conduct())
     looks = [JobEnds(ends_at=99.5), Stop(signum=15)]
-    client = Line(*looks, None)
-    client.role = Role.CLIENT
-    await head.serve(client)
+    await head.serve(Line(*looks, None, role=Role.CLIENT))
     await asyncio.wait_for(conduct, 30)
     assert ("time_limit", {"ends_at": 99.5}) in said
 
@@ -225,10 +212,8 @@ async def test_an_owner_that_calls_after_the_end_hears_all_that_was_said(make_he
     await head.serve(Line(hello("n1", place=0), line, SpawnerRefused(why="bad luck")))
     assert head.is_over
     assert not conduct.done(), "its owner has not called yet"
-    late = Line(Watch(owner=True), None)
-    late.role = Role.CLIENT
+    late = Line(Watch(owner=True), None, role=Role.CLIENT)
     await head.serve(late)
     await asyncio.wait_for(conduct, 30)
-    heard = late.heard
-    assert line in heard
-    assert "run_ended" in [getattr(message, "name", "") for message in heard]
+    assert line in late.heard
+    assert "run_ended" in [getattr(message, "name", "") for message in late.heard]

@@ -155,9 +155,19 @@ OSError: disk
 SYNTAX = '  File "/w/train.py", line 1\n    a = = 1\n        ^\nSyntaxError: invalid syntax\n'
 
 
-def test_the_first_traceback_passes_as_it_is_written():
-    shown = ShownOutput()
+@pytest.fixture
+def shown():
+    return ShownOutput()
 
+
+@pytest.fixture
+def after_boom(shown):
+    """What has shown a first traceback of rank 0."""
+    shown.filter(0, 2, BOOM)
+    return shown
+
+
+def test_the_first_traceback_passes_as_it_is_written(shown):
     assert [shown.filter(0, 2, text) for text in ("half", " line\n", BOOM, "x\n")] == [
         "half",
         " line\n",
@@ -166,48 +176,37 @@ def test_the_first_traceback_passes_as_it_is_written():
     ]
 
 
-def test_of_the_same_traceback_of_another_rank_the_last_line_is_shown():
-    shown = ShownOutput()
-    shown.filter(0, 2, BOOM)
-
-    assert shown.filter(1, 2, f"a\n{FRAMES}ValueError: no 1\nb\n") == (
+def test_of_the_same_traceback_of_another_rank_the_last_line_is_shown(after_boom):
+    assert after_boom.filter(1, 2, f"a\n{FRAMES}ValueError: no 1\nb\n") == (
         "a\nValueError: no 1 (the same traceback as before)\nb\n"
     )
 
 
-def test_torch_s_prefix_of_each_line_makes_no_other_traceback():
-    shown = ShownOutput()
+def test_torch_s_prefix_of_each_line_makes_no_other_traceback(shown):
     shown.filter(0, 2, "".join(f"[rank0]: {line}\n" for line in BOOM.splitlines()))
 
     again = shown.filter(1, 2, "".join(f"[rank1]: {line}\n" for line in BOOM.splitlines()))
     assert again == "ValueError: no 0 (the same traceback as before)\n"
 
 
-def test_a_rank_that_logs_what_it_survives_is_left_as_it_is():
-    shown = ShownOutput()
-
+def test_a_rank_that_logs_what_it_survives_is_left_as_it_is(shown):
     assert [shown.filter(0, 2, BOOM), shown.filter(0, 2, BOOM)] == [BOOM, BOOM]
 
 
-def test_in_a_new_attempt_it_is_a_repetition():
-    shown = ShownOutput()
-    shown.filter(0, 2, BOOM)
-    shown.begin_attempt()
+def test_in_a_new_attempt_it_is_a_repetition(after_boom):
+    after_boom.begin_attempt()
 
-    assert shown.filter(0, 2, BOOM) == "ValueError: no 0 (the same traceback as before)\n"
+    assert after_boom.filter(0, 2, BOOM) == "ValueError: no 0 (the same traceback as before)\n"
 
 
-def test_another_traceback_is_shown_whole():
-    shown = ShownOutput()
-    shown.filter(0, 2, BOOM)
+def test_another_traceback_is_shown_whole(after_boom):
     other = BOOM.replace("line 5", "line 6")
     third = BOOM.replace("ValueError:", "KeyError:")
 
-    assert shown.filter(1, 2, other) + shown.filter(1, 2, third) == other + third
+    assert after_boom.filter(1, 2, other) + after_boom.filter(1, 2, third) == other + third
 
 
-def test_a_chain_is_repeated_in_its_last_lines():
-    shown = ShownOutput()
+def test_a_chain_is_repeated_in_its_last_lines(shown):
     shown.filter(0, 2, CHAIN)
 
     assert shown.filter(1, 2, CHAIN + "end\n") == (
@@ -216,22 +215,17 @@ def test_a_chain_is_repeated_in_its_last_lines():
     )
 
 
-def test_a_syntax_error_has_no_first_line_and_is_shown_once_too():
-    shown = ShownOutput()
-
+def test_a_syntax_error_has_no_first_line_and_is_shown_once_too(shown):
     assert shown.filter(0, 2, SYNTAX) == SYNTAX
     assert shown.filter(1, 2, SYNTAX) == (
         "SyntaxError: invalid syntax (the same traceback as before)\n"
     )
 
 
-def test_what_was_held_back_and_never_ended_is_given_at_the_end():
-    shown = ShownOutput()
-    shown.filter(0, 2, BOOM)
-
-    assert shown.filter(1, 2, FRAMES + "Valu") == ""
-    assert shown.rest() == [(1, 2, FRAMES + "Valu")]
-    assert shown.rest() == []
+def test_what_was_held_back_and_never_ended_is_given_at_the_end(after_boom):
+    assert after_boom.filter(1, 2, FRAMES + "Valu") == ""
+    assert after_boom.rest() == [(1, 2, FRAMES + "Valu")]
+    assert after_boom.rest() == []
 
 
 @given(st.lists(st.sampled_from([BOOM, CHAIN, SYNTAX, "x\n", "\n", "10%\r20%\n"])), st.data())
@@ -271,8 +265,7 @@ def test_a_verdict_has_the_whole_traceback_unless_it_is_on_the_terminal():
     )
 
 
-def test_a_traceback_that_a_message_has_printed_counts_as_shown():
-    shown = ShownOutput()
+def test_a_traceback_that_a_message_has_printed_counts_as_shown(shown):
     shown.note(CHAIN)
 
     assert shown.has(CHAIN)

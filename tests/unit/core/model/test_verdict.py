@@ -137,21 +137,13 @@ def test_the_verdict_reads_like_its_golden_text(name, golden):
     golden("verdict.txt", name, render_report(report))
 
 
-def test_the_cause_itself_is_not_among_its_consequences():
-    cause = exited(3, 3)
+def test_neither_the_cause_nor_what_muster_asked_for_is_a_consequence():
+    cause, asked = exited(3, 3), killed(2, signal.SIGKILL, asked=True)
 
-    report = explain_failure(cause, [cause, exited(1, 3)], circumstances())
+    report = explain_failure(cause, [cause, exited(1, 3), asked], circumstances())
 
-    assert "then rank 1: exit code 3" in report.because
-    assert not any("3: exit" in line for line in report.because)
-
-
-def test_ends_that_muster_asked_for_are_no_consequences():
-    asked = killed(1, signal.SIGKILL, asked=True)
-
-    report = explain_failure(exited(3, 3), [asked], circumstances())
-
-    assert not any("then rank" in line for line in report.because)
+    told = [line for line in report.because if "then rank" in line]
+    assert told == ["then rank 1: exit code 3"]
 
 
 @pytest.mark.parametrize(
@@ -173,10 +165,8 @@ def test_under_torchrun_a_failed_run_exits_with_1():
 
 
 def test_only_four_states_are_not_final():
-    waiting = {state for state in RunState if not state.is_final}
-
     not_over = {RunState.STARTING, RunState.WAITING, RunState.RUNNING, RunState.UNKNOWN}
-    assert waiting == not_over
+    assert {state for state in RunState if not state.is_final} == not_over
 
 
 def test_a_hang_is_told_with_where_it_stood_and_what_to_change():
@@ -196,39 +186,23 @@ def test_a_hang_is_told_with_where_it_stood_and_what_to_change():
     assert final_exit_code(end, first_cause_code=True) == 1
 
 
-def in_groups_of(*sizes):
-    kind = EndKind.SUCCESS
-    return [end_of(rank, kind, largest_group=size) for rank, size in enumerate(sizes)]
-
-
-@pytest.mark.parametrize("sizes", [(2, 2), (2, 0), (0, None), (None, None), (None, 1)])
-def test_a_world_is_not_told_to_have_missed_itself_without_proof(sizes):
-    assert notes_on_success(in_groups_of(*sizes), 2) == ()
+ALONE = "never formed a process group: if this was training, each trained alone"
+APART = "never formed one process group, the largest had 2: if this was training, it was not one"
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        (
-            (0, 0),
-            "2 workers never formed a process group: if this was training, each trained alone",
-        ),
-        (
-            (1, 1),
-            "2 workers never formed a process group: if this was training, each trained alone",
-        ),
-        (
-            (2, 2, 2, 2),
-            "4 workers never formed one process group, the largest had 2: if this was training, it was not one",
-        ),
+        *((sizes, ()) for sizes in [(2, 2), (2, 0), (0, None), (None, None), (None, 1)]),
+        ((0, 0), (f"2 workers {ALONE}",)),
+        ((1, 1), (f"2 workers {ALONE}",)),
+        ((2, 2, 2, 2), (f"4 workers {APART}",)),
+        ((0,), ()),
     ],
 )
-def test_a_world_that_never_met_is_told_of(sizes, words):
-    assert notes_on_success(in_groups_of(*sizes), len(sizes)) == (words,)
-
-
-def test_a_world_of_one_has_nobody_to_meet():
-    assert notes_on_success(in_groups_of(0), 1) == ()
+def test_only_a_world_that_surely_never_met_is_told_of(sizes, words):
+    ends = [end_of(rank, EndKind.SUCCESS, largest_group=size) for rank, size in enumerate(sizes)]
+    assert notes_on_success(ends, len(sizes)) == words
 
 
 def test_deaths_after_a_good_end_are_named():
@@ -242,9 +216,8 @@ def test_deaths_after_a_good_end_are_named():
 
 @pytest.mark.parametrize("end", [exited(3, 3), killed(3, signal.SIGKILL)])
 def test_no_log_is_named_of_a_rank_that_wrote_nothing(end):
-    said, wrote = (
-        explain_failure(e, [e], circumstances()).more for e in (end, replace(end, tail=("boom",)))
-    )
+    both = (end, replace(end, tail=("boom",)))
+    said, wrote = (explain_failure(one, [one], circumstances()).more for one in both)
 
     assert not [line for line in said if LOG in line]
     assert wrote[-1] == f"log: {LOG}"
@@ -366,19 +339,21 @@ def test_the_same_failure_is_known_again_where_only_the_start_differs(first, aga
     assert mark(first) == mark(again)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        raised(0, "ValueError", "bad batch 3", where="train.py:8"),
-        hung(where="train.py:8"),
-        raised(0, "KeyError", "bad batch 3"),
-        raised(0, "ValueError", "bad batch 7"),
-        exited(0, 1),
-    ],
-    ids=["another line", "a hang", "another type", "another number", "an exit code"],
-)
-def test_another_failure_is_another_one(other):
-    assert mark(raised(0, "ValueError", "bad batch 3")) != mark(other)
+BAD = raised(0, "ValueError", "bad batch 3")
+OTHERS = {
+    "another line": (BAD, raised(0, "ValueError", "bad batch 3", where="train.py:8")),
+    "a hang": (BAD, hung(where="train.py:8")),
+    "another type": (BAD, raised(0, "KeyError", "bad batch 3")),
+    "another number": (BAD, raised(0, "ValueError", "bad batch 7")),
+    "an exit code": (BAD, exited(0, 1)),
+    "another exit code": (exited(0, 3), exited(0, 4)),
+    "other last lines": (exited(0, 3, tail=("epoch 5",)), exited(0, 3, tail=("epoch 7",))),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), OTHERS.values(), ids=OTHERS)
+def test_another_failure_is_another_one(one, other):
+    assert mark(one) != mark(other)
 
 
 def test_a_lost_connection_has_a_mark_once_other_ranks_have_ended():
@@ -387,11 +362,6 @@ def test_a_lost_connection_has_a_mark_once_other_ranks_have_ended():
     assert mark(first) is None
     assert mark(first, after_early_end=True) == mark(again, after_early_end=True)
     assert mark(first, after_early_end=True) is not None
-
-
-def test_exit_codes_are_told_apart_by_their_number_and_the_last_lines():
-    assert mark(exited(0, 3)) != mark(exited(0, 4))
-    assert mark(exited(0, 3, tail=("epoch 5",))) != mark(exited(0, 3, tail=("epoch 7",)))
 
 
 # A stop has a cause: who asked for it, and what the run's end says of it.
@@ -420,31 +390,31 @@ def test_the_owner_s_word_beats_an_agent_s_that_came_before():
     assert better_cause(StopCause.USER, StopCause.OUTSIDE) is StopCause.USER
 
 
-def end(cause, *, saved=False, lost=None):
-    return end_by_stop(cause, TERM, "muster restart r", saved=saved, lost=lost or {})
+def end(signum, cause, *, saved=False, lost=None):
+    return end_by_stop(cause, signum, "muster restart r", saved=saved, lost=lost or {})
 
 
 def test_the_end_of_the_time_is_not_cancelled_by_anybody():
-    state, code, report = end(StopCause.TIME)
+    state, code, report = end(TERM, StopCause.TIME)
     assert (state, code) == (RunState.TIMED_OUT, 143)
     assert report.error == "the time limit of the job was reached: the run was stopped with SIGTERM"
 
 
 def test_what_was_saved_can_be_resumed():
-    state, code, report = end(StopCause.TIME, saved=True)
+    state, code, report = end(TERM, StopCause.TIME, saved=True)
     assert (state, code) == (RunState.PREEMPTED, 75)
     assert report.because == ("the end of the job's time asked to stop with SIGTERM",)
 
 
 def test_a_job_that_is_ended_while_a_node_is_lost_names_the_node():
-    state, code, report = end(StopCause.NODE_LOST, lost={"n2": "no answer for 15 s"})
+    state, code, report = end(TERM, StopCause.NODE_LOST, lost={"n2": "no answer for 15 s"})
     assert (state, code) == (RunState.PREEMPTED, 75)
     assert report.error == "n2 was lost, and the job was stopped with SIGTERM then"
     assert report.because == ("n2: no answer for 15 s",)
 
 
 def test_who_cancelled_it_is_told_so():
-    state, code, report = end(StopCause.USER)
+    state, code, report = end(TERM, StopCause.USER)
     assert (state, code, report.because) == (RunState.CANCELLED, 143, ("you cancelled it",))
 
 
@@ -454,8 +424,7 @@ def test_who_cancelled_it_is_told_so():
 )
 def test_ctrl_c_and_a_closed_terminal_cancel_also_what_was_saved(signum, code, why):
     """A shell loop that runs what was preempted again must not take it for that."""
-    cause = cause_of_stop(signum)
-    state, exit_code, report = end_by_stop(cause, signum, "muster restart r", saved=True, lost={})
+    state, exit_code, report = end(signum, cause_of_stop(signum), saved=True)
     assert (state, exit_code, report.because) == (RunState.CANCELLED, code, (why,))
     assert report.hint.startswith("muster restart r continues from the last save")
     assert ("--detach" in report.hint) == (signum == signal.SIGHUP)

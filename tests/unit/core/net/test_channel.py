@@ -201,57 +201,66 @@ def hello(*, version=channel.VERSION, role=Role.AGENT, key=0):
     return b"MUSTERCH" + version.to_bytes(2, "big") + bytes([role, key]) + os.urandom(32)
 
 
-async def test_the_right_secret_opens_a_channel_both_ways():
+@pytest.mark.parametrize("role", [Role.AGENT, Role.CLIENT])
+async def test_the_right_secret_opens_a_channel_both_ways_whose_role_is_the_caller_s(role):
     async with listening() as (listener, doorman):
-        agent = await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
+        agent = await connect("127.0.0.1", listener.port, role, SECRET)
         coordinator = await doorman.channels.get()
         agent.send_nowait(PING)
         coordinator.send_nowait(messages.Pong(number=7))
 
         assert await coordinator.receive() == PING
         assert await agent.receive() == messages.Pong(number=7)
-        assert coordinator.role is Role.AGENT
+        assert coordinator.role is role
         assert not coordinator.is_open
         await agent.close()
 
 
-async def test_the_caller_s_role_is_known_to_the_called_side():
-    async with listening() as (listener, doorman):
-        client = await connect("127.0.0.1", listener.port, Role.CLIENT, SECRET)
-
-        assert (await doorman.channels.get()).role is Role.CLIENT
-        await client.close()
-
-
-async def test_another_secret_is_refused():
-    async with listening() as (listener, doorman):
+@pytest.mark.parametrize(
+    ("secrets", "key", "is_open"),
+    [
+        ((SECRET, None), b"x" * 32, False),
+        ((SECRET, None), PUBLIC, True),
+        ((SECRET, PUBLIC), PUBLIC, False),
+    ],
+    ids=["another secret", "the public key where it is not allowed", "it in place of the secret"],
+)
+async def test_a_caller_with_another_key_is_refused(secrets, key, is_open):
+    async with listening(secrets) as (listener, doorman):
         with pytest.raises(HandshakeError) as caught:
-            await connect("127.0.0.1", listener.port, Role.AGENT, b"x" * 32)
+            await connect("127.0.0.1", listener.port, Role.AGENT, key, is_open=is_open)
 
         assert caught.value.reason is Reason.WRONG_SECRET
+        assert await doorman.refused.get() is Reason.WRONG_SECRET
         assert doorman.channels.empty()
 
 
-async def test_a_caller_who_can_t_prove_the_secret_is_turned_away_with_the_reason():
+@pytest.mark.parametrize("sends_back", [False, True], ids=["zeros", "the server's own"])
+async def test_a_caller_whose_proof_is_none_is_turned_away_with_the_reason(sends_back):
     async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
         w.write(hello())
-        await r.readexactly(HELLO_BYTES + 32)
-        w.write(bytes(32))
+        answer = await r.readexactly(HELLO_BYTES + 32)
+        w.write(answer[HELLO_BYTES:] if sends_back else bytes(32))
 
         assert (await r.readexactly(33))[0] == Reason.WRONG_SECRET
         assert await r.read() == b""
         assert await doorman.refused.get() is Reason.WRONG_SECRET
+        assert doorman.channels.empty()
 
 
 @pytest.mark.parametrize(
-    ("version", "reason"),
-    [(channel.VERSION, Reason.WRONG_SECRET), (9, Reason.OTHER_VERSION)],
-    ids=["that can't prove the secret", "of another version"],
+    ("answer", "reason"),
+    [
+        (hello(role=0) + bytes(32), Reason.WRONG_SECRET),
+        (hello(role=0, version=9) + bytes(32), Reason.OTHER_VERSION),
+        (b"HTTP/1.1 400 Bad Request\r\n" + bytes(100), Reason.NOT_MUSTER),
+    ],
+    ids=["that can't prove the secret", "of another version", "that is not muster"],
 )
-async def test_a_server_is_not_believed(version, reason):
+async def test_a_server_is_not_believed(answer, reason):
     async def impostor(reader, writer):
         await reader.readexactly(HELLO_BYTES)
-        writer.write(hello(version=version, role=0) + bytes(32))
+        writer.write(answer)
         await reader.read()
 
     async with answering(impostor) as port:
@@ -271,26 +280,14 @@ async def test_a_caller_of_another_version_is_told_so():
         assert await doorman.refused.get() is Reason.OTHER_VERSION
 
 
-async def test_what_is_not_muster_gets_not_a_byte():
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"x" * 8])
+async def test_what_is_not_muster_gets_not_a_byte(said):
     async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
-        w.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        w.write(said)
 
         with contextlib.suppress(ConnectionResetError):  # when bytes were left unread
             assert await r.read() == b""
         assert await doorman.refused.get() is Reason.NOT_MUSTER
-
-
-async def test_a_server_that_is_not_muster_is_known_as_such():
-    async def web(reader, writer):
-        await reader.readexactly(HELLO_BYTES)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
-        await reader.read()
-
-    async with answering(web) as port:
-        with pytest.raises(HandshakeError) as caught:
-            await connect("127.0.0.1", port, Role.AGENT, SECRET)
-
-    assert caught.value.reason is Reason.NOT_MUSTER
 
 
 class _Recorder:
@@ -320,16 +317,6 @@ async def test_a_recorded_conversation_can_t_be_played_again():
             assert doorman.channels.empty()
 
 
-async def test_a_server_s_own_proof_can_t_be_sent_back_to_it():
-    async with listening() as (listener, doorman), raw_connection(listener.port) as (r, w):
-        w.write(hello())
-        answer = await r.readexactly(HELLO_BYTES + 32)
-        w.write(answer[HELLO_BYTES:])
-
-        assert (await r.readexactly(33))[0] == Reason.WRONG_SECRET
-        assert doorman.channels.empty()
-
-
 async def test_two_conversations_have_different_keys():
     async with listening() as (listener, _):
         sessions = []
@@ -341,15 +328,6 @@ async def test_two_conversations_have_different_keys():
     assert len(keys) == 4
 
 
-async def test_the_public_key_is_refused_unless_it_is_allowed():
-    async with listening((SECRET, None)) as (listener, doorman):
-        with pytest.raises(HandshakeError) as caught:
-            await connect("127.0.0.1", listener.port, Role.AGENT, PUBLIC, is_open=True)
-
-        assert caught.value.reason is Reason.WRONG_SECRET
-        assert await doorman.refused.get() is Reason.WRONG_SECRET
-
-
 async def test_a_channel_of_the_public_key_is_marked_as_open_on_both_sides():
     async with listening((SECRET, PUBLIC)) as (listener, doorman):
         agent = await connect("127.0.0.1", listener.port, Role.AGENT, PUBLIC, is_open=True)
@@ -357,12 +335,6 @@ async def test_a_channel_of_the_public_key_is_marked_as_open_on_both_sides():
         assert agent.is_open
         assert (await doorman.channels.get()).is_open
         await agent.close()
-
-
-async def test_the_public_key_does_not_pass_for_the_secret():
-    async with listening((SECRET, PUBLIC)) as (listener, _):
-        with pytest.raises(HandshakeError):
-            await connect("127.0.0.1", listener.port, Role.AGENT, PUBLIC)
 
 
 @pytest.mark.parametrize("role", [0, max(channel.Role) + 1, 255])
@@ -381,34 +353,36 @@ class _Mouth:
         pass
 
 
-@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"MUSTERCH" + tail))
+BYTES = st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"MUSTERCH" + tail)
+
+
+def refused(data, shake, *words):
+    """Shake hands with somebody who says this and no more; it must fail."""
+
+    async def check():
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        with pytest.raises(HandshakeError):
+            await shake(reader, _Mouth(), *words)
+
+    asyncio.run(check())
+
+
+@given(BYTES)
 @example(hello())
 @example(hello(role=9))
 @example(hello(key=1) + bytes(32))
 @example(hello(key=255) + bytes(32))
 @example(hello(version=0) + bytes(32))
 def test_no_bytes_make_the_called_side_fail_in_another_way(data):
-    async def check():
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
-        with pytest.raises(HandshakeError):
-            await channel.shake_as_called(reader, _Mouth(), (SECRET, PUBLIC))
-
-    asyncio.run(check())
+    refused(data, channel.shake_as_called, (SECRET, PUBLIC))
 
 
-@given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda tail: b"MUSTERCH" + tail))
+@given(BYTES)
 @example(hello(role=0) + bytes(65))
 def test_no_bytes_make_the_calling_side_fail_in_another_way(data):
-    async def check():
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
-        with pytest.raises(HandshakeError):
-            await channel.shake_as_caller(reader, _Mouth(), Role.AGENT, SECRET)
-
-    asyncio.run(check())
+    refused(data, channel.shake_as_caller, Role.AGENT, SECRET)
 
 
 async def test_a_connection_that_the_network_loses_has_closed():
@@ -423,7 +397,7 @@ async def test_a_connection_that_the_network_loses_has_closed():
 # The race of addresses.
 
 
-GOOD, BAD, SILENT = ("good", 1), ("bad", 1), ("silent", 1)
+GOOD, BAD, SILENT, STRANGER = ("good", 1), ("bad", 1), ("silent", 1), ("stranger", 1)
 SOON_S = 0.01
 
 
@@ -471,8 +445,13 @@ async def test_an_address_that_never_answers_costs_nothing():
     assert calls.given_up == ["silent"]
 
 
-async def test_the_next_is_called_at_once_when_all_so_far_have_failed():
-    channel, _ = await race([BAD, GOOD], Calls(), stagger_s=3600.0)
+@pytest.mark.parametrize(
+    ("first", "stagger_s"),
+    [([BAD], 3600.0), ([STRANGER, SILENT], SOON_S)],
+    ids=["at once when all so far have failed", "in spite of a stranger on one address"],
+)
+async def test_the_next_is_called(first, stagger_s):
+    channel, _ = await race([*first, GOOD], Calls(), stagger_s=stagger_s)
 
     assert channel.name == "good"
 
@@ -485,19 +464,13 @@ async def test_a_winner_ends_the_calls():
     assert calls.made == ["good"]
 
 
-async def test_a_stranger_on_one_address_does_not_stop_the_others():
-    channel, _ = await race([("stranger", 1), SILENT, GOOD], Calls(), stagger_s=SOON_S)
-
-    assert channel.name == "good"
-
-
 async def test_all_failures_are_told_and_the_one_that_says_most_is_found():
     with pytest.raises(RaceError) as lost:
-        await race([BAD, ("stranger", 1)], Calls(), stagger_s=SOON_S)
+        await race([BAD, STRANGER], Calls(), stagger_s=SOON_S)
 
-    assert [address for address, _ in lost.value.failures] == [BAD, ("stranger", 1)]
+    assert [address for address, _ in lost.value.failures] == [BAD, STRANGER]
     address, error = worst_failure(lost.value, None)
-    assert address == ("stranger", 1)
+    assert address == STRANGER
     assert error.reason is Reason.WRONG_SECRET
     assert worst_failure(lost.value, BAD)[0] == BAD
 

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import datetime as dt
 import os
 import socket
 import struct
@@ -12,7 +13,7 @@ from kit.waiting import wait_until_async
 from torchmuster.core.net import channel
 from torchmuster.core.net import listener as listening_side
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import Reason, Role, connect
+from torchmuster.core.net.channel import Role, connect
 from torchmuster.core.net.listener import (
     MAX_SILENT,
     MAX_STRANGERS,
@@ -194,15 +195,6 @@ async def test_the_end_of_the_listener_closes_every_connection():
         await connect("127.0.0.1", port, Role.AGENT, SECRET)
 
 
-async def test_a_stranger_is_refused_with_his_reason():
-    async with listening() as (listener, doorman):
-        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"x" * 8)
-
-        assert await doorman.refused.get() is Reason.NOT_MUSTER
-        writer.close()
-
-
 def test_a_port_that_is_taken_can_t_be_bound():
     with bind("127.0.0.1", 0) as first, pytest.raises(OSError, match="in use"):
         bind("127.0.0.1", first.getsockname()[1])
@@ -301,16 +293,14 @@ async def test_agents_get_through_beside_it():
         await agent.close()
 
 
-async def test_a_caller_is_sent_away_while_no_attempt_runs():
-    async with head(lambda: None) as port, raw_connection(port) as (reader, writer):
-        writer.write(STORE_CALL)
-        assert await reader.read() == b""
-
-
-async def test_a_store_that_has_gone_ends_the_call():
+@pytest.mark.parametrize("has_gone", [False, True], ids=["no attempt runs", "the store has gone"])
+async def test_a_caller_is_sent_away_while_there_is_no_store(has_gone):
     async with store() as address:
         pass
-    async with head(lambda: address) as port, raw_connection(port) as (reader, writer):
+    async with (
+        head(lambda: address if has_gone else None) as port,
+        raw_connection(port) as (reader, writer),
+    ):
         writer.write(STORE_CALL)
         assert await reader.read() == b""
 
@@ -334,12 +324,6 @@ async def test_the_number_of_callers_is_bounded_and_the_first_too_many_is_said_o
 
 def test_torchs_own_client_says_these_bytes_first():
     """The magic number is torch's and may change: this is what the installed one says."""
-    import datetime as dt
-    import socket
-    import threading
-
-    import pytest
-
     torch = pytest.importorskip("torch", reason="it is torch's client")
     listening = socket.create_server(("127.0.0.1", 0))
     said = []
@@ -352,12 +336,8 @@ def test_torchs_own_client_says_these_bytes_first():
 
     thread = threading.Thread(target=hear)
     thread.start()
+    port, limit = listening.getsockname()[1], dt.timedelta(seconds=1)
     with pytest.raises(RuntimeError):
-        torch.distributed.TCPStore(
-            "127.0.0.1",
-            listening.getsockname()[1],
-            is_master=False,
-            timeout=dt.timedelta(seconds=1),
-        )
+        torch.distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
     thread.join()
     assert said == [STORE_CALL]

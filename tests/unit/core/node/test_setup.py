@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -46,9 +47,8 @@ class Host:
 
 
 def work_of(tmp_path, setup):
-    plan = run_plan(python=(sys.executable,), cwd=str(tmp_path), node_setup=setup)
     options = AgentOptions(
-        plan=plan,
+        plan=run_plan(python=(sys.executable,), cwd=str(tmp_path), node_setup=setup),
         num_workers=1,
         host="n1",
         head=HeadPlace(addresses=(), secret=b"", join_timeout_s=1.0),
@@ -211,18 +211,20 @@ def left(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_folders_of_a_killed_agent_are_removed(agent, tmp_path):
-    end(agent())
-    sweep("new", (str(tmp_path),))
+@pytest.mark.parametrize(
+    ("is_killed", "run", "stay"),
+    [(True, "new", []), (False, "new", FOLDERS), (True, "old", FOLDERS)],
+    ids=["killed", "living", "scratch for a replacement of the same run"],
+)
+def test_the_folders_of_an_agent_are_removed_when_nobody_needs_them(
+    agent, tmp_path, is_killed, run, stay
+):
+    process = agent()
+    if is_killed:
+        end(process)
+    sweep(run, (str(tmp_path),))
 
-    assert left(tmp_path) == []
-
-
-def test_a_living_agent_keeps_its_folders(agent, tmp_path):
-    agent()
-    sweep("new", (str(tmp_path),))
-
-    assert left(tmp_path) == FOLDERS
+    assert left(tmp_path) == stay
 
 
 def test_scratch_that_a_replacement_has_taken_over_stays(agent, tmp_path):
@@ -232,13 +234,6 @@ def test_scratch_that_a_replacement_has_taken_over_stays(agent, tmp_path):
     sweep("new", (str(tmp_path),))
 
     assert left(tmp_path) == ["muster-abcdefg2", FOLDERS[1]]
-
-
-def test_an_agent_of_the_same_run_leaves_the_scratch_to_a_replacement(agent, tmp_path):
-    end(agent())
-    sweep("old", (str(tmp_path),))
-
-    assert left(tmp_path) == FOLDERS
 
 
 def test_a_folder_without_a_record_of_ours_is_never_touched(tmp_path):
@@ -276,8 +271,6 @@ def test_only_we_can_enter_the_folder_and_its_name_fits_a_socket():
 
 
 def test_a_long_temporary_folder_is_not_used(monkeypatch, tmp_path):
-    import tempfile
-
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))

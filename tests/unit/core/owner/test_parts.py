@@ -33,7 +33,7 @@ from unit.core.net.loopback import SECRET, listening
 
 
 WATCH = messages.Watch(owner=True)
-LAST = messages.Event(name="run_ended", time="t")
+LAST, NOTICE = (messages.Event(name=name, time="t") for name in ("run_ended", "notice"))
 WARNING = messages.Forward(signum=int(signal.SIGUSR1), last="the time is over")
 
 
@@ -74,7 +74,7 @@ class Owner:
         return asyncio.create_task(self.head.follow(("127.0.0.1", listener.port), self._ended))
 
 
-async def begin(doorman, number):
+async def begin(doorman, number=1):
     """Return the next connection, and the first messages on it but for pings."""
     channel = await doorman.channels.get()
     return channel, [await hear(channel) for _ in range(number)]
@@ -86,16 +86,16 @@ async def hear(channel):
     return message
 
 
-@pytest.fixture(autouse=True)
-def _look_often(monkeypatch):
+@pytest.fixture
+def owner(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "_LOOK_EVERY_S", 0.01)
+    return Owner(tmp_path)
 
 
-async def test_the_conversation_ends_when_enough_was_heard(tmp_path):
-    owner = Owner(tmp_path)
+async def test_the_conversation_ends_when_enough_was_heard(owner):
     async with listening() as (listener, doorman):
         following = owner.follow(listener)
-        channel, first = await begin(doorman, 1)
+        channel, first = await begin(doorman)
         for message in (messages.Pong(number=0), LAST):
             channel.send_nowait(message)
 
@@ -104,11 +104,10 @@ async def test_the_conversation_ends_when_enough_was_heard(tmp_path):
         assert owner.heard == [LAST], "the echo of a ping is no news"
 
 
-async def test_a_stop_is_the_first_word_of_each_connection(tmp_path):
-    owner = Owner(tmp_path)
+async def test_a_stop_is_the_first_word_of_each_connection(owner):
     async with listening() as (listener, doorman):
         following = owner.follow(listener)
-        channel, _ = await begin(doorman, 1)
+        channel, _ = await begin(doorman)
         owner.stops.requests.ask(int(signal.SIGTERM), 1.0)
         owner.head.send_stop()
         stop = await hear(channel)
@@ -118,15 +117,14 @@ async def test_a_stop_is_the_first_word_of_each_connection(tmp_path):
         following.cancel()
 
 
-async def test_what_is_repeated_reaches_each_head_once(tmp_path):
-    owner = Owner(tmp_path)
+async def test_what_is_repeated_reaches_each_head_once(owner):
     async with listening() as (listener, doorman):
         following = owner.follow(listener)
-        channel, _ = await begin(doorman, 1)
+        channel, _ = await begin(doorman)
         owner.head.repeat(WARNING)
         assert await hear(channel) == WARNING
         channel.abort()
-        channel, again = await begin(doorman, 1)
+        channel, again = await begin(doorman)
         assert again == [WATCH]
         owner.head.send(messages.Forward(signum=1))
         assert await hear(channel) == messages.Forward(signum=1), "nothing lies between"
@@ -139,28 +137,26 @@ async def test_what_is_repeated_reaches_each_head_once(tmp_path):
         following.cancel()
 
 
-async def test_the_last_words_of_a_head_that_has_ended_are_heard(tmp_path):
-    owner = Owner(tmp_path)
+async def test_the_last_words_of_a_head_that_has_ended_are_heard(owner):
     async with listening() as (listener, doorman):
         following = owner.follow(listener)
-        channel, _ = await begin(doorman, 1)
+        channel, _ = await begin(doorman)
         owner.ends.set()
         await asyncio.sleep(0)
-        channel.send_nowait(messages.Event(name="notice", time="t"))
+        channel.send_nowait(NOTICE)
         await channel.close()
 
         assert await following == "signal 9"
-        assert [message.name for message in owner.heard] == ["notice"]
+        assert owner.heard == [NOTICE]
         assert owner.kills == 0
 
 
-async def test_a_head_that_stands_still_is_killed(tmp_path):
-    owner = Owner(tmp_path)
+async def test_a_head_that_stands_still_is_killed(owner):
     owner.state = "T"
     async with listening() as (listener, doorman):
         following = owner.follow(listener)
-        channel, _ = await begin(doorman, 1)
-        channel.send_nowait(messages.Event(name="notice", time="t"))
+        channel, _ = await begin(doorman)
+        channel.send_nowait(NOTICE)
         await wait_until_async(lambda: owner.heard, "a first word")
 
         def another_second():
@@ -173,12 +169,11 @@ async def test_a_head_that_stands_still_is_killed(tmp_path):
         assert "has been silent for 5 s" in owner.said[0]
 
 
-async def test_what_a_listener_can_not_take_is_not_swallowed(tmp_path):
-    owner = Owner(tmp_path)
+async def test_what_a_listener_can_not_take_is_not_swallowed(owner):
     async with listening() as (listener, doorman):
         owner.head.hear = lambda message: 1 / 0
         following = owner.follow(listener)
-        channel, _ = await begin(doorman, 1)
+        channel, _ = await begin(doorman)
         channel.send_nowait(LAST)
         with pytest.raises(ZeroDivisionError):
             await following
@@ -275,52 +270,57 @@ def run_dir(tmp_path):
     return RunDir(str(folder))
 
 
-def write(run_dir, story):
-    """Run a story with a writer and return what was said to the user."""
+def write(run_dir, texts, then=lambda record: None):
+    """Let a writer take notices with these texts, and what `then(record)` gives it; return what was said to the user."""
     said = []
 
     async def go():
         async with RecordWriter(run_dir, said.append) as record:
-            await story(record)
+            for text in texts:
+                record.event(NoticeEvent(text=text))
+            then(record)
 
     asyncio.run(go())
     return said
 
 
+def texts_of(lines):
+    return [event["text"] for event in lines]
+
+
+def read_json(path):
+    with open(path) as file:
+        return json.load(file)
+
+
 def test_all_is_written_in_its_order_before_the_owner_ends(run_dir):
-    async def story(record):
-        for number in range(1000):
-            record.event(NoticeEvent(text=str(number)))
+    texts = [str(number) for number in range(1000)]
+
+    def then(record):
         record.replace(run_dir.result, {"state": "done"}, mode=0o600)
 
-    assert write(run_dir, story) == []
-    assert [int(event["text"]) for event in read_lines(run_dir.events)] == list(range(1000))
-    with open(run_dir.result) as file:
-        assert json.load(file) == {"state": "done"}
+    assert write(run_dir, texts, then) == []
+    assert texts_of(read_lines(run_dir.events)) == texts
+    assert read_json(run_dir.result) == {"state": "done"}
     assert os.stat(run_dir.result).st_mode & 0o777 == 0o600
 
 
 def test_what_an_earlier_owner_has_written_stays(run_dir):
-    async def story(record):
-        record.event(NoticeEvent(text="again"))
-
-    write(run_dir, story)
-    write(run_dir, story)
-    assert [event["text"] for event in read_lines(run_dir.events)] == ["again", "again"]
+    for _ in range(2):
+        write(run_dir, ["again"])
+    assert texts_of(read_lines(run_dir.events)) == ["again", "again"]
 
 
 def test_a_file_system_that_stands_still_keeps_nobody_waiting(run_dir, monkeypatch):
     monkeypatch.setattr(parts, "LAST_WRITES_S", 0.2)
     os.mkfifo(run_dir.events)  # it can't be opened until somebody reads
+    started = time.monotonic()
 
-    async def story(record):
-        started = time.monotonic()
-        for _ in range(100):
-            record.event(NoticeEvent(text="counted"))
+    def then(record):
         record.replace(run_dir.head, {"port": 1})
         assert time.monotonic() - started < AT_ONCE_S
 
-    (said,) = write(run_dir, story)
+    (said,) = write(run_dir, ["counted"] * 100, then)
     assert said == (
         f"files in {run_dir.path} can't be written, so other commands may not find this run"
         " or see all of it: the file system took more than 0 s"
@@ -339,26 +339,21 @@ def test_a_slow_file_system_gets_its_time_at_the_end(run_dir):
 
     reader = threading.Thread(target=read_slowly)
 
-    async def story(record):
-        record.event(NoticeEvent(text="first"))
-        record.event(NoticeEvent(text="last"))
+    def then(_):
         asyncio.get_running_loop().call_later(0.1, reader.start)
 
-    assert write(run_dir, story) == []
+    assert write(run_dir, ["first", "last"], then) == []
     reader.join(AT_ONCE_S)
-    assert [event["text"] for event in read] == ["first", "last"]
+    assert texts_of(read) == ["first", "last"]
 
 
 def test_a_full_disk_is_told_once_for_each_reason(run_dir):
     os.symlink("/dev/full", run_dir.events)
+    os.mkdir(run_dir.result)
 
-    async def story(record):
-        for _ in range(3):
-            record.event(NoticeEvent(text="counted"))
-        os.mkdir(run_dir.result)
-        record.replace(run_dir.result, {})
-
-    full, in_the_way = write(run_dir, story)
+    full, in_the_way = write(
+        run_dir, ["counted"] * 3, lambda record: record.replace(run_dir.result, {})
+    )
     assert full.endswith(FULL)
     assert in_the_way.endswith("result.json: Is a directory")
 
@@ -379,7 +374,7 @@ def test_a_disk_that_others_have_filled_has_room_for_the_result(small_disk):
     run_dir = RunDir(str(small_disk / "run"))
     os.mkdir(run_dir.path)
 
-    def fill():
+    def fill(record):
         room = Path(run_dir.room)
         wait_until(lambda: room.exists() and room.stat().st_size, "its room", AT_ONCE_S)
         fd = os.open(small_disk / "others", os.O_WRONLY | os.O_CREAT)
@@ -387,22 +382,15 @@ def test_a_disk_that_others_have_filled_has_room_for_the_result(small_disk):
             while os.write(fd, bytes(1024)):
                 pass
         os.close(fd)
-
-    async def story(record):
-        fill()
         record.replace(run_dir.result, {"state": "done", "words": "x" * 20_000})
 
-    assert write(run_dir, story) == []
-    with open(run_dir.result) as file:
-        assert json.load(file)["state"] == "done"
+    assert write(run_dir, [], fill) == []
+    assert read_json(run_dir.result)["state"] == "done"
     assert not os.path.exists(run_dir.room)
 
 
 def test_what_the_queue_has_no_room_for_is_told(run_dir, monkeypatch):
     monkeypatch.setattr(disk, "MAX_WAITING_BYTES", 1)
 
-    async def story(record):
-        record.event(NoticeEvent(text="too long"))
-
-    (said,) = write(run_dir, story)
+    (said,) = write(run_dir, ["too long"])
     assert said.endswith("the disk was too slow")
