@@ -40,6 +40,11 @@ def roll(clock):
     return make_roll(clock)
 
 
+@pytest.fixture
+def head(roll):
+    return admit(roll, "head", wants_place_0=True)
+
+
 def make_roll(clock, *, max_nodes=3, min_nodes=None, spares=0):
     plan = run_plan(
         min_nodes=min_nodes or max_nodes,
@@ -101,8 +106,7 @@ def test_a_node_is_called_with_the_machine_under_it_which_may_be_another_one_lat
     assert roll.name_alone(pod) == "n3"
 
 
-def test_a_number_once_given_does_not_change(roll):
-    admit(roll, "head", wants_place_0=True)
+def test_a_number_once_given_does_not_change(roll, head):
     late = admit(roll, "n9")
     roll.number_places()
     admit(roll, "n1")
@@ -111,8 +115,7 @@ def test_a_number_once_given_does_not_change(roll):
     assert late.place == 1
 
 
-def test_a_replacement_gets_the_place_that_was_lost(roll):
-    admit(roll, "head", wants_place_0=True)
+def test_a_replacement_gets_the_place_that_was_lost(roll, head):
     lost = admit(roll, "n1")
     admit(roll, "n2")
     roll.number_places()
@@ -130,8 +133,7 @@ def test_missing_places_are_those_that_nobody_holds(roll):
     assert roll.missing_places() == [0, 2]
 
 
-def test_an_agent_without_a_place_yet_fills_one(roll):
-    admit(roll, "head", wants_place_0=True)
+def test_an_agent_without_a_place_yet_fills_one(roll, head):
     admit(roll, "b")
 
     assert roll.missing_places() == [2]
@@ -249,13 +251,11 @@ def test_a_member_is_found_by_its_random_name_gone_or_not(roll):
     assert roll.by_incarnation("b") is None
 
 
-def test_agent_of_a_host_that_the_plan_names_gets_its_place(roll):
-    admit(roll, "head", wants_place_0=True)
+def test_agent_of_a_host_that_the_plan_names_gets_its_place(roll, head):
     assert [admit(roll, f"{name}.site").place for name in ("n3", "n2")] == [2, 1]
 
 
-def test_host_that_is_missing_is_the_one_that_has_not_called(roll):
-    admit(roll, "head", wants_place_0=True)
+def test_host_that_is_missing_is_the_one_that_has_not_called(roll, head):
     admit(roll, "n3")
     assert roll.missing_places() == [1]
 

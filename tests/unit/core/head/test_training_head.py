@@ -8,7 +8,6 @@ import pytest
 
 import torchmuster
 from kit.values import run_result
-from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.head.head import HeadClient
 from torchmuster.core.head.options import TrainingHeadOptions
@@ -66,14 +65,6 @@ class Line:
 
 def hello(host, **given):
     return test_roll.hello(host, version=torchmuster.__version__, **given)
-
-
-@pytest.fixture
-def disk():
-    disk = DiskWriter()
-    disk.start()
-    yield disk
-    disk.flush(5.0)
 
 
 @pytest.fixture

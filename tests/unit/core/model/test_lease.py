@@ -125,13 +125,27 @@ def test_who_is_seen_to_run_is_only_slow_but_not_for_ever(state):
     assert is_given_up(SLOW_S + 0.1, SILENT_S, state)
 
 
-def test_who_stands_still_is_given_up_after_the_lease(wall, own):
-    watched = Stillness(own)
-    lost = []
-    for _ in range(12):
+def lost_after(watched, wall, state, *, answers):
+    """Return after how many seconds who is in this state is lost; None if not within five minutes."""
+    for second in range(300):
         wall.now += 1.0
-        lost.append(watched.is_lost("T", answers=True))
-    assert lost.index(True) == LEASE_S
+        if watched.is_lost(state, answers=answers):
+            return second
+    return None
+
+
+@pytest.mark.parametrize(
+    ("state", "answers", "seconds"),
+    [
+        pytest.param("T", True, LEASE_S, id="stands still"),
+        pytest.param("S", True, SLOW_S, id="is asked and sleeps"),
+        *(pytest.param(state, False, None, id=f"imports for long: {state}") for state in "RSD"),
+    ],
+)
+def test_who_stands_still_is_given_up_after_the_lease_and_who_sleeps_after_a_minute(
+    wall, own, state, answers, seconds
+):
+    assert lost_after(Stillness(own), wall, state, answers=answers) == seconds
 
 
 def test_who_answers_does_not_stand_still(wall, own):
@@ -142,32 +156,11 @@ def test_who_answers_does_not_stand_still(wall, own):
         assert not watched.is_lost("S", answers=True)
 
 
-def test_who_is_asked_and_sleeps_is_given_up_after_a_minute(wall, own):
-    watched = Stillness(own)
-    lost = []
-    for _ in range(62):
-        wall.now += 1.0
-        lost.append(watched.is_lost("S", answers=True))
-    assert lost.index(True) == SLOW_S
-
-
-@pytest.mark.parametrize("state", ["R", "S", "D"])
-def test_who_imports_for_long_does_not_stand_still(wall, own, state):
-    watched = Stillness(own)
-    for _ in range(300):
-        wall.now += 1.0
-        assert not watched.is_lost(state, answers=False)
-
-
 def test_who_is_stopped_while_it_imports_stands_still(wall, own):
     watched = Stillness(own)
     wall.now += 1.0
-    watched.is_lost("R", answers=False)
-    lost = []
-    for _ in range(12):
-        wall.now += 1.0
-        lost.append(watched.is_lost("T", answers=False))
-    assert lost.index(True) == LEASE_S
+    assert not watched.is_lost("R", answers=False)
+    assert lost_after(watched, wall, "T", answers=False) == LEASE_S
 
 
 def test_a_path_that_swallows_large_packets_is_named():

@@ -50,23 +50,21 @@ OWN = ErrorParts(
     hint="make it from the same files on all ranks",
 )
 NO_MORE = ErrorParts(at=None, because=(), hint=None)
+ONE_TRY = {"max_restarts": 0, "restarts_spent": 0}
+SECOND = {"same_as": 0, "restarts_spent": 1}
 ECHO = raised(0, "RuntimeError", GLOO)
 CASES = {
     "exception": (raised(3, "ValueError", "bad batch"), [ECHO], {}),
-    "same_bug": (
-        raised(3, "ValueError", "bad batch", elapsed_s=1.0),
-        [],
-        {"same_as": 0, "restarts_spent": 1},
-    ),
+    "same_bug": (raised(3, "ValueError", "bad batch", elapsed_s=1.0), [], SECOND),
     "own_error": (
         raised(3, "DatasetError", "the dataset of rank 3 is not that of rank 0", own=OWN),
         [ECHO],
-        {"same_as": 0, "restarts_spent": 1},
+        SECOND,
     ),
     "own_error_without_more": (
         raised(3, "UsageError", "resume() was called twice", own=NO_MORE),
         [],
-        {"max_restarts": 0, "restarts_spent": 0},
+        ONE_TRY,
     ),
     "all_in_the_same_line": (
         raised(3, "ValueError", "bad batch of 3"),
@@ -80,14 +78,14 @@ CASES = {
     "final": (
         raised(3, "SnapshotError", "no good snapshot", is_final=True),
         [],
-        {"is_final": True, "restart_hint": True, "max_restarts": 0, "restarts_spent": 0},
+        {"is_final": True, "restart_hint": True, **ONE_TRY},
     ),
     "exit_code": (exited(3, 3, tail=("epoch 1", "giving up")), [ECHO], {}),
-    "silent_exit": (exited(3, 3), [], {"log_path": None, "max_restarts": 0, "restarts_spent": 0}),
+    "silent_exit": (exited(3, 3), [], {"log_path": None, **ONE_TRY}),
     "sys_exit_with_words": (
         exited(3, 1, tail=("no data",)),
         [],
-        {"restart_hint": True, "max_restarts": 0, "restarts_spent": 0},
+        {"restart_hint": True, **ONE_TRY},
     ),
     "sys_exit_within_an_except": (
         exited(
@@ -311,40 +309,32 @@ def test_what_its_surroundings_did_is_open_and_never_the_same_twice(end):
     assert mark(end) is None
 
 
-@pytest.mark.parametrize(
-    ("first", "again"),
-    [
-        (raised(0, "ValueError", "bad"), raised(2, "ValueError", "bad", elapsed_s=9000.0)),
-        (raised(0, "ValueError", "at 0x7f12"), raised(0, "ValueError", "at 0x7eff")),
-        (raised(0, "ValueError", "rank 0, cuda:0"), raised(1, "ValueError", "rank 1, cuda:1")),
-        (raised(0, "ValueError", "in /tmp/tmpab1/x"), raised(0, "ValueError", "in /tmp/tmpcd2/x")),
-        (
-            raised(0, "RuntimeError", "pid(s) 8, 9 ended"),
-            raised(0, "RuntimeError", "pid(s) 71 ended"),
-        ),
-        (hung(), hung("rank 3 stood still for 62 s")),
-        (exited(0, 3, tail=("no licence",)), exited(1, 3, tail=("no licence",))),
-    ],
-    ids=[
-        "another rank and time",
-        "an address",
-        "the rank's name",
-        "a folder",
-        "processes",
-        "a hang",
-        "an exit code",
-    ],
-)
+def error(message, *, rank=0, type_name="ValueError", **more):
+    return raised(rank, type_name, message, **more)
+
+
+SAME = {
+    "another rank and time": (error("bad"), error("bad", rank=2, elapsed_s=9000.0)),
+    "an address": (error("at 0x7f12"), error("at 0x7eff")),
+    "the rank's name": (error("rank 0, cuda:0"), error("rank 1, cuda:1", rank=1)),
+    "a folder": (error("in /tmp/tmpab1/x"), error("in /tmp/tmpcd2/x")),
+    "processes": (error("pid(s) 8, 9 ended"), error("pid(s) 71 ended")),
+    "a hang": (hung(), hung("rank 3 stood still for 62 s")),
+    "an exit code": (exited(0, 3, tail=("no licence",)), exited(1, 3, tail=("no licence",))),
+}
+
+
+@pytest.mark.parametrize(("first", "again"), SAME.values(), ids=SAME)
 def test_the_same_failure_is_known_again_where_only_the_start_differs(first, again):
     assert mark(first) == mark(again)
 
 
-BAD = raised(0, "ValueError", "bad batch 3")
+BAD = error("bad batch 3")
 OTHERS = {
-    "another line": (BAD, raised(0, "ValueError", "bad batch 3", where="train.py:8")),
+    "another line": (BAD, error("bad batch 3", where="train.py:8")),
     "a hang": (BAD, hung(where="train.py:8")),
-    "another type": (BAD, raised(0, "KeyError", "bad batch 3")),
-    "another number": (BAD, raised(0, "ValueError", "bad batch 7")),
+    "another type": (BAD, error("bad batch 3", type_name="KeyError")),
+    "another number": (BAD, error("bad batch 7")),
     "an exit code": (BAD, exited(0, 1)),
     "another exit code": (exited(0, 3), exited(0, 4)),
     "other last lines": (exited(0, 3, tail=("epoch 5",)), exited(0, 3, tail=("epoch 7",))),

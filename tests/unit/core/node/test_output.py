@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.model import lines as screen
 from torchmuster.core.model.text import as_bytes
 from torchmuster.core.node.output import (
@@ -21,13 +20,6 @@ from torchmuster.core.node.output import (
 
 DEADLINE_S = 60.0
 FLOOD_BYTES = 100_000_000
-
-
-@pytest.fixture
-def disk():
-    writer = DiskWriter()
-    writer.start()
-    return writer
 
 
 @pytest.fixture

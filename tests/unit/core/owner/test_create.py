@@ -19,10 +19,8 @@ LUSTRE = "/scratch 104857600 0 105000000 - 200 0 1000 -\n"
 
 
 def disk(free_bytes=8 * GIB, inodes=1_000_000, all_inodes=2_000_000):
-    facts = SimpleNamespace(
-        f_bavail=free_bytes // 4096, f_frsize=4096, f_files=all_inodes, f_favail=inodes
-    )
-    return lambda path: facts
+    blocks = {"f_bavail": free_bytes // 4096, "f_frsize": 4096}
+    return lambda path: SimpleNamespace(**blocks, f_files=all_inodes, f_favail=inodes)
 
 
 def test_a_disk_with_room_is_no_news(tmp_path):
@@ -71,30 +69,25 @@ def tools(tmp_path, monkeypatch):
     (tmp_path / "quota").chmod(0o755)
 
 
-def test_a_quota_that_is_nearly_used_up_is_said(tools, tmp_path):
-    def asking(argv):
-        return proc.CommandOutput(status=1, stdout=QUOTA.encode(), stderr=b"")
+def answer(status, stdout=b""):
+    return lambda argv: proc.CommandOutput(status=status, stdout=stdout, stderr=b"")
 
-    assert quota_warnings(str(tmp_path), asking) == [
+
+def test_a_quota_that_is_nearly_used_up_is_said(tools, tmp_path):
+    assert quota_warnings(str(tmp_path), answer(1, QUOTA.encode())) == [
         "your quota on /dev/sda1 leaves 0 MiB (`quota -w`)",
         "your quota on /dev/sda1 leaves 500 files",
     ]
 
 
 def test_a_tool_that_hangs_is_left(tools, tmp_path):
-    def asking(argv):
-        return proc.CommandOutput(status=None, stdout=b"", stderr=b"")
-
-    assert quota_warnings(str(tmp_path), asking) == []
+    assert quota_warnings(str(tmp_path), answer(None)) == []
 
 
 def test_without_tools_nothing_is_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    def asking(argv):
-        raise AssertionError(argv)
-
-    assert quota_warnings(str(tmp_path), asking) == []
+    assert quota_warnings(str(tmp_path), pytest.fail) == []
 
 
 def test_this_disk_can_be_looked_at(tmp_path):

@@ -102,6 +102,12 @@ def world(monkeypatch):
     return made
 
 
+def let_it_be(monkeypatch, state):
+    """Let the spawner's process be seen in this state."""
+    seen = SimpleNamespace(state=state, parent_pid=1)
+    monkeypatch.setattr(keeper.proc, "read_process", lambda pid: seen)
+
+
 async def what_is_due():
     """Return when the loop has made all calls for which it is time."""
     made = asyncio.Event()
@@ -165,9 +171,7 @@ async def test_the_first_refusal_stays_and_is_said_again_to_a_head_that_was_not_
 
 async def test_a_spawner_that_stands_still_for_a_lease_is_killed(world, monkeypatch):
     spawners, agent, links, clock = world()
-    monkeypatch.setattr(
-        keeper.proc, "read_process", lambda pid: SimpleNamespace(state="T", parent_pid=1)
-    )
+    let_it_be(monkeypatch, "T")
     links[0].on_event(READY)
     spawners.look()
     clock.now += LEASE_S - 1
@@ -186,9 +190,7 @@ async def test_only_a_stopped_spawner_is_killed_with_workers_that_do_not_end(
 ):
     spawners, _, links, _ = world()
     monkeypatch.setattr(keeper, "_STOPPED_S", 0.0)
-    monkeypatch.setattr(
-        keeper.proc, "read_process", lambda pid: SimpleNamespace(state=state, parent_pid=1)
-    )
+    let_it_be(monkeypatch, state)
     spawners.kill_children(lambda: False, ended_well=False)
     await what_is_due()
     assert (links[0].status == KILLED) is is_killed
