@@ -1,6 +1,7 @@
-"""Counting work: what a time would tell on an idle machine only."""
+"""Counting work: what a time would tell on an idle machine only; and work that many do together."""
 
 import sys
+import threading
 
 
 def num_calls(action):
@@ -21,3 +22,18 @@ def num_calls(action):
     finally:
         sys.setprofile(before)
     return count
+
+
+def do_together(number, action):
+    """Let so many threads call `action` with their number, all at the same moment; return when all are done."""
+    begin = threading.Barrier(number)
+
+    def work(who):
+        begin.wait()
+        action(who)
+
+    threads = [threading.Thread(target=work, args=(who,)) for who in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

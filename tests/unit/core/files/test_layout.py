@@ -2,31 +2,24 @@ import os
 
 import pytest
 
-from torchmuster.core.files.layout import (
-    PathBelow,
-    RunDir,
-    last_lines,
-    muster_home,
-    offset_of_last_lines,
-    runs_dir,
-)
+from torchmuster.core.files import layout
 
 
 def test_runs_lie_in_muster_home(monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", "/scratch/m")
 
-    assert runs_dir() == "/scratch/m/runs"
+    assert layout.runs_dir() == "/scratch/m/runs"
 
 
 def test_without_the_variable_home_is_used(monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", "")
     monkeypatch.setenv("HOME", "/home/u")
 
-    assert muster_home() == "/home/u/.muster"
+    assert layout.muster_home() == "/home/u/.muster"
 
 
 def test_every_rank_of_every_attempt_has_a_log_of_its_own():
-    run_dir = RunDir("/runs/r")
+    run_dir = layout.RunDir("/runs/r")
     paths = {run_dir.rank_log(attempt, rank) for attempt in range(3) for rank in range(3)}
 
     assert len(paths) == 9
@@ -34,8 +27,10 @@ def test_every_rank_of_every_attempt_has_a_log_of_its_own():
 
 
 def test_everything_lies_in_the_run_directory():
-    run_dir = RunDir("/runs/r")
-    names = [name for name, value in vars(RunDir).items() if isinstance(value, PathBelow)]
+    run_dir = layout.RunDir("/runs/r")
+    names = [
+        name for name, value in vars(layout.RunDir).items() if isinstance(value, layout.PathBelow)
+    ]
     paths = [getattr(run_dir, name) for name in names] + [run_dir.agent_log("n1")]
 
     assert len(paths) > 6
@@ -48,22 +43,22 @@ def test_everything_lies_in_the_run_directory():
 def test_only_the_end_of_a_long_log_is_read(tmp_path):
     log = tmp_path / "x.log"
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
-    assert last_lines(str(log), 2) == ["line 99998", "line 99999"]
-    assert len(last_lines(str(log), 1000, num_bytes=55)) == 5
+    assert layout.last_lines(str(log), 2) == ["line 99998", "line 99999"]
+    assert len(layout.last_lines(str(log), 1000, num_bytes=55)) == 5
 
 
 def test_a_log_that_is_not_there_has_no_lines(tmp_path):
-    assert last_lines(str(tmp_path / "no"), 3) == []
+    assert layout.last_lines(str(tmp_path / "no"), 3) == []
 
 
 def test_of_a_progress_bar_the_last_state_is_a_line(tmp_path):
     (tmp_path / "x").write_bytes(b"begin\r\n\r 1%\r 2%\nend")
-    assert last_lines(str(tmp_path / "x"), 3) == ["begin", " 2%", "end"]
+    assert layout.last_lines(str(tmp_path / "x"), 3) == ["begin", " 2%", "end"]
 
 
 def test_bytes_that_are_no_text_are_shown_as_such(tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\n")
-    assert last_lines(str(tmp_path / "x"), 3) == ["\ufffd"]
+    assert layout.last_lines(str(tmp_path / "x"), 3) == ["\ufffd"]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +77,8 @@ def test_the_last_lines_begin_where_they_begin(tmp_path, text, num_lines, rest):
     path = tmp_path / "log"
     path.write_text(text)
 
-    assert text[offset_of_last_lines(str(path), num_lines) :] == rest
+    assert text[layout.offset_of_last_lines(str(path), num_lines) :] == rest
 
 
 def test_a_file_that_is_not_there_has_no_last_lines(tmp_path):
-    assert offset_of_last_lines(str(tmp_path / "none"), 3) == 0
+    assert layout.offset_of_last_lines(str(tmp_path / "none"), 3) == 0

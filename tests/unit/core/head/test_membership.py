@@ -12,14 +12,7 @@ from kit import values
 from kit.values import READY, run_plan, term, worker_end
 from kit.waiting import Clock
 from torchmuster.core.files.claims import Claims
-from torchmuster.core.head.membership import (
-    Leavers,
-    Member,
-    Membership,
-    claim_attempt,
-    is_deposed,
-    other_job,
-)
+from torchmuster.core.head import membership
 from torchmuster.core.head.options import HeadCredentials
 from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.lease import SILENT_S, SLOW_S
@@ -53,7 +46,7 @@ def make_roll(clock, *, max_nodes=3, min_nodes=None, spares=0):
         node_names=tuple(f"n{i + 1}" for i in range(max_nodes + spares)),
         spares=spares,
     )
-    return Membership(plan, clock=clock, own_boot_id=BOOT, own_network_id=BOOT)
+    return membership.Membership(plan, clock=clock, own_boot_id=BOOT, own_network_id=BOOT)
 
 
 def hello(host="h", **given):
@@ -331,7 +324,7 @@ def test_no_holder_is_sent_away_for_another(clock):
     ids=["none", "ssh to the head", "the head by ssh", "one job", "an array", "nothing in common"],
 )
 def test_only_two_ids_of_one_scheduler_contradict_each_other(jobs, others, found):
-    assert other_job(jobs, others) == found
+    assert membership.other_job(jobs, others) == found
 
 
 # Which node may leave an elastic run, and when its attempt ends.
@@ -342,11 +335,11 @@ GRACE_S = 30.0
 
 def leavers(min_nodes=1, max_nodes=3):
     plan = run_plan(min_nodes=min_nodes, max_nodes=max_nodes, limits=Limits(grace_s=GRACE_S))
-    return Leavers(plan)
+    return membership.Leavers(plan)
 
 
 def member(host, *, is_head=False):
-    return Member(hello=hello(host, wants_place_0=is_head), channel=None, heard_at=0.0)
+    return membership.Member(hello=hello(host, wants_place_0=is_head), channel=None, heard_at=0.0)
 
 
 HEAD, N2, N3 = member("n1", is_head=True), member("n2"), member("n3")
@@ -418,7 +411,9 @@ def claim(number, holder, node):
 
 
 def start(office, attempt, said=None):
-    claim_attempt(office, attempt, (0, 1, 2), 1, (said if said is not None else []).append)
+    membership.claim_attempt(
+        office, attempt, (0, 1, 2), 1, (said if said is not None else []).append
+    )
 
 
 def test_each_attempt_takes_the_next_term(office):
@@ -481,6 +476,6 @@ def test_a_head_that_can_not_know_whether_it_is_one_ends(office, monkeypatch):
 
 def test_a_head_sees_whether_another_one_has_followed_it(office):
     start(office, 4)
-    assert not is_deposed(office)
+    assert not membership.is_deposed(office)
     office.claims.take(claim(2, "theirs", "n3"))
-    assert is_deposed(office)
+    assert membership.is_deposed(office)

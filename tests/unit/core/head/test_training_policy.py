@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 from kit.values import READY, hello, run_plan, worker_end
 from kit.work import num_calls
 from torchmuster.core.files.layout import RunDir
+from torchmuster.core.head import node_policy
 from torchmuster.core.head.attempt import AttemptPhase
 from torchmuster.core.head.membership import Membership
-from torchmuster.core.head.node_policy import (
-    AskForNodes,
-    CutOff,
-    OpenStore,
-    Record,
-    Send,
-    StartChecks,
-)
 from torchmuster.core.head.options import TrainingHeadOptions
 from torchmuster.core.head.training_policy import Debuggers, TrainingPolicy
 from torchmuster.core.model.events import WorkersStartedEvent
@@ -125,7 +118,7 @@ class World:
         self.policy = TrainingPolicy(options, members, self.now, self.checks)
 
     def checks(self, policy):
-        return StartChecks(policy, "10.0.0.1", "net")
+        return node_policy.StartChecks(policy, "10.0.0.1", "net")
 
     # What the head does.
 
@@ -140,21 +133,21 @@ class World:
 
     def carry_out(self, action):
         match action:
-            case OpenStore(attempt=attempt, address=address):
+            case node_policy.OpenStore(attempt=attempt, address=address):
                 self.check_start(attempt)
                 self.policy.store_is_open(attempt, address, 29500)
-            case Send(channel=line, message=message):
+            case node_policy.Send(channel=line, message=message):
                 for node in self.nodes:
                     if node.line is line and node.lives:
                         self.obey(node, message)
-            case CutOff(channel=line):
+            case node_policy.CutOff(channel=line):
                 for node in self.nodes:
                     if node.line is line:
                         node.line = None
-            case Record(event=WorkersStartedEvent(attempt=attempt, pids=pids)):
+            case node_policy.Record(event=WorkersStartedEvent(attempt=attempt, pids=pids)):
                 started = [(min(r), p) for number, r, p in self.started if number == attempt]
                 assert pids == sum((p for _, p in sorted(started)), ())[:64], "pids in rank order"
-            case AskForNodes(places=places):
+            case node_policy.AskForNodes(places=places):
                 assert all(0 <= place < self.plan.num_places for place in places)
                 gathering = self.policy.phase is AttemptPhase.GATHERING
                 assert gathering or not self.was_spent, "nobody would need them"
@@ -586,7 +579,7 @@ def calls_of_an_end(num_nodes):
                 policy.advance(world.now)
 
     count = num_calls(hear_all)
-    assert any(isinstance(action, OpenStore) for action in policy.take_actions())
+    assert any(isinstance(action, node_policy.OpenStore) for action in policy.take_actions())
     return count
 
 

@@ -13,22 +13,8 @@ import time
 
 import pytest
 
+from torchmuster.core.model import owner_policy
 from torchmuster.core.model.lease import SILENT_S, SLOW_S, OwnClock
-from torchmuster.core.model.owner_policy import (
-    FAR_SILENT_S,
-    FIRST_WORD_S,
-    AfterLoss,
-    AskForEnd,
-    GiveUp,
-    JobTime,
-    OwnerPolicy,
-    RestartBudget,
-    Say,
-    StopRequests,
-    StopWorkers,
-    TellEnd,
-    Warn,
-)
 from torchmuster.core.model.verdict import AT_ONCE
 from torchmuster.core.owner import parts
 from torchmuster.core.owner.parts import Deadline
@@ -38,7 +24,7 @@ from torchmuster.core.owner.parts import Deadline
 def test_random_lives_keep_the_promises_of_owners(seed):
     chance = random.Random(seed)
     most = chance.randint(0, 4)
-    lives = RestartBudget(most, spent=chance.randint(0, most))
+    lives = owner_policy.RestartBudget(most, spent=chance.randint(0, most))
     begun_with, num_free, num_again = lives.spent, 0, 0
     is_stopped = False
     for _ in range(30):
@@ -46,26 +32,26 @@ def test_random_lives_keep_the_promises_of_owners(seed):
         has_result, is_free = chance.random() < 0.1, chance.random() < 0.2
         left = lives.left
         follows = lives.after_loss(has_result=has_result, is_stopped=is_stopped, is_free=is_free)
-        num_again += follows is AfterLoss.AGAIN
-        num_free += follows is AfterLoss.AGAIN and is_free
+        num_again += follows is owner_policy.AfterLoss.AGAIN
+        num_free += follows is owner_policy.AfterLoss.AGAIN and is_free
         assert lives.spent <= most
         assert num_again - num_free == lives.spent - begun_with  # each was paid for
         assert lives.lost == num_again
         if has_result:
-            assert follows is AfterLoss.OVER
+            assert follows is owner_policy.AfterLoss.OVER
         elif is_stopped:
-            assert follows is AfterLoss.STOPPED
+            assert follows is owner_policy.AfterLoss.STOPPED
         elif not is_free:
-            assert (follows is AfterLoss.AGAIN) == (left > 0)
+            assert (follows is owner_policy.AfterLoss.AGAIN) == (left > 0)
         else:
-            assert follows is AfterLoss.AGAIN
-        if follows in (AfterLoss.OVER, AfterLoss.STOPPED):
+            assert follows is owner_policy.AfterLoss.AGAIN
+        if follows in (owner_policy.AfterLoss.OVER, owner_policy.AfterLoss.STOPPED):
             return
 
 
 def test_a_budget_that_was_lowered_leaves_nothing():
-    lives = RestartBudget(1, spent=3)
-    assert (lives.left, lives.after_loss()) == (0, AfterLoss.SPENT)
+    lives = owner_policy.RestartBudget(1, spent=3)
+    assert (lives.left, lives.after_loss()) == (0, owner_policy.AfterLoss.SPENT)
 
 
 GRACE_S = 20.0
@@ -79,11 +65,13 @@ class Life:
         self.now = 1000.0
         self.is_far = chance.random() < 0.3
         self.may_save = chance.random() < 0.5
-        self.lives = RestartBudget(chance.randint(0, 3))
-        self.policy = OwnerPolicy("n1", self.lives, StopRequests(), grace_s=GRACE_S)
+        self.lives = owner_policy.RestartBudget(chance.randint(0, 3))
+        self.policy = owner_policy.OwnerPolicy(
+            "n1", self.lives, owner_policy.StopRequests(), grace_s=GRACE_S
+        )
         ends_at = chance.choice([None, self.now + chance.uniform(20, 400)])
         goes_on = chance.random() < 0.6
-        self.limit = JobTime(
+        self.limit = owner_policy.JobTime(
             chance.choice([0.0, 30.0]),
             ends_at,
             goes_on=goes_on,
@@ -118,7 +106,7 @@ class Life:
         if self.chance.random() < 0.01:
             self.mood = self.chance.choice(["deaf", "stopped", "works"])
         look = self.policy.look(self.now, self.state)
-        if isinstance(look, GiveUp):
+        if isinstance(look, owner_policy.GiveUp):
             self.check_given_up()
             self.head_ends(was_killed=True)
         elif self.chance.random() < 0.01 or (self.counted and self.chance.random() < 0.1):
@@ -140,20 +128,20 @@ class Life:
 
     def pass_time(self):
         actions = self.limit.look(self.now)
-        if AskForEnd() in actions:
+        if owner_policy.AskForEnd() in actions:
             end = self.chance.choice([None, self.limit.ends_at, self.limit.ends_at + 100.0])
             actions += self.limit.answer(end, self.now)
         for action in actions:
-            if isinstance(action, Warn | StopWorkers):
+            if isinstance(action, owner_policy.Warn | owner_policy.StopWorkers):
                 left_s = self.limit.ends_at - self.now
-                assert left_s <= (self.limit.warn_s if action == Warn() else 16.0)
+                assert left_s <= (self.limit.warn_s if action == owner_policy.Warn() else 16.0)
                 assert left_s > -2.0, "too late"
                 self.time_actions.append(action)
 
     def check_given_up(self):
         is_silent = self.quiet_s > 5.0 if self.counted else self.quiet_s > 15.0
         if not self.has_spoken and not self.counted:
-            assert self.quiet_s > FIRST_WORD_S
+            assert self.quiet_s > owner_policy.FIRST_WORD_S
         since_s = self.now - self.counted[0] if self.counted else 0.0
         assert is_silent or since_s > GRACE_S or len(self.counted) > 1, "it answered"
 
@@ -165,19 +153,19 @@ class Life:
         follows = self.policy.after_loss(
             has_result=has_result, is_free=is_free, is_replaced=is_replaced
         )
-        if follows is AfterLoss.AGAIN:
+        if follows is owner_policy.AfterLoss.AGAIN:
             assert self.lives.spent == spent + (not is_free)
             self.start()
             return
         assert self.lives.spent == spent
         expected = (
-            AfterLoss.ELSEWHERE
+            owner_policy.AfterLoss.ELSEWHERE
             if is_replaced
-            else AfterLoss.OVER
+            else owner_policy.AfterLoss.OVER
             if has_result
-            else AfterLoss.STOPPED
+            else owner_policy.AfterLoss.STOPPED
             if self.counted
-            else AfterLoss.SPENT
+            else owner_policy.AfterLoss.SPENT
         )
         assert follows is expected
         self.over = follows
@@ -195,11 +183,16 @@ def test_random_lives_of_an_owner_keep_its_promises(seed):
         if len(life.counted) > 1:  # one that asks for an end at once is one
             assert life.now - life.counted[1] <= 5.0, "the second stop did not end it"
     assert life.starts <= life.lives.most + 2
-    stops = [action for action in life.time_actions if action != Warn()]
-    assert stops == [StopWorkers(at_once=False), StopWorkers(at_once=True)][: len(stops)]
-    assert life.time_actions.count(Warn()) <= 1
-    if Warn() in life.time_actions:
-        assert life.time_actions[0] == Warn()
+    stops = [action for action in life.time_actions if action != owner_policy.Warn()]
+    assert (
+        stops
+        == [owner_policy.StopWorkers(at_once=False), owner_policy.StopWorkers(at_once=True)][
+            : len(stops)
+        ]
+    )
+    assert life.time_actions.count(owner_policy.Warn()) <= 1
+    if owner_policy.Warn() in life.time_actions:
+        assert life.time_actions[0] == owner_policy.Warn()
 
 
 def test_all_ends_come_in_random_lives():
@@ -210,7 +203,9 @@ def test_all_ends_come_in_random_lives():
         while life.over is None and life.now < 2200.0:
             life.second()
         ends.add(life.over)
-    assert ends >= {one for one in AfterLoss if one is not AfterLoss.AGAIN}
+    assert ends >= {
+        one for one in owner_policy.AfterLoss if one is not owner_policy.AfterLoss.AGAIN
+    }
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
@@ -219,12 +214,14 @@ def test_all_ends_come_in_random_lives():
 def test_what_was_taken_away_goes_on_elsewhere_and_what_a_user_ended_does_not(
     is_asked, is_whole, is_cancelled
 ):
-    requests = StopRequests()
+    requests = owner_policy.StopRequests()
     if is_asked:
         requests.ask(signal.SIGTERM, 1.0)
     follows = requests.after_end(is_whole=is_whole, is_cancelled=is_cancelled)
     elsewhere = is_asked and not is_whole and not is_cancelled
-    assert follows is (AfterLoss.ELSEWHERE if elsewhere else AfterLoss.OVER)
+    assert follows is (
+        owner_policy.AfterLoss.ELSEWHERE if elsewhere else owner_policy.AfterLoss.OVER
+    )
 
 
 # Whether the head still answers: silence, stops, and what follows.
@@ -234,7 +231,7 @@ class Watched:
     def __init__(self, grace_s=GRACE_S):
         self.now = 1000.0
         self.clock = OwnClock(lambda: self.now)
-        self.policy = OwnerPolicy("n1", RestartBudget(0), grace_s=grace_s)
+        self.policy = owner_policy.OwnerPolicy("n1", owner_policy.RestartBudget(0), grace_s=grace_s)
         self.policy.begin(self.clock())
         self.policy.hear(self.clock())
         self.said = []
@@ -246,9 +243,9 @@ class Watched:
             if answers:
                 self.policy.hear(self.clock())
             match self.policy.look(self.clock(), state):
-                case Say(text=text):
+                case owner_policy.Say(text=text):
                     self.said.append(text)
-                case GiveUp(why=why):
+                case owner_policy.GiveUp(why=why):
                     return second, why
         return None
 
@@ -285,13 +282,13 @@ def test_a_head_that_waits_for_a_processor_is_waited_for(watched):
 
 def test_a_head_on_another_machine_may_be_silent_as_long_as_its_connection(watched):
     second, _ = watched.pass_time(60, None)
-    assert FAR_SILENT_S < second <= FAR_SILENT_S + 1
+    assert owner_policy.FAR_SILENT_S < second <= owner_policy.FAR_SILENT_S + 1
 
 
 def test_a_head_that_starts_has_more_time(watched):
     watched.policy.begin(watched.clock())
     second, _ = watched.pass_time(60, "T")
-    assert FIRST_WORD_S < second <= FIRST_WORD_S + 1
+    assert owner_policy.FIRST_WORD_S < second <= owner_policy.FIRST_WORD_S + 1
 
 
 def test_a_client_that_stood_still_itself_does_not_take_the_head_for_dead(watched):
@@ -359,7 +356,7 @@ class Timed:
         limit.may_ask = ask is not None
         while not limit.is_done:
             actions = limit.look(self.now)
-            if AskForEnd() in actions:
+            if owner_policy.AskForEnd() in actions:
                 assert limit.look(self.now + 0.5) == [], "it waits for the answer"
                 actions = [*actions, *limit.answer(ask(), self.now)]
             self.done += [(self.now, action) for action in actions]
@@ -376,64 +373,69 @@ def timed():
 
 
 def test_workers_are_warned_so_long_before_the_end(timed):
-    limit = JobTime(120.0, ends_at=4000.0)
+    limit = owner_policy.JobTime(120.0, ends_at=4000.0)
     timed.watch(limit)
-    assert timed.when(Warn) == [4000.0 - 120.0]
+    assert timed.when(owner_policy.Warn) == [4000.0 - 120.0]
     assert limit.was_up
 
 
 def test_a_warning_longer_than_half_of_the_job_is_shortened_and_said(timed):
-    first = timed.watch(JobTime(60.0, ends_at=1040.0))[0]
-    assert isinstance(first, Say)
+    first = timed.watch(owner_policy.JobTime(60.0, ends_at=1040.0))[0]
+    assert isinstance(first, owner_policy.Say)
     assert "--warn 60s is too long" in first.text
-    assert timed.when(Warn) == [1020.0]
+    assert timed.when(owner_policy.Warn) == [1020.0]
 
 
 def test_workers_that_stay_are_stopped_only_where_the_run_goes_on(timed):
-    timed.watch(JobTime(60.0, ends_at=4000.0))
-    assert timed.when(StopWorkers) == []
-    done = timed.watch(JobTime(60.0, ends_at=8000.0, goes_on=True))
-    assert [one for one in done if isinstance(one, StopWorkers)] == [
-        StopWorkers(at_once=False),
-        StopWorkers(at_once=True),
+    timed.watch(owner_policy.JobTime(60.0, ends_at=4000.0))
+    assert timed.when(owner_policy.StopWorkers) == []
+    done = timed.watch(owner_policy.JobTime(60.0, ends_at=8000.0, goes_on=True))
+    assert [one for one in done if isinstance(one, owner_policy.StopWorkers)] == [
+        owner_policy.StopWorkers(at_once=False),
+        owner_policy.StopWorkers(at_once=True),
     ]
-    first, second = timed.when(StopWorkers)
+    first, second = timed.when(owner_policy.StopWorkers)
     assert 8000.0 - 60.0 < first < second < 8000.0
 
 
 def test_a_run_with_a_limit_of_its_own_is_stopped_at_the_end(timed):
-    timed.watch(JobTime(60.0, ends_at=4000.0, ends_the_run=True))
-    assert (timed.when(Warn), timed.when(StopWorkers)) == ([3940.0], [4000.0])
+    timed.watch(owner_policy.JobTime(60.0, ends_at=4000.0, ends_the_run=True))
+    assert (timed.when(owner_policy.Warn), timed.when(owner_policy.StopWorkers)) == (
+        [3940.0],
+        [4000.0],
+    )
 
 
 def test_an_end_is_asked_for_where_it_is_unknown():
     asked = []
     ask = lambda: asked.append(1) or 5.0  # noqa: E731
-    Deadline(JobTime(9.0, ends_at=1.0), ask=ask).find_out()
+    Deadline(owner_policy.JobTime(9.0, ends_at=1.0), ask=ask).find_out()
     assert asked == []
-    deadline = Deadline(JobTime(0.0), ask=ask)
+    deadline = Deadline(owner_policy.JobTime(0.0), ask=ask)
     deadline.find_out()
     assert (deadline.limit.ends_at, asked) == (5.0, [1])
 
 
 def test_an_end_that_nobody_knows_is_said_where_the_run_goes_on(timed):
-    (said,) = timed.watch(JobTime(9.0, goes_on=True))
+    (said,) = timed.watch(owner_policy.JobTime(9.0, goes_on=True))
     assert "the end of this job is unknown" in said.text
 
 
 def test_the_time_is_up_from_the_warning_on():
-    limit = JobTime(120.0, ends_at=1000.0)
+    limit = owner_policy.JobTime(120.0, ends_at=1000.0)
     assert not limit.is_up(879.0)
     assert limit.is_up(881.0)
-    assert not JobTime(120.0).is_up(881.0)
+    assert not owner_policy.JobTime(120.0).is_up(881.0)
 
 
 def test_a_signal_counts_as_the_time_limit_at_the_end_only():
-    limit = JobTime(30.0, ends_at=1000.0, was_up=True)
+    limit = owner_policy.JobTime(30.0, ends_at=1000.0, was_up=True)
     assert not limit.is_over(980.0), "the warning came; somebody else may stop the job now"
     assert limit.is_over(1000.0)
-    assert JobTime(0.0, was_up=True).is_over(1.0), "nobody knows the end, but a warning came"
-    assert not JobTime(0.0).is_over(1.0)
+    assert owner_policy.JobTime(0.0, was_up=True).is_over(1.0), (
+        "nobody knows the end, but a warning came"
+    )
+    assert not owner_policy.JobTime(0.0).is_over(1.0)
 
 
 def test_a_job_that_was_suspended_or_got_more_time_is_warned_before_its_new_end(timed):
@@ -447,56 +449,63 @@ def test_a_job_that_was_suspended_or_got_more_time_is_warned_before_its_new_end(
             4094.0 if timed.now < 3970.0 else 5000.0 if timed.now < 4800.0 else 5010.0
         )  # 10 s more are no move
 
-    limit = JobTime(120.0, ends_at=4000.0)
+    limit = owner_policy.JobTime(120.0, ends_at=4000.0)
     done = timed.watch(limit, ask)
-    assert timed.when(Warn) == [5000.0 - 120.0]
+    assert timed.when(owner_policy.Warn) == [5000.0 - 120.0]
     assert asked[:2] == [1000.0 + 720.0, 1720.0 + 540.0]
     assert {3880.0, 3974.0, 4880.0} <= set(asked)
     assert min(b - a for a, b in itertools.pairwise(asked)) >= 60.0
     assert len(asked) < 25
-    assert [one for one in done if isinstance(one, TellEnd)] == [TellEnd(4094.0), TellEnd(5000.0)]
+    assert [one for one in done if isinstance(one, owner_policy.TellEnd)] == [
+        owner_policy.TellEnd(4094.0),
+        owner_policy.TellEnd(5000.0),
+    ]
     assert limit.ends_at == 5000.0
     assert not limit.is_over(4500.0)
 
 
 def test_a_scheduler_that_does_not_answer_moves_nothing(timed):
-    limit = JobTime(120.0, ends_at=4000.0, goes_on=True)
+    limit = owner_policy.JobTime(120.0, ends_at=4000.0, goes_on=True)
     timed.watch(limit, lambda: None)
-    assert (timed.when(Warn), limit.ends_at) == ([3880.0], 4000.0)
+    assert (timed.when(owner_policy.Warn), limit.ends_at) == ([3880.0], 4000.0)
 
 
 def test_a_lowered_limit_is_obeyed(timed):
-    timed.watch(JobTime(120.0, ends_at=4000.0), lambda: 3000.0)
-    assert timed.when(Warn) == [3000.0 - 120.0]
+    timed.watch(owner_policy.JobTime(120.0, ends_at=4000.0), lambda: 3000.0)
+    assert timed.when(owner_policy.Warn) == [3000.0 - 120.0]
 
 
 def test_the_end_is_followed_for_a_library_that_watches_it_itself(timed):
-    timed.watch(JobTime(0.0, ends_at=2000.0), lambda: 3000.0)
-    assert timed.when(Warn) == []
-    assert [action for _, action in timed.done if isinstance(action, TellEnd)] == [TellEnd(3000.0)]
+    timed.watch(owner_policy.JobTime(0.0, ends_at=2000.0), lambda: 3000.0)
+    assert timed.when(owner_policy.Warn) == []
+    assert [action for _, action in timed.done if isinstance(action, owner_policy.TellEnd)] == [
+        owner_policy.TellEnd(3000.0)
+    ]
     assert timed.now == 3001.0
 
 
 def test_a_stop_that_has_begun_is_not_taken_back(timed):
     """Workers that are leaving are not left half stopped because the job got more time."""
-    limit = JobTime(0.0, ends_at=1080.0, goes_on=True)
+    limit = owner_policy.JobTime(0.0, ends_at=1080.0, goes_on=True)
     timed.watch(limit, lambda: 1080.0 if timed.now < 1066.0 else 9000.0)
-    assert timed.when(StopWorkers) == [1065.0, 1070.0]
+    assert timed.when(owner_policy.StopWorkers) == [1065.0, 1070.0]
 
 
 def test_workers_that_are_stopped_late_have_as_long_until_they_are_killed(timed):
-    limit = JobTime(0.0, ends_at=1008.0, goes_on=True)  # the job's last 15 s have begun
+    limit = owner_policy.JobTime(
+        0.0, ends_at=1008.0, goes_on=True
+    )  # the job's last 15 s have begun
     timed.watch(limit)
-    first, second = timed.when(StopWorkers)
+    first, second = timed.when(owner_policy.StopWorkers)
     assert (first, second - first) == (1000.0, 5.0)
 
 
 def test_an_answer_that_took_long_is_an_answer(timed):
-    limit = JobTime(120.0, ends_at=4000.0, may_ask=True)
-    while AskForEnd() not in limit.look(timed.now):
+    limit = owner_policy.JobTime(120.0, ends_at=4000.0, may_ask=True)
+    while owner_policy.AskForEnd() not in limit.look(timed.now):
         timed.now += 1.0
     timed.now = 3881.0  # the scheduler, or this process, was stopped meanwhile
-    assert Warn() in limit.answer(None, timed.now)
+    assert owner_policy.Warn() in limit.answer(None, timed.now)
 
 
 def test_the_clock_of_a_job_acts_and_asks_beside_it(monkeypatch):
@@ -510,9 +519,11 @@ def test_the_clock_of_a_job_acts_and_asks_beside_it(monkeypatch):
         ends.append(now + 0.6)
         return ends[-1]
 
-    deadline = Deadline(JobTime(0.1, now + 0.3, ends_the_run=True), ask_again=ask_again)
+    deadline = Deadline(
+        owner_policy.JobTime(0.1, now + 0.3, ends_the_run=True), ask_again=ask_again
+    )
     asyncio.run(deadline.watch(done.append))
-    kinds = [type(action) for action in done if not isinstance(action, Say)]
-    assert kinds == [TellEnd, Warn, StopWorkers]
+    kinds = [type(action) for action in done if not isinstance(action, owner_policy.Say)]
+    assert kinds == [owner_policy.TellEnd, owner_policy.Warn, owner_policy.StopWorkers]
     assert time.time() >= now + 0.6
     assert ends

@@ -6,22 +6,10 @@ from dataclasses import replace
 import pytest
 
 from kit.values import worker_end
+from torchmuster.core.model import verdict
 from torchmuster.core.model.failure import OVERUSED, EndKind, ErrorParts, PythonError
 from torchmuster.core.model.states import RunState
 from torchmuster.core.model.text import render_report
-from torchmuster.core.model.verdict import (
-    Circumstances,
-    Prospect,
-    StopCause,
-    better_cause,
-    cause_of_stop,
-    end_by_stop,
-    explain_failure,
-    final_exit_code,
-    mark,
-    notes_on_success,
-    prospect,
-)
 from unit.core.model.ends import end_of, exited, killed, lost, preempted, raised, succeeded
 
 LOG = "/runs/r/logs/main/train/attempt-1/rank-3.log"
@@ -41,7 +29,7 @@ def circumstances(**given):
         "restart_hint": False,
         "log_path": LOG,
     }
-    return Circumstances(**{**defaults, **given})
+    return verdict.Circumstances(**{**defaults, **given})
 
 
 OWN = ErrorParts(
@@ -130,7 +118,7 @@ CASES = {
 def test_the_verdict_reads_like_its_golden_text(name, golden):
     cause, others, given = CASES[name]
 
-    report = explain_failure(cause, [cause, *others], circumstances(**given))
+    report = verdict.explain_failure(cause, [cause, *others], circumstances(**given))
 
     golden("verdict.txt", name, render_report(report))
 
@@ -138,7 +126,7 @@ def test_the_verdict_reads_like_its_golden_text(name, golden):
 def test_neither_the_cause_nor_what_muster_asked_for_is_a_consequence():
     cause, asked = exited(3, 3), killed(2, signal.SIGKILL, asked=True)
 
-    report = explain_failure(cause, [cause, exited(1, 3), asked], circumstances())
+    report = verdict.explain_failure(cause, [cause, exited(1, 3), asked], circumstances())
 
     told = [line for line in report.because if "then rank" in line]
     assert told == ["then rank 1: exit code 3"]
@@ -155,11 +143,11 @@ def test_neither_the_cause_nor_what_muster_asked_for_is_a_consequence():
     ],
 )
 def test_a_failed_run_exits_as_its_worker_but_never_as_success_or_preempted(end, code):
-    assert final_exit_code(end, first_cause_code=True) == code
+    assert verdict.final_exit_code(end, first_cause_code=True) == code
 
 
 def test_under_torchrun_a_failed_run_exits_with_1():
-    assert final_exit_code(exited(0, 3), first_cause_code=False) == 1
+    assert verdict.final_exit_code(exited(0, 3), first_cause_code=False) == 1
 
 
 def test_only_four_states_are_not_final():
@@ -176,12 +164,12 @@ def test_a_hang_is_told_with_where_it_stood_and_what_to_change():
             type_name="Hang", message="", where="data.py:88 in read", traceback="3 ranks wait"
         ),
     )
-    report = explain_failure(end, [end], circumstances())
+    report = verdict.explain_failure(end, [end], circumstances())
     assert report.error == "rank 2 stood still for 74 s while 3 ranks waited in all_reduce"
     assert report.at == "data.py:88 in read, rank 2 of 4 on n1, attempt 0"
     assert report.because == ("3 ranks wait",)
     assert "--hang-timeout" in report.hint
-    assert final_exit_code(end, first_cause_code=True) == 1
+    assert verdict.final_exit_code(end, first_cause_code=True) == 1
 
 
 ALONE = "never formed a process group: if this was training, each trained alone"
@@ -200,13 +188,13 @@ APART = "never formed one process group, the largest had 2: if this was training
 )
 def test_only_a_world_that_surely_never_met_is_told_of(sizes, words):
     ends = [end_of(rank, EndKind.SUCCESS, largest_group=size) for rank, size in enumerate(sizes)]
-    assert notes_on_success(ends, len(sizes)) == words
+    assert verdict.notes_on_success(ends, len(sizes)) == words
 
 
 def test_deaths_after_a_good_end_are_named():
     died = [end_of(rank, EndKind.SUCCESS, signum=6) for rank in (1, 2)]
-    (one,) = notes_on_success([succeeded(0), died[0]], 2)
-    (both,) = notes_on_success([succeeded(0), *died], 3)
+    (one,) = verdict.notes_on_success([succeeded(0), died[0]], 2)
+    (both,) = verdict.notes_on_success([succeeded(0), *died], 3)
     assert one.startswith("rank 1 on n")
     assert " died of SIGABRT while its interpreter was exiting" in one
     assert both.startswith("ranks 1-2 died of SIGABRT while their interpreters were exiting")
@@ -215,7 +203,7 @@ def test_deaths_after_a_good_end_are_named():
 @pytest.mark.parametrize("end", [exited(3, 3), killed(3, signal.SIGKILL)])
 def test_no_log_is_named_of_a_rank_that_wrote_nothing(end):
     both = (end, replace(end, tail=("boom",)))
-    said, wrote = (explain_failure(one, [one], circumstances()).more for one in both)
+    said, wrote = (verdict.explain_failure(one, [one], circumstances()).more for one in both)
 
     assert not [line for line in said if LOG in line]
     assert wrote[-1] == f"log: {LOG}"
@@ -294,19 +282,19 @@ def told(end):
 
 @pytest.mark.parametrize("end", PERMANENT_ENDS, ids=told)
 def test_what_another_attempt_can_t_mend_is_not_tried_again(end):
-    assert prospect(end) is Prospect.NONE
+    assert verdict.prospect(end) is verdict.Prospect.NONE
 
 
 @pytest.mark.parametrize("end", ONCE_MORE, ids=told)
 def test_what_the_program_itself_did_is_doubtful_and_has_a_mark(end):
-    assert prospect(end) is Prospect.DOUBTFUL
-    assert mark(end) is not None
+    assert verdict.prospect(end) is verdict.Prospect.DOUBTFUL
+    assert verdict.mark(end) is not None
 
 
 @pytest.mark.parametrize("end", UP_TO_THE_BUDGET, ids=told)
 def test_what_its_surroundings_did_is_open_and_never_the_same_twice(end):
-    assert prospect(end) is Prospect.OPEN
-    assert mark(end) is None
+    assert verdict.prospect(end) is verdict.Prospect.OPEN
+    assert verdict.mark(end) is None
 
 
 def error(message, *, rank=0, type_name="ValueError", **more):
@@ -318,7 +306,9 @@ SAME = {
     "an address": (error("at 0x7f12"), error("at 0x7eff")),
     "the rank's name": (error("rank 0, cuda:0"), error("rank 1, cuda:1", rank=1)),
     "a folder": (error("in /tmp/tmpab1/x"), error("in /tmp/tmpcd2/x")),
-    "processes": (error("pid(s) 8, 9 ended"), error("pid(s) 71 ended")),
+    "processes": tuple(
+        error(f"pid(s) {pids} ended", type_name="RuntimeError") for pids in ("8, 9", "71")
+    ),
     "a hang": (hung(), hung("rank 3 stood still for 62 s")),
     "an exit code": (exited(0, 3, tail=("no licence",)), exited(1, 3, tail=("no licence",))),
 }
@@ -326,7 +316,7 @@ SAME = {
 
 @pytest.mark.parametrize(("first", "again"), SAME.values(), ids=SAME)
 def test_the_same_failure_is_known_again_where_only_the_start_differs(first, again):
-    assert mark(first) == mark(again)
+    assert verdict.mark(first) == verdict.mark(again)
 
 
 BAD = error("bad batch 3")
@@ -343,15 +333,15 @@ OTHERS = {
 
 @pytest.mark.parametrize(("one", "other"), OTHERS.values(), ids=OTHERS)
 def test_another_failure_is_another_one(one, other):
-    assert mark(one) != mark(other)
+    assert verdict.mark(one) != verdict.mark(other)
 
 
 def test_a_lost_connection_has_a_mark_once_other_ranks_have_ended():
     first = raised(0, "RuntimeError", "Connection closed by peer [127.0.0.1]:26849", where="a.py:9")
     again = raised(0, "RuntimeError", "Connection closed by peer [127.0.0.1]:41637", where="a.py:9")
-    assert mark(first) is None
-    assert mark(first, after_early_end=True) == mark(again, after_early_end=True)
-    assert mark(first, after_early_end=True) is not None
+    assert verdict.mark(first) is None
+    assert verdict.mark(first, after_early_end=True) == verdict.mark(again, after_early_end=True)
+    assert verdict.mark(first, after_early_end=True) is not None
 
 
 # A stop has a cause: who asked for it, and what the run's end says of it.
@@ -363,48 +353,54 @@ TERM = signal.SIGTERM
 @pytest.mark.parametrize(
     ("signum", "facts", "cause"),
     [
-        (signal.SIGINT, {}, StopCause.USER),
-        (TERM, {"cancelled": True, "time_is_over": True}, StopCause.USER),
-        (TERM, {"time_is_over": True, "node_is_lost": True}, StopCause.TIME),
-        (TERM, {"node_is_lost": True}, StopCause.NODE_LOST),
-        (TERM, {}, StopCause.OUTSIDE),
-        (signal.SIGHUP, {}, StopCause.TERMINAL),
+        (signal.SIGINT, {}, verdict.StopCause.USER),
+        (TERM, {"cancelled": True, "time_is_over": True}, verdict.StopCause.USER),
+        (TERM, {"time_is_over": True, "node_is_lost": True}, verdict.StopCause.TIME),
+        (TERM, {"node_is_lost": True}, verdict.StopCause.NODE_LOST),
+        (TERM, {}, verdict.StopCause.OUTSIDE),
+        (signal.SIGHUP, {}, verdict.StopCause.TERMINAL),
     ],
 )
 def test_who_asked_for_a_stop(signum, facts, cause):
-    assert cause_of_stop(signum, **facts) is cause
+    assert verdict.cause_of_stop(signum, **facts) is cause
 
 
 def test_the_owner_s_word_beats_an_agent_s_that_came_before():
-    assert better_cause(StopCause.OUTSIDE, StopCause.TIME) is StopCause.TIME
-    assert better_cause(StopCause.USER, StopCause.OUTSIDE) is StopCause.USER
+    assert (
+        verdict.better_cause(verdict.StopCause.OUTSIDE, verdict.StopCause.TIME)
+        is verdict.StopCause.TIME
+    )
+    assert (
+        verdict.better_cause(verdict.StopCause.USER, verdict.StopCause.OUTSIDE)
+        is verdict.StopCause.USER
+    )
 
 
 def end(signum, cause, *, saved=False, lost=None):
-    return end_by_stop(cause, signum, "muster restart r", saved=saved, lost=lost or {})
+    return verdict.end_by_stop(cause, signum, "muster restart r", saved=saved, lost=lost or {})
 
 
 def test_the_end_of_the_time_is_not_cancelled_by_anybody():
-    state, code, report = end(TERM, StopCause.TIME)
+    state, code, report = end(TERM, verdict.StopCause.TIME)
     assert (state, code) == (RunState.TIMED_OUT, 143)
     assert report.error == "the time limit of the job was reached: the run was stopped with SIGTERM"
 
 
 def test_what_was_saved_can_be_resumed():
-    state, code, report = end(TERM, StopCause.TIME, saved=True)
+    state, code, report = end(TERM, verdict.StopCause.TIME, saved=True)
     assert (state, code) == (RunState.PREEMPTED, 75)
     assert report.because == ("the end of the job's time asked to stop with SIGTERM",)
 
 
 def test_a_job_that_is_ended_while_a_node_is_lost_names_the_node():
-    state, code, report = end(TERM, StopCause.NODE_LOST, lost={"n2": "no answer for 15 s"})
+    state, code, report = end(TERM, verdict.StopCause.NODE_LOST, lost={"n2": "no answer for 15 s"})
     assert (state, code) == (RunState.PREEMPTED, 75)
     assert report.error == "n2 was lost, and the job was stopped with SIGTERM then"
     assert report.because == ("n2: no answer for 15 s",)
 
 
 def test_who_cancelled_it_is_told_so():
-    state, code, report = end(TERM, StopCause.USER)
+    state, code, report = end(TERM, verdict.StopCause.USER)
     assert (state, code, report.because) == (RunState.CANCELLED, 143, ("you cancelled it",))
 
 
@@ -414,7 +410,7 @@ def test_who_cancelled_it_is_told_so():
 )
 def test_ctrl_c_and_a_closed_terminal_cancel_also_what_was_saved(signum, code, why):
     """A shell loop that runs what was preempted again must not take it for that."""
-    state, exit_code, report = end(signum, cause_of_stop(signum), saved=True)
+    state, exit_code, report = end(signum, verdict.cause_of_stop(signum), saved=True)
     assert (state, exit_code, report.because) == (RunState.CANCELLED, code, (why,))
     assert report.hint.startswith("muster restart r continues from the last save")
     assert ("--detach" in report.hint) == (signum == signal.SIGHUP)

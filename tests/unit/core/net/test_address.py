@@ -2,21 +2,11 @@ import ipaddress
 import os
 import socket
 import stat
-import threading
 
 import pytest
 
-from torchmuster.core.net.address import (
-    SECRET_BYTES,
-    interface_of,
-    is_own_address,
-    link_names,
-    new_secret,
-    own_addresses,
-    own_interfaces,
-    read_secret,
-    write_secret,
-)
+from kit.work import do_together
+from torchmuster.core.net import address as addresses
 from torchmuster.errors import RunDirectoryError, UsageError
 
 
@@ -25,7 +15,7 @@ from torchmuster.errors import RunDirectoryError, UsageError
     [("127.0.0.1", "lo"), ("127.0.1.1", "lo"), ("192.0.2.1", None), ("2001:db8::1", None)],
 )
 def test_only_an_address_of_this_machine_has_an_interface_here(address, name):
-    assert interface_of(address) == name
+    assert addresses.interface_of(address) == name
 
 
 @pytest.mark.parametrize(
@@ -33,29 +23,29 @@ def test_only_an_address_of_this_machine_has_an_interface_here(address, name):
     [("127.0.0.1", True), ("192.0.2.1", False), ("a..b", False), ("x" * 64 + ".example", False)],
 )
 def test_an_address_is_ours_if_we_could_bind_it(host, is_own):
-    assert is_own_address(host) is is_own
+    assert addresses.is_own_address(host) is is_own
 
 
 # The interfaces of the machine that runs the test.
 
 
 def test_every_address_that_others_may_reach_is_listed_without_loopback():
-    ipv4 = [i.address for i in own_interfaces() if ":" not in i.address]
+    ipv4 = [i.address for i in addresses.own_interfaces() if ":" not in i.address]
 
-    assert sorted(ipv4) == sorted(own_addresses())
-    assert "lo" not in {i.name for i in own_interfaces()}
+    assert sorted(ipv4) == sorted(addresses.own_addresses())
+    assert "lo" not in {i.name for i in addresses.own_interfaces()}
 
 
 def test_each_has_its_name_and_a_prefix_of_its_family():
-    for interface in own_interfaces():
-        assert interface.name in link_names()
+    for interface in addresses.own_interfaces():
+        assert interface.name in addresses.link_names()
         address = ipaddress.ip_address(interface.address)
         assert 0 < interface.prefix_bits <= address.max_prefixlen
         assert not address.is_loopback
 
 
 def test_all_links_are_named_also_those_without_an_address():
-    assert set(link_names()) == {name for _, name in socket.if_nameindex()}
+    assert set(addresses.link_names()) == {name for _, name in socket.if_nameindex()}
 
 
 # The secret.
@@ -73,21 +63,21 @@ def write(path, content, mode=0o600):
 
 
 def test_a_secret_is_read_as_it_was_written(path):
-    secret = new_secret()
-    write_secret(path, secret)
+    secret = addresses.new_secret()
+    addresses.write_secret(path, secret)
 
-    assert read_secret(path) == secret
-    assert len(secret) == SECRET_BYTES
+    assert addresses.read_secret(path) == secret
+    assert len(secret) == addresses.SECRET_BYTES
 
 
 def test_two_secrets_differ():
-    assert new_secret() != new_secret()
+    assert addresses.new_secret() != addresses.new_secret()
 
 
 def test_the_file_is_for_its_owner_alone(path):
     umask = os.umask(0)
     try:
-        write_secret(path, new_secret())
+        addresses.write_secret(path, addresses.new_secret())
     finally:
         os.umask(umask)
 
@@ -95,12 +85,12 @@ def test_the_file_is_for_its_owner_alone(path):
 
 
 def test_a_secret_is_never_written_over_another(path):
-    first = new_secret()
-    write_secret(path, first)
+    first = addresses.new_secret()
+    addresses.write_secret(path, first)
 
     with pytest.raises(FileExistsError):
-        write_secret(path, new_secret())
-    assert read_secret(path) == first
+        addresses.write_secret(path, addresses.new_secret())
+    assert addresses.read_secret(path) == first
     assert os.listdir(os.path.dirname(path)) == ["secret"]
 
 
@@ -109,7 +99,7 @@ def test_a_file_that_others_can_open_is_refused_with_its_mode(path, mode):
     write(path, b"ab" * 32, mode)
 
     with pytest.raises(UsageError, match="can be read by others") as caught:
-        read_secret(path)
+        addresses.read_secret(path)
     assert f"{mode:04o}" in caught.value.why
     assert caught.value.fix == f"chmod 600 {path}"
 
@@ -118,7 +108,7 @@ def test_a_file_that_others_can_open_is_refused_with_its_mode(path, mode):
 def test_a_file_for_its_owner_alone_is_taken(path, mode):
     write(path, b"ab" * 32 + b"\n", mode)
 
-    assert read_secret(path) == b"\xab" * 32
+    assert addresses.read_secret(path) == b"\xab" * 32
 
 
 @pytest.mark.parametrize(
@@ -129,12 +119,12 @@ def test_a_short_or_malformed_secret_is_refused(path, content):
     write(path, content)
 
     with pytest.raises(UsageError, match="not at least 16 bytes in hexadecimal digits"):
-        read_secret(path)
+        addresses.read_secret(path)
 
 
 def test_a_missing_secret_is_an_error_with_the_reason(path):
     with pytest.raises(RunDirectoryError) as caught:
-        read_secret(path)
+        addresses.read_secret(path)
 
     assert (caught.value.where, caught.value.why) == (path, "No such file or directory")
 
@@ -142,19 +132,13 @@ def test_a_missing_secret_is_an_error_with_the_reason(path):
 def test_whoever_finds_the_file_finds_a_whole_secret_in_it(path):
     """Nodes of one job may make `$MUSTER_HOME/key` at the same moment."""
     found = []
-    begin = threading.Barrier(8)
 
-    def make_or_read():
-        begin.wait()
+    def make_or_read(_):
         try:
-            write_secret(path, new_secret())
+            addresses.write_secret(path, addresses.new_secret())
         except FileExistsError:
-            found.append(read_secret(path))
+            found.append(addresses.read_secret(path))
 
-    makers = [threading.Thread(target=make_or_read) for _ in range(8)]
-    for maker in makers:
-        maker.start()
-    for maker in makers:
-        maker.join()
+    do_together(8, make_or_read)
 
-    assert found == [read_secret(path)] * 7
+    assert found == [addresses.read_secret(path)] * 7

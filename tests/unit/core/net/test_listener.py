@@ -14,14 +14,6 @@ from torchmuster.core.net import channel
 from torchmuster.core.net import listener as listening_side
 from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import Role, connect
-from torchmuster.core.net.listener import (
-    MAX_SILENT,
-    MAX_STRANGERS,
-    STORE_CALL,
-    Listener,
-    Seats,
-    StoreRelay,
-)
 from unit.core.net.loopback import SECRET, Doorman, listening, raw_connection
 
 GARBAGE = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"MUSTERCH" + b"\xff" * 200, b"MUSTER"]
@@ -80,7 +72,7 @@ async def test_an_honest_agent_gets_through_a_flood_of_garbage_in_bounded_memory
         watching.cancel()
 
         assert num_calls, "the flood was over before anyone called"
-        assert max(seen) <= MAX_SILENT + 256 + MAX_STRANGERS
+        assert max(seen) <= listening_side.MAX_SILENT + 256 + listening_side.MAX_STRANGERS
         assert grown < 32 << 20
         assert doorman.channels.qsize() == num_calls
 
@@ -114,7 +106,8 @@ async def test_a_flood_of_silent_connections_keeps_no_honest_agent_out(flood_fro
         flood.start()
         try:
             await wait_until_async(
-                lambda: counts and counts[-1] >= 2 * MAX_SILENT, "all seats to be taken"
+                lambda: counts and counts[-1] >= 2 * listening_side.MAX_SILENT,
+                "all seats to be taken",
             )
             for _ in range(5):
                 await call_honestly(listener)
@@ -152,7 +145,7 @@ async def test_authenticated_connections_take_no_stranger_s_seat():
     async with listening() as (listener, doorman):
         agents = [
             await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
-            for _ in range(MAX_STRANGERS + 6)
+            for _ in range(listening_side.MAX_STRANGERS + 6)
         ]
         for _ in agents:
             await doorman.channels.get()
@@ -169,7 +162,7 @@ async def test_a_crowd_of_honest_agents_is_served_to_the_last(monkeypatch):
     async with listening() as (listener, doorman):
         calls = [
             connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
-            for _ in range(2 * MAX_STRANGERS)
+            for _ in range(2 * listening_side.MAX_STRANGERS)
         ]
         agents = await asyncio.gather(*calls)
 
@@ -209,7 +202,7 @@ def test_an_address_of_another_machine_can_t_be_bound():
 
 
 def seats(*callers):
-    found = Seats()
+    found = listening_side.Seats()
     for now, (caller, address) in enumerate(callers):
         found.take(caller, address, float(now))
     return found
@@ -249,7 +242,7 @@ async def store():
     """Answer each byte that comes behind a store's call with the next one; yield the address."""
 
     async def serve(reader, writer):
-        if await reader.readexactly(len(STORE_CALL)) == STORE_CALL:
+        if await reader.readexactly(len(listening_side.STORE_CALL)) == listening_side.STORE_CALL:
             while got := await reader.read(1):
                 writer.write(bytes([got[0] + 1]))
         writer.close()
@@ -263,8 +256,10 @@ async def head(where, said=None, most=None):
     """Serve as the head; yield its port."""
     said = [] if said is None else said
     doorman = Doorman()
-    relay = StoreRelay(where, said.append, most)
-    listener = Listener(bind("127.0.0.1", 0), (SECRET, None), doorman.serve, doorman.refuse, relay)
+    relay = listening_side.StoreRelay(where, said.append, most)
+    listener = listening_side.Listener(
+        bind("127.0.0.1", 0), (SECRET, None), doorman.serve, doorman.refuse, relay
+    )
     serving = asyncio.create_task(listener.serve())
     try:
         yield listener.port
@@ -279,7 +274,7 @@ async def test_a_caller_of_torchs_store_is_passed_on_to_it_and_its_end_too():
         head(lambda: address) as port,
         raw_connection(port) as (reader, writer),
     ):
-        writer.write(STORE_CALL + b"a")
+        writer.write(listening_side.STORE_CALL + b"a")
         assert await reader.readexactly(1) == b"b"
         writer.write(b"c")
         assert await reader.readexactly(1) == b"d"
@@ -301,7 +296,7 @@ async def test_a_caller_is_sent_away_while_there_is_no_store(has_gone):
         head(lambda: address if has_gone else None) as port,
         raw_connection(port) as (reader, writer),
     ):
-        writer.write(STORE_CALL)
+        writer.write(listening_side.STORE_CALL)
         assert await reader.read() == b""
 
 
@@ -312,11 +307,11 @@ async def test_the_number_of_callers_is_bounded_and_the_first_too_many_is_said_o
         head(lambda: address, said, most=1) as port,
         raw_connection(port) as (reader, writer),
     ):
-        writer.write(STORE_CALL + b"a")
+        writer.write(listening_side.STORE_CALL + b"a")
         assert await reader.readexactly(1) == b"b"
         for _ in range(2):
             async with raw_connection(port) as (second, words):
-                words.write(STORE_CALL)
+                words.write(listening_side.STORE_CALL)
                 assert await second.read() == b""
     assert len(said) == 1
     assert "more than 1 connections" in said[0]
@@ -331,7 +326,7 @@ def test_torchs_own_client_says_these_bytes_first():
     def hear():
         connection, _ = listening.accept()
         with connection:
-            said.append(connection.recv(len(STORE_CALL), socket.MSG_WAITALL))
+            said.append(connection.recv(len(listening_side.STORE_CALL), socket.MSG_WAITALL))
         listening.close()
 
     thread = threading.Thread(target=hear)
@@ -340,4 +335,4 @@ def test_torchs_own_client_says_these_bytes_first():
     with pytest.raises(RuntimeError):
         torch.distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
     thread.join()
-    assert said == [STORE_CALL]
+    assert said == [listening_side.STORE_CALL]

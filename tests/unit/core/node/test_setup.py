@@ -17,19 +17,8 @@ from kit.values import run_plan
 from torchmuster.core.files.disk import DiskWriter
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model.plan import NodeSetup
+from torchmuster.core.node import setup as node_setup
 from torchmuster.core.node.options import AgentOptions, HeadPlace
-from torchmuster.core.node.setup import (
-    NodeWork,
-    ScratchError,
-    folder_name,
-    hold,
-    make_scratch,
-    make_socket_folder,
-    note_owner,
-    parent_folder,
-    remove_scratch,
-    sweep,
-)
 from torchmuster.errors import MusterError
 
 
@@ -56,7 +45,7 @@ def work_of(tmp_path, setup):
         run_dir=RunDir(str(tmp_path / "run")).path,
         place=0,
     )
-    return NodeWork(options, DiskWriter())
+    return node_setup.NodeWork(options, DiskWriter())
 
 
 def test_a_plain_setup_starts_the_program_and_makes_the_scratch_folder(tmp_path):
@@ -67,7 +56,7 @@ def test_a_plain_setup_starts_the_program_and_makes_the_scratch_folder(tmp_path)
         assert host.started == [("t.py", "blue")]
         assert os.listdir(work.scratch) == []
     finally:
-        remove_scratch(work.scratch)
+        node_setup.remove_scratch(work.scratch)
 
 
 @pytest.mark.parametrize(
@@ -85,32 +74,36 @@ def test_what_needs_a_shell_is_refused_rather_than_left_out(tmp_path, setup):
 
 
 def test_a_named_folder_comes_before_the_schedulers(tmp_path):
-    assert parent_folder({"SLURM_TMPDIR": "/slurm"}, "/mine") == "/mine"
-    assert parent_folder({"SLURM_TMPDIR": "/slurm", "TMPDIR": str(tmp_path)}) == "/slurm"
-    assert parent_folder({"TMPDIR": str(tmp_path)}) == str(tmp_path)
+    assert node_setup.parent_folder({"SLURM_TMPDIR": "/slurm"}, "/mine") == "/mine"
+    assert node_setup.parent_folder({"SLURM_TMPDIR": "/slurm", "TMPDIR": str(tmp_path)}) == "/slurm"
+    assert node_setup.parent_folder({"TMPDIR": str(tmp_path)}) == str(tmp_path)
 
 
 def test_a_tmpdir_that_this_node_lacks_is_not_used():
-    assert os.path.isdir(parent_folder({"TMPDIR": "/nope/of/the/login/node"}))
+    assert os.path.isdir(node_setup.parent_folder({"TMPDIR": "/nope/of/the/login/node"}))
 
 
 def test_two_runs_of_one_name_have_folders_of_their_own(tmp_path):
-    names = {folder_name("r", place, str(tmp_path / home)) for place in (0, 1) for home in "ab"}
+    names = {
+        node_setup.folder_name("r", place, str(tmp_path / home))
+        for place in (0, 1)
+        for home in "ab"
+    }
     assert len(names) == 4
 
 
 def test_only_the_owner_enters_and_a_second_agent_finds_what_is_there(tmp_path):
-    path = make_scratch(str(tmp_path), "x")
+    path = node_setup.make_scratch(str(tmp_path), "x")
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
     os.mkdir(os.path.join(path, "data"))
-    assert make_scratch(str(tmp_path), "x") == path
+    assert node_setup.make_scratch(str(tmp_path), "x") == path
     assert os.listdir(path) == ["data"]
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "x").symlink_to("elsewhere")
-    is_own_and_new(make_scratch(str(tmp_path), "x"), tmp_path)
+    is_own_and_new(node_setup.make_scratch(str(tmp_path), "x"), tmp_path)
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
@@ -126,22 +119,22 @@ def is_own_and_new(path, parent):
 def test_another_users_folder_is_left_alone(tmp_path):
     (tmp_path / "x").mkdir()
     os.chown(tmp_path / "x", 65534, 65534)
-    is_own_and_new(make_scratch(str(tmp_path), "x"), tmp_path)
+    is_own_and_new(node_setup.make_scratch(str(tmp_path), "x"), tmp_path)
 
 
 def test_a_parent_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ScratchError, match="can't be made"):
-        make_scratch(str(tmp_path / "nope"), "x")
+    with pytest.raises(node_setup.ScratchError, match="can't be made"):
+        node_setup.make_scratch(str(tmp_path / "nope"), "x")
 
 
 def test_all_of_it_is_removed_and_links_are_not_followed(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "kept").write_text("x")
-    path = make_scratch(str(tmp_path), "x")
+    path = node_setup.make_scratch(str(tmp_path), "x")
     os.symlink(tmp_path / "data", os.path.join(path, "data"))
     os.makedirs(os.path.join(path, "closed", "below"))
     os.chmod(os.path.join(path, "closed"), 0o500)
-    remove_scratch(path)
+    node_setup.remove_scratch(path)
 
     assert not os.path.exists(path)
     assert (tmp_path / "data" / "kept").exists()
@@ -149,13 +142,13 @@ def test_all_of_it_is_removed_and_links_are_not_followed(tmp_path):
 
 def test_the_folder_that_it_lies_in_keeps_its_mode(tmp_path, monkeypatch):
     tmp_path.chmod(0o755)
-    path = make_scratch(str(tmp_path), "x")
+    path = node_setup.make_scratch(str(tmp_path), "x")
 
     def busy(*_args, **_named):
         raise OSError(errno.EBUSY, "somebody else removes it")
 
     monkeypatch.setattr(os, "rmdir", busy)
-    remove_scratch(path)
+    node_setup.remove_scratch(path)
 
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
@@ -222,7 +215,7 @@ def test_the_folders_of_an_agent_are_removed_when_nobody_needs_them(
     process = agent()
     if is_killed:
         end(process)
-    sweep(run, (str(tmp_path),))
+    node_setup.sweep(run, (str(tmp_path),))
 
     assert left(tmp_path) == stay
 
@@ -231,7 +224,7 @@ def test_scratch_that_a_replacement_has_taken_over_stays(agent, tmp_path):
     first = agent()
     agent(number=2)
     end(first)
-    sweep("new", (str(tmp_path),))
+    node_setup.sweep("new", (str(tmp_path),))
 
     assert left(tmp_path) == ["muster-abcdefg2", FOLDERS[1]]
 
@@ -239,8 +232,8 @@ def test_scratch_that_a_replacement_has_taken_over_stays(agent, tmp_path):
 def test_a_folder_without_a_record_of_ours_is_never_touched(tmp_path):
     for name in ("muster-abcdefgh", "muster-data", "muster-abcdefgi", "precious"):
         (tmp_path / name).mkdir()
-    note_owner(str(tmp_path / "muster-abcdefgi"), str(tmp_path / "precious"))
-    sweep("new", (str(tmp_path),))
+    node_setup.note_owner(str(tmp_path / "muster-abcdefgi"), str(tmp_path / "precious"))
+    node_setup.sweep("new", (str(tmp_path),))
 
     assert left(tmp_path) == ["muster-abcdefgh", "muster-data", "precious"]
 
@@ -249,7 +242,7 @@ def test_a_folder_without_a_record_of_ours_is_never_touched(tmp_path):
 def test_what_another_user_has_written_is_no_record(agent, tmp_path):
     end(agent())
     os.chown(tmp_path / FOLDERS[0] / "owner.json", 12345, 12345)
-    sweep("new", (str(tmp_path),))
+    node_setup.sweep("new", (str(tmp_path),))
 
     assert left(tmp_path) == FOLDERS
 
@@ -257,12 +250,12 @@ def test_what_another_user_has_written_is_no_record(agent, tmp_path):
 def test_a_link_or_nothing_can_not_be_held(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
 
-    assert not hold(str(tmp_path / "link"))
-    assert not hold(str(tmp_path / "gone"))
+    assert not node_setup.hold(str(tmp_path / "link"))
+    assert not node_setup.hold(str(tmp_path / "gone"))
 
 
 def test_only_we_can_enter_the_folder_and_its_name_fits_a_socket():
-    folder = make_socket_folder()
+    folder = node_setup.make_socket_folder()
 
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     assert len(os.path.join(folder, "agent.sock")) < 108
@@ -274,7 +267,7 @@ def test_a_long_temporary_folder_is_not_used(monkeypatch, tmp_path):
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = make_socket_folder()
+    folder = node_setup.make_socket_folder()
 
     assert len(folder) < 80
     assert os.listdir(long) == []
@@ -292,4 +285,4 @@ def test_a_folder_that_is_renamed_before_it_is_locked_is_not_held(tmp_path, monk
         lock(fd, kind)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    assert not hold(folder)
+    assert not node_setup.hold(folder)

@@ -6,18 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.plan import Limits, ScriptKind, StartMethod, Tee
-from torchmuster.core.spec.launch import (
-    RunRequest,
-    check_script,
-    debug_environment,
-    find_python,
-    other_environment,
-    own_processes,
-    parse_hang_timeout,
-    parse_nodes,
-    parse_workers,
-    plan_run,
-)
+from torchmuster.core.spec import launch
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
 
@@ -34,8 +23,8 @@ def planned(tmp_path, problems):
     (tmp_path / "train.py").write_text("")
 
     def plan(gpus=(), simulated=True, **given):
-        options = RunRequest(**{"script": "train.py", "cwd": str(tmp_path), **given})
-        return plan_run(options, "r", gpus, problems, simulated=simulated)
+        options = launch.RunRequest(**{"script": "train.py", "cwd": str(tmp_path), **given})
+        return launch.plan_run(options, "r", gpus, problems, simulated=simulated)
 
     return plan
 
@@ -93,11 +82,13 @@ def test_another_active_environment_is_named_where_muster_s_own_has_no_torch(tmp
     python.symlink_to(sys.executable)
     active = {"VIRTUAL_ENV": str(tmp_path)}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert f"the environment {tmp_path} is active" in other_environment(active)
-    assert other_environment({}) == other_environment({"VIRTUAL_ENV": sys.prefix}) == ""
-    assert other_environment({"CONDA_PREFIX": str(tmp_path / "gone")}) == ""
+    assert f"the environment {tmp_path} is active" in launch.other_environment(active)
+    assert (
+        launch.other_environment({}) == launch.other_environment({"VIRTUAL_ENV": sys.prefix}) == ""
+    )
+    assert launch.other_environment({"CONDA_PREFIX": str(tmp_path / "gone")}) == ""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert other_environment(active) == ""
+    assert launch.other_environment(active) == ""
 
 
 @pytest.mark.parametrize(
@@ -200,14 +191,14 @@ def test_a_script_that_can_t_be_read_is_refused(planned, problems, tmp_path):
     ("text", "nodes"), [("1", (1, 1)), ("2:4", (2, 4)), ("3:3", (3, 3)), ("007", (7, 7))]
 )
 def test_numbers_of_nodes_are_read(text, nodes, problems):
-    assert parse_nodes(text, "--nodes", problems) == nodes
+    assert launch.parse_nodes(text, "--nodes", problems) == nodes
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "0", "0:2", "3:2", "1:", ":2", "1:2:3", "-1", "1.5", "²", "65537", "1:99999"]
 )
 def test_what_is_no_number_of_nodes_is_one_problem(text, problems):
-    assert parse_nodes(text, "--nodes", problems) is None
+    assert launch.parse_nodes(text, "--nodes", problems) is None
     assert len(problems.found) == 1
 
 
@@ -215,7 +206,7 @@ def test_what_is_no_number_of_nodes_is_one_problem(text, problems):
 def test_any_text_is_a_number_of_nodes_or_a_problem(text):
     problems = Problems()
 
-    assert (parse_nodes(text, "--nodes", problems) is None) == bool(problems.found)
+    assert (launch.parse_nodes(text, "--nodes", problems) is None) == bool(problems.found)
 
 
 @pytest.mark.parametrize(
@@ -231,31 +222,35 @@ def test_any_text_is_a_number_of_nodes_or_a_problem(text):
     ],
 )
 def test_numbers_of_workers_are_read(text, gpus, workers, problems):
-    assert parse_workers(text, gpus, problems) == workers
+    assert launch.parse_workers(text, gpus, problems) == workers
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "2,0", "-1", "x", "4,", "1.5", "²", "4097", "gpu", "gpus"]
 )
 def test_what_is_no_number_of_workers_is_one_problem(text, problems):
-    assert parse_workers(text, (), problems) is None
+    assert launch.parse_workers(text, (), problems) is None
     assert len(problems.found) == 1
 
 
 def test_the_interpreter_may_have_flags(problems):
-    assert find_python(f"{sys.executable} -X utf8", problems) == (sys.executable, "-X", "utf8")
+    assert launch.find_python(f"{sys.executable} -X utf8", problems) == (
+        sys.executable,
+        "-X",
+        "utf8",
+    )
 
 
 def test_the_interpreter_is_found_on_the_path(problems, monkeypatch):
     folder, name = os.path.split(sys.executable)
     monkeypatch.setenv("PATH", folder)
 
-    assert find_python(name, problems) == (sys.executable,)
+    assert launch.find_python(name, problems) == (sys.executable,)
 
 
 @pytest.mark.parametrize("text", ["", "/no/such/python", "/tmp", "python'", "no-such-python -u"])
 def test_a_missing_interpreter_is_one_problem(text, problems):
-    assert find_python(text, problems) is None
+    assert launch.find_python(text, problems) is None
     assert what(problems) == ["the interpreter does not exist or can't be executed"]
 
 
@@ -270,21 +265,21 @@ def test_a_missing_interpreter_is_one_problem(text, problems):
     ],
 )
 def test_the_hang_timeout_sets_the_least_and_the_most(problems, text, least_s, most_s, blind_s):
-    limits = Limits(**parse_hang_timeout(text, problems))
+    limits = Limits(**launch.parse_hang_timeout(text, problems))
     assert (limits.hang_s, limits.hang_most_s, limits.hang_blind_s) == (least_s, most_s, blind_s)
     assert problems.found == []
 
 
 @pytest.mark.parametrize("text", ["", "0", "soon", "5m:1m", "1m:2m:3m", "5m:", "-3"])
 def test_a_hang_timeout_that_is_none_is_refused(problems, text):
-    assert parse_hang_timeout(text, problems) is None
+    assert launch.parse_hang_timeout(text, problems) is None
     (problem,) = problems.found
     assert "--hang-timeout" in problem.where
     assert "off" in problem.fix
 
 
 def test_debug_keeps_what_the_user_has_set():
-    found = dict(debug_environment({"NCCL_DEBUG": "WARN"}))
+    found = dict(launch.debug_environment({"NCCL_DEBUG": "WARN"}))
     assert "NCCL_DEBUG" not in found
     assert found["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert found["TORCHMUSTER_DEBUG"] == "1"
@@ -294,17 +289,19 @@ def test_a_script_that_starts_its_training_itself_is_told_of(tmp_path):
     script = tmp_path / "ddp.py"
     port = 'os.environ["MASTER_PORT"] = "12355"\n'
     script.write_text(f"import torch.multiprocessing as mp\n{port}mp.spawn(work, nprocs=2)\n")
-    assert "ddp.py starts processes of its own (spawn in line 3)" in own_processes(str(script))
+    assert "ddp.py starts processes of its own (spawn in line 3)" in launch.own_processes(
+        str(script)
+    )
     with pytest.raises(UsageError, match="starts the processes of its training itself") as refused:
-        own_processes(str(script), refuses=True)
+        launch.own_processes(str(script), refuses=True)
     assert (refused.value.where, "`python ddp.py`" in refused.value.fix) == (f"{script}:3", True)
     script.write_text(script.read_text() + 'if "RANK" in os.environ: work()\n')
-    assert "spawn in line 3" in own_processes(str(script), refuses=True)
+    assert "spawn in line 3" in launch.own_processes(str(script), refuses=True)
     spawn = "mp.spawn(work)\n"
     for text in (port, spawn, f"# {port}{spawn}", f"{port}# {spawn}"):
         script.write_text(text)
-        assert own_processes(str(script)) == ""
-    assert own_processes(str(tmp_path / "none.py")) == ""
+        assert launch.own_processes(str(script)) == ""
+    assert launch.own_processes(str(tmp_path / "none.py")) == ""
 
 
 @pytest.mark.parametrize(
@@ -318,7 +315,7 @@ def test_a_script_that_starts_its_training_itself_is_told_of(tmp_path):
 def test_what_another_command_takes_is_named(tmp_path, problems, target, args, words):
     if target != "torchrun":
         (tmp_path / target).write_text("{}")
-    check_script(target, str(tmp_path), problems, args)
+    launch.check_script(target, str(tmp_path), problems, args)
     (problem,) = problems.found
     said = f"{problem}\n{problem.explain_to_user()}"
     assert all(word in said for word in words), said
@@ -327,6 +324,6 @@ def test_what_another_command_takes_is_named(tmp_path, problems, target, args, w
 def test_the_folder_of_an_environment_is_no_interpreter(tmp_path, problems):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    assert find_python(str(tmp_path), problems) is None
+    assert launch.find_python(str(tmp_path), problems) is None
     (problem,) = problems.found
     assert problem.fix == f"--python {tmp_path}/bin/python"

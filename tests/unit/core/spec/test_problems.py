@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.text import did_you_mean, show_size
-from torchmuster.core.spec.problems import (
-    FileProblems,
-    near_duration,
-    parse_seconds,
-    parse_size,
-    parse_timeout,
-    show_path,
-)
+from torchmuster.core.spec import problems
 
 
 @pytest.mark.parametrize(
@@ -42,11 +35,11 @@ def test_a_near_miss_among_many_names_is_found_at_once():
 def test_a_path_is_shown_as_a_person_would_write_it():
     path = ("workflow", "groups", 0, "tasks", 1, "image")
 
-    assert show_path(path) == "workflow.groups[0].tasks[1].image"
+    assert problems.show_path(path) == "workflow.groups[0].tasks[1].image"
 
 
 def test_errors_and_warnings_are_kept_apart():
-    findings = FileProblems()
+    findings = problems.FileProblems()
     findings.add(("workflow",), "wrong", "mend it")
     findings.warn(("workflow", "pool"), "no effect")
 
@@ -70,17 +63,17 @@ def test_errors_and_warnings_are_kept_apart():
     ],
 )
 def test_a_duration_is_read_in_seconds(text, seconds):
-    assert parse_seconds(text) == seconds
+    assert problems.parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "1h30m", "soon", "1e3", "inf", ".5", "²"])
 def test_what_is_no_duration_is_none(text):
-    assert parse_seconds(text) is None
+    assert problems.parse_seconds(text) is None
 
 
 @given(st.text())
 def test_any_text_is_a_duration_or_none(text):
-    seconds = parse_seconds(text)
+    seconds = problems.parse_seconds(text)
 
     assert seconds is None or seconds >= 0.0
 
@@ -111,7 +104,7 @@ def test_any_text_is_a_duration_or_none(text):
     ],
 )
 def test_a_time_limit_is_read_in_every_form_of_the_format(text, seconds):
-    assert parse_timeout(text) == pytest.approx(seconds)
+    assert problems.parse_timeout(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -139,20 +132,20 @@ def test_a_time_limit_is_read_in_every_form_of_the_format(text, seconds):
     ],
 )
 def test_what_is_no_time_limit_is_none(text):
-    assert parse_timeout(text) is None
+    assert problems.parse_timeout(text) is None
 
 
 @given(st.integers(0, 99), st.integers(0, 59), st.integers(0, 59))
 def test_both_long_forms_of_a_time_limit_mean_the_same(hours, minutes, seconds):
     total_s = hours * 3600 + minutes * 60 + seconds
 
-    assert parse_timeout(f"{hours}h{minutes}m{seconds}s") == total_s
-    assert parse_timeout(f"PT{hours}H{minutes}M{seconds}S") == total_s
+    assert problems.parse_timeout(f"{hours}h{minutes}m{seconds}s") == total_s
+    assert problems.parse_timeout(f"PT{hours}H{minutes}M{seconds}S") == total_s
 
 
 @given(st.text(alphabet="PTDHMSdhmsu0123456789. "))
 def test_any_text_is_a_time_limit_or_none(text):
-    seconds = parse_timeout(text)
+    seconds = problems.parse_timeout(text)
 
     assert seconds is None or seconds >= 0.0
 
@@ -173,20 +166,20 @@ def test_any_text_is_a_time_limit_or_none(text):
     ],
 )
 def test_a_size_is_read_in_bytes(text, size_bytes):
-    assert parse_size(text) == size_bytes
+    assert problems.parse_size(text) == size_bytes
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "-1", "1.5Gi", "1Pi", "1gi", "1GB", "1e3", "much"])
 def test_what_is_no_size_is_none(text):
-    assert parse_size(text) is None
+    assert problems.parse_size(text) is None
 
 
 @given(st.integers(0, 1023), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
 def test_a_whole_size_that_is_shown_is_read_back(number, unit):
-    size_bytes = parse_size(f"{number}{unit}")
+    size_bytes = problems.parse_size(f"{number}{unit}")
 
     assert size_bytes is not None
-    assert parse_size(show_size(size_bytes)) == size_bytes
+    assert problems.parse_size(show_size(size_bytes)) == size_bytes
 
 
 @pytest.mark.parametrize(
@@ -202,4 +195,4 @@ def test_a_whole_size_that_is_shown_is_read_back(number, unit):
     ],
 )
 def test_a_duration_that_is_nearly_right_is_understood(text, meant):
-    assert near_duration(text) == meant
+    assert problems.near_duration(text) == meant

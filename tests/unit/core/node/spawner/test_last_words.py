@@ -9,13 +9,7 @@ import sys
 import pytest
 
 from torchmuster.core.model.codec import encode
-from torchmuster.core.net.ipc import (
-    MAX_FRAME_BYTES,
-    CallTaken,
-    IpcServer,
-    WorkerFailed,
-    WorkerReport,
-)
+from torchmuster.core.net import ipc
 from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.core.node.spawner import last_words
 from torchmuster.core.node.spawner.last_words import CodeNote
@@ -30,10 +24,10 @@ def heard_while(call):
 
     async def take(call):
         heard.append(call.request)
-        await call.reply(CallTaken())
+        await call.reply(ipc.CallTaken())
 
     async def serve():
-        agent = IpcServer(path, lambda: {os.getpid()}, WorkerReport, take)
+        agent = ipc.IpcServer(path, lambda: {os.getpid()}, ipc.WorkerReport, take)
         await agent.open()
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.to_thread(call, path)
@@ -103,7 +97,7 @@ def test_a_giant_message_is_reported_in_part_and_never_lost(character):
     assert report.type_name == "ValueError"
     assert report.message == character * 8192
     assert character * 1000 in report.traceback
-    assert len(encode(WorkerFailed(error=report))) <= MAX_FRAME_BYTES
+    assert len(encode(ipc.WorkerFailed(error=report))) <= ipc.MAX_FRAME_BYTES
 
 
 class Ours(Exception):  # noqa: N818 - as our library's errors: it explains itself
