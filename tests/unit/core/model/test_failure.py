@@ -58,10 +58,7 @@ ASKED = [killed(0, signal.SIGKILL, asked=True), exited(1, 1, asked=True)]
 FIRST_CAUSES = {
     "of nothing but echoes the first one": ([raised(rank, *CLOSED) for rank in (2, 0, 1)], 0),
     "the first of several": ([succeeded(0), exited(2, 3), killed(1, signal.SIGSEGV)], 1),
-    "not the abort of the watchdog": (
-        [killed(1, signal.SIGABRT, tail=WATCHDOG), exited(0, 3)],
-        1,
-    ),
+    "not the abort of the watchdog": ([killed(1, signal.SIGABRT, tail=WATCHDOG), exited(0, 3)], 1),
     "an abort without the watchdog's words": (
         [killed(1, signal.SIGABRT, tail=("double free or corruption",)), exited(0, 3)],
         0,

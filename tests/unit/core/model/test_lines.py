@@ -56,10 +56,7 @@ def test_half_lines_that_nobody_ends_are_written_at_the_end(joiner):
 def test_the_two_streams_of_a_rank_are_joined_apart(joiner):
     chunks = [(3, 1, "out"), (3, 2, "err"), (3, 1, "put\n"), (3, 2, "or\n")]
 
-    assert written(joiner, chunks) == [
-        (1, "[rank 3] output\n"),
-        (2, "[rank 3] error\n"),
-    ]
+    assert written(joiner, chunks) == [(1, "[rank 3] output\n"), (2, "[rank 3] error\n")]
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,7 @@ def test_a_preflight_says_failures_and_warnings_and_no_notes():
     finding = {"error": "e1", "because": ["b"], "hint": "h", "at": "n1", "cause": "c"}
     findings = [finding | {"level": level} for level in ("failure", "warning", "note")]
     said = narrate(event_of("preflight", {"form": "short", "findings": findings}))
-    assert said.splitlines() == [
-        "preflight failure: e1 (b); h",
-        "preflight warning: e1 (b); h",
-    ]
+    assert said.splitlines() == ["preflight failure: e1 (b); h", "preflight warning: e1 (b); h"]
     assert narrate(event_of("preflight", {"form": "short", "findings": findings[2:]})) is None
     assert narrate(event_of("preflight", {"form": "long", "findings": findings})) is None
 

@@ -20,41 +20,14 @@ from torchmuster.core.owner import parts
 from torchmuster.core.owner.parts import Deadline
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_random_lives_keep_the_promises_of_owners(seed):
-    chance = random.Random(seed)
-    most = chance.randint(0, 4)
-    lives = owner_policy.RestartBudget(most, spent=chance.randint(0, most))
-    begun_with, num_free, num_again = lives.spent, 0, 0
-    is_stopped = False
-    for _ in range(30):
-        is_stopped |= chance.random() < 0.05
-        has_result, is_free = chance.random() < 0.1, chance.random() < 0.2
-        left = lives.left
-        follows = lives.after_loss(has_result=has_result, is_stopped=is_stopped, is_free=is_free)
-        num_again += follows is owner_policy.AfterLoss.AGAIN
-        num_free += follows is owner_policy.AfterLoss.AGAIN and is_free
-        assert lives.spent <= most
-        assert num_again - num_free == lives.spent - begun_with  # each was paid for
-        assert lives.lost == num_again
-        if has_result:
-            assert follows is owner_policy.AfterLoss.OVER
-        elif is_stopped:
-            assert follows is owner_policy.AfterLoss.STOPPED
-        elif not is_free:
-            assert (follows is owner_policy.AfterLoss.AGAIN) == (left > 0)
-        else:
-            assert follows is owner_policy.AfterLoss.AGAIN
-        if follows in (owner_policy.AfterLoss.OVER, owner_policy.AfterLoss.STOPPED):
-            return
-
-
 def test_a_budget_that_was_lowered_leaves_nothing():
     lives = owner_policy.RestartBudget(1, spent=3)
     assert (lives.left, lives.after_loss()) == (0, owner_policy.AfterLoss.SPENT)
 
 
 GRACE_S = 20.0
+WARN = owner_policy.Warn()
+STOPS = [owner_policy.StopWorkers(at_once=at_once) for at_once in (False, True)]
 
 
 class Life:
@@ -65,7 +38,8 @@ class Life:
         self.now = 1000.0
         self.is_far = chance.random() < 0.3
         self.may_save = chance.random() < 0.5
-        self.lives = owner_policy.RestartBudget(chance.randint(0, 3))
+        most = chance.randint(0, 4)
+        self.lives = owner_policy.RestartBudget(most, spent=chance.randint(0, most))
         self.policy = owner_policy.OwnerPolicy(
             "n1", self.lives, owner_policy.StopRequests(), grace_s=GRACE_S
         )
@@ -134,7 +108,7 @@ class Life:
         for action in actions:
             if isinstance(action, owner_policy.Warn | owner_policy.StopWorkers):
                 left_s = self.limit.ends_at - self.now
-                assert left_s <= (self.limit.warn_s if action == owner_policy.Warn() else 16.0)
+                assert left_s <= (self.limit.warn_s if action == WARN else 16.0)
                 assert left_s > -2.0, "too late"
                 self.time_actions.append(action)
 
@@ -146,29 +120,29 @@ class Life:
         assert is_silent or since_s > GRACE_S or len(self.counted) > 1, "it answered"
 
     def head_ends(self, *, was_killed):
+        ends, lives = owner_policy.AfterLoss, self.lives
         has_result = not was_killed and self.chance.random() < 0.2
         is_replaced = self.chance.random() < 0.05
-        is_free = self.starts == 1 and not self.has_spoken
-        spent = self.lives.spent
+        is_free = self.chance.random() < 0.2 or (self.starts == 1 and not self.has_spoken)
+        spent, left = lives.spent, lives.left
         follows = self.policy.after_loss(
             has_result=has_result, is_free=is_free, is_replaced=is_replaced
         )
-        if follows is owner_policy.AfterLoss.AGAIN:
-            assert self.lives.spent == spent + (not is_free)
+        ways = [
+            (is_replaced, ends.ELSEWHERE),
+            (has_result, ends.OVER),
+            (self.counted, ends.STOPPED),
+            (is_free or left, ends.AGAIN),
+            (True, ends.SPENT),
+        ]
+        assert follows is next(end for condition, end in ways if condition)
+        is_again = follows is ends.AGAIN
+        assert lives.spent == spent + (is_again and not is_free) <= lives.most, "each is paid for"
+        assert lives.lost == self.starts - 1 + is_again
+        if is_again:
             self.start()
-            return
-        assert self.lives.spent == spent
-        expected = (
-            owner_policy.AfterLoss.ELSEWHERE
-            if is_replaced
-            else owner_policy.AfterLoss.OVER
-            if has_result
-            else owner_policy.AfterLoss.STOPPED
-            if self.counted
-            else owner_policy.AfterLoss.SPENT
-        )
-        assert follows is expected
-        self.over = follows
+        else:
+            self.over = follows
 
 
 @pytest.mark.parametrize("seed", range(400))
@@ -182,17 +156,9 @@ def test_random_lives_of_an_owner_keep_its_promises(seed):
             assert life.now - life.counted[0] <= GRACE_S + 32.0, "a stop did not come to an end"
         if len(life.counted) > 1:  # one that asks for an end at once is one
             assert life.now - life.counted[1] <= 5.0, "the second stop did not end it"
-    assert life.starts <= life.lives.most + 2
-    stops = [action for action in life.time_actions if action != owner_policy.Warn()]
-    assert (
-        stops
-        == [owner_policy.StopWorkers(at_once=False), owner_policy.StopWorkers(at_once=True)][
-            : len(stops)
-        ]
-    )
-    assert life.time_actions.count(owner_policy.Warn()) <= 1
-    if owner_policy.Warn() in life.time_actions:
-        assert life.time_actions[0] == owner_policy.Warn()
+    stops = [action for action in life.time_actions if action != WARN]
+    assert stops == STOPS[: len(stops)]
+    assert WARN not in life.time_actions[1:], "at most one warning, before all stops"
 
 
 def test_all_ends_come_in_random_lives():
@@ -203,9 +169,7 @@ def test_all_ends_come_in_random_lives():
         while life.over is None and life.now < 2200.0:
             life.second()
         ends.add(life.over)
-    assert ends >= {
-        one for one in owner_policy.AfterLoss if one is not owner_policy.AfterLoss.AGAIN
-    }
+    assert ends >= set(owner_policy.AfterLoss) - {owner_policy.AfterLoss.AGAIN}
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
@@ -219,9 +183,8 @@ def test_what_was_taken_away_goes_on_elsewhere_and_what_a_user_ended_does_not(
         requests.ask(signal.SIGTERM, 1.0)
     follows = requests.after_end(is_whole=is_whole, is_cancelled=is_cancelled)
     elsewhere = is_asked and not is_whole and not is_cancelled
-    assert follows is (
-        owner_policy.AfterLoss.ELSEWHERE if elsewhere else owner_policy.AfterLoss.OVER
-    )
+    ends = owner_policy.AfterLoss
+    assert follows is (ends.ELSEWHERE if elsewhere else ends.OVER)
 
 
 # Whether the head still answers: silence, stops, and what follows.
@@ -390,10 +353,7 @@ def test_workers_that_stay_are_stopped_only_where_the_run_goes_on(timed):
     timed.watch(owner_policy.JobTime(60.0, ends_at=4000.0))
     assert timed.when(owner_policy.StopWorkers) == []
     done = timed.watch(owner_policy.JobTime(60.0, ends_at=8000.0, goes_on=True))
-    assert [one for one in done if isinstance(one, owner_policy.StopWorkers)] == [
-        owner_policy.StopWorkers(at_once=False),
-        owner_policy.StopWorkers(at_once=True),
-    ]
+    assert [one for one in done if isinstance(one, owner_policy.StopWorkers)] == STOPS
     first, second = timed.when(owner_policy.StopWorkers)
     assert 8000.0 - 60.0 < first < second < 8000.0
 
@@ -445,9 +405,9 @@ def test_a_job_that_was_suspended_or_got_more_time_is_warned_before_its_new_end(
         asked.append(timed.now)
         if timed.now < 3880.0:
             return 4000.0
-        return (
-            4094.0 if timed.now < 3970.0 else 5000.0 if timed.now < 4800.0 else 5010.0
-        )  # 10 s more are no move
+        if timed.now < 3970.0:
+            return 4094.0
+        return 5000.0 if timed.now < 4800.0 else 5010.0  # 10 s more are no move
 
     limit = owner_policy.JobTime(120.0, ends_at=4000.0)
     done = timed.watch(limit, ask)

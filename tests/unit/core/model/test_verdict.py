@@ -70,11 +70,7 @@ CASES = {
     ),
     "exit_code": (exited(3, 3, tail=("epoch 1", "giving up")), [ECHO], {}),
     "silent_exit": (exited(3, 3), [], {"log_path": None, **ONE_TRY}),
-    "sys_exit_with_words": (
-        exited(3, 1, tail=("no data",)),
-        [],
-        {"restart_hint": True, **ONE_TRY},
-    ),
+    "sys_exit_with_words": (exited(3, 1, tail=("no data",)), [], {"restart_hint": True, **ONE_TRY}),
     "sys_exit_within_an_except": (
         exited(
             3,
