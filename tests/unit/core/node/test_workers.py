@@ -8,28 +8,29 @@ from torchmuster.core.node.workers import _kind_of, error_text, read_recorded, r
 from unit.core.model.ends import exited, killed, raised
 
 RAISED = PythonError(type_name="ValueError", message="", where=None, traceback="")
+WELL = {"ended_well": True}
 LEFT = PythonError(type_name="SystemExit", message="3", where="train.py:3", traceback="")
 
 
 @pytest.mark.parametrize(
-    ("signum", "code", "error", "ended_well", "kind"),
+    ("signum", "code", "error", "given", "kind"),
     [
-        (None, 0, None, False, EndKind.SUCCESS),
-        (None, 0, RAISED, False, EndKind.SUCCESS),  # raised in a thread, or caught after all
-        (None, 1, RAISED, False, EndKind.EXCEPTION),
-        (None, 3, LEFT, False, EndKind.EXIT_CODE),
-        (None, 3, None, False, EndKind.EXIT_CODE),
-        (None, 75, LEFT, False, EndKind.PREEMPTED),
-        (signal.SIGKILL, None, None, False, EndKind.SIGNAL),
-        (signal.SIGABRT, None, RAISED, False, EndKind.SIGNAL),
+        (None, 0, None, {}, EndKind.SUCCESS),
+        (None, 0, RAISED, {}, EndKind.SUCCESS),  # raised in a thread, or caught after all
+        (None, 1, RAISED, {}, EndKind.EXCEPTION),
+        (None, 3, LEFT, {}, EndKind.EXIT_CODE),
+        (None, 3, None, {}, EndKind.EXIT_CODE),
+        (None, 75, LEFT, {}, EndKind.PREEMPTED),
+        (signal.SIGKILL, None, None, {}, EndKind.SIGNAL),
+        (signal.SIGABRT, None, RAISED, {}, EndKind.SIGNAL),
         # What kills a worker after its script ended well is no failure, an exit code is one.
-        (signal.SIGKILL, None, None, True, EndKind.SUCCESS),
-        (signal.SIGABRT, None, None, True, EndKind.SUCCESS),
-        (None, 3, None, True, EndKind.EXIT_CODE),
+        (signal.SIGKILL, None, None, WELL, EndKind.SUCCESS),
+        (signal.SIGABRT, None, None, WELL, EndKind.SUCCESS),
+        (None, 3, None, WELL, EndKind.EXIT_CODE),
     ],
 )
-def test_the_kind_of_an_end_follows_from_status_and_report(signum, code, error, ended_well, kind):
-    assert _kind_of(signum, code, error, ended_well=ended_well) is kind
+def test_the_kind_of_an_end_follows_from_status_and_report(signum, code, error, given, kind):
+    assert _kind_of(signum, code, error, **given) is kind
 
 
 # The error file, as torchrun writes it.
