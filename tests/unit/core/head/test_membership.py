@@ -142,18 +142,19 @@ def test_an_agent_that_can_t_run_the_job_is_not_present(roll):
 # Refusals.
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"place": 0}, None),
-        ({}, None),
-        ({"version": "0"}, "it has torchmuster 0, the head has 1"),
-        ({"place": 3}, "place 3 is outside this run of 3 nodes"),
-        ({"place": 1}, "the place of n2 is held by another agent (pid 77 on a)"),
-        ({"place": 1, "incarnation": "a"}, None),  # it calls again
-        ({"place": 2}, None),  # that of a lost agent
-    ],
-)
+HELD = "the place of n2 is held by another agent (pid 77 on a)"
+CALLERS = {
+    "of the same version": ({"place": 0}, None),
+    "without a place": ({}, None),
+    "of another version": ({"version": "0"}, "it has torchmuster 0, the head has 1"),
+    "for a place outside the run": ({"place": 3}, "place 3 is outside this run of 3 nodes"),
+    "for a place that is held": ({"place": 1}, HELD),
+    "that calls again": ({"place": 1, "incarnation": "a"}, None),
+    "for the place of a lost one": ({"place": 2}, None),
+}
+
+
+@pytest.mark.parametrize(("given", "why"), CALLERS.values(), ids=CALLERS)
 def test_an_agent_of_the_same_version_may_join_at_a_place_that_nobody_else_has(roll, given, why):
     admit(roll, "a", place=1, pid=77)
     roll.lose(admit(roll, "c", place=2), "gone")

@@ -101,41 +101,25 @@ async def test_nobody_is_waited_for_when_all_have_called(make_head):
     assert (await asyncio.wait_for(conduct, 30)).exit_code == 1
 
 
-class Head:
-    """The agent beside a head."""
-
-    def __init__(self):
-        self.left = []
-        self.failure = None
-
-    def leave(self, code):
-        self.left.append(code)
-
-    def fail(self, error):
-        self.failure = error
-
-
-def ended(result=None, error=None):
-    return SimpleNamespace(cancelled=lambda: False, exception=lambda: error, result=lambda: result)
+def end_with_head(result=None, error=None):
+    """Let a head end; return what the agent beside it is told: with which codes to leave, and errors."""
+    left, failures = [], []
+    ended = {"cancelled": lambda: False, "exception": lambda: error, "result": lambda: result}
+    agent = SimpleNamespace(leave=left.append, fail=failures.append)
+    _end_with_head(SimpleNamespace(**ended), agent)
+    return left, failures
 
 
 def test_the_head_s_own_agent_ends_with_its_head():
-    head, result = Head(), run_result(RunState.FAILED, 1)
-
-    _end_with_head(ended(result), head)
-
-    assert head.left == [1]
-    assert head.failure is None
+    assert end_with_head(run_result(RunState.FAILED, 1)) == ([1], [])
 
 
 def test_a_head_that_breaks_is_a_bug_of_muster():
-    head = Head()
+    left, (failure,) = end_with_head(error=ValueError("x"))
 
-    _end_with_head(ended(error=ValueError("x")), head)
-
-    assert isinstance(head.failure, MusterError)
-    assert head.failure.exit_code == 70
-    assert head.left == []
+    assert isinstance(failure, MusterError)
+    assert failure.exit_code == 70
+    assert left == []
 
 
 async def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_head):

@@ -40,9 +40,9 @@ ENDS = {
 }
 
 
-def error(type_name, message, line, *, blames_node=False):
+def error(type_name, message, line, **more):
     where = {"where": f"train.py:{line}", "traceback": "..."}
-    return PythonError(type_name=type_name, message=message, blames_node=blames_node, **where)
+    return PythonError(type_name=type_name, message=message, **where, **more)
 
 
 ERRORS = {

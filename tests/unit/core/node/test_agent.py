@@ -54,6 +54,7 @@ class FakeAgent:
     def __init__(self, folder):
         self.is_set_up = True
         self.sent, self.told = [], []
+        self.send, self.tell = self.sent.append, self.told.append
         socket_path = os.path.join(folder, "agent.sock")
         self._settings = WorkerSettings(
             run_id="r-1",
@@ -69,12 +70,6 @@ class FakeAgent:
 
     def settings_of(self, order):
         return self._settings if self.is_set_up else None
-
-    def tell(self, text):
-        self.told.append(text)
-
-    def send(self, message):
-        self.sent.append(message)
 
     def waiting(self, attempt, workers):
         return set()

@@ -19,7 +19,6 @@ from torchmuster.core.node.output import (
 )
 
 DEADLINE_S = 60.0
-FLOOD_BYTES = 100_000_000
 
 
 @pytest.fixture
@@ -219,29 +218,12 @@ def test_what_was_left_out_at_the_very_end_is_said_too(disk, log):
 
 FLOOD = """
 import os, sys
-line = bytes(range(33, 127)) * 10 + b"\\n"
-block = line * 1000
-left = int(sys.argv[1])
-while left:
-    left -= os.write(1, block[: min(len(block), left)])
+block = (bytes(range(33, 127)) * 10 + b"\\n") * 1000
+for _ in range(int(sys.argv[1])):
+    assert os.write(1, block) == len(block)
 """
-
-
-def start_flood(stdout, stderr):
-    words = [sys.executable, "-IS", "-c", FLOOD, str(FLOOD_BYTES)]
-    return subprocess.Popen(words, stdout=stdout, stderr=stderr)
-
-
-def flood_digest():
-    """Return the hash of what `FLOOD` would write if no write were short."""
-    line = bytes(range(33, 127)) * 10 + b"\n"
-    block = line * 1000
-    digest = hashlib.sha256()
-    whole, rest = divmod(FLOOD_BYTES, len(block))
-    for _ in range(whole):
-        digest.update(block)
-    digest.update(block[:rest])
-    return digest.hexdigest()
+FLOOD_BLOCK = (bytes(range(33, 127)) * 10 + b"\n") * 1000
+NUM_BLOCKS = 107  # 100 MB
 
 
 def rss_bytes():
@@ -253,7 +235,8 @@ def test_a_hundred_megabytes_are_in_the_log_to_the_last_byte_and_not_in_memory(d
         output = RankOutput(0, str(log), disk, Terminal(), frozenset(), {})
         stdout, stderr = output.open()
         before = rss_bytes()
-        worker = start_flood(stdout, stderr)
+        words = [sys.executable, "-IS", "-c", FLOOD, str(NUM_BLOCKS)]
+        worker = subprocess.Popen(words, stdout=stdout, stderr=stderr)
         os.close(stdout)
         os.close(stderr)
         most = before
@@ -271,8 +254,8 @@ def test_a_hundred_megabytes_are_in_the_log_to_the_last_byte_and_not_in_memory(d
 
     with open(log, "rb") as file:
         written = hashlib.file_digest(file, "sha256")
-    assert log.stat().st_size == FLOOD_BYTES
-    assert written.hexdigest() == flood_digest()
+    assert log.stat().st_size == NUM_BLOCKS * len(FLOOD_BLOCK)
+    assert written.digest() == hashlib.sha256(FLOOD_BLOCK * NUM_BLOCKS).digest()
     assert len(output.tail()) > 10
 
 
