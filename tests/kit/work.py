@@ -1,7 +1,9 @@
-"""Counting work: what a time would tell on an idle machine only; and work that many do together."""
+"""Counting work and memory: what a time would tell on an idle machine only; and work that many do together."""
 
+import os
 import sys
 import threading
+from pathlib import Path
 
 
 def num_calls(action):
@@ -22,6 +24,11 @@ def num_calls(action):
     finally:
         sys.setprofile(before)
     return count
+
+
+def rss_bytes():
+    """Return how much memory this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def do_together(number, action):

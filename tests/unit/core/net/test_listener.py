@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import datetime as dt
-import os
 import socket
 import struct
 import threading
@@ -10,6 +9,7 @@ from collections import deque
 import pytest
 
 from kit.waiting import wait_until_async
+from kit.work import rss_bytes
 from torchmuster.core.net import channel
 from torchmuster.core.net import listener as listening_side
 from torchmuster.core.net.address import bind
@@ -24,11 +24,6 @@ def patient(monkeypatch):
     """Let strangers keep their seats longer than any test takes: who gets in did not wait for their time to be up."""
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 3600.0)
     monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", 3600.0)
-
-
-def rss_bytes():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def throw_garbage(port, number):

@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
+from kit.work import rss_bytes
 from torchmuster.core.model import lines as screen
 from torchmuster.core.model.text import as_bytes
 from torchmuster.core.node.output import (
@@ -226,8 +226,9 @@ FLOOD_BLOCK = (bytes(range(33, 127)) * 10 + b"\n") * 1000
 NUM_BLOCKS = 107  # 100 MB
 
 
-def rss_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def start_flood(stdout, stderr):
+    words = [sys.executable, "-IS", "-c", FLOOD, str(NUM_BLOCKS)]
+    return subprocess.Popen(words, stdout=stdout, stderr=stderr)
 
 
 def test_a_hundred_megabytes_are_in_the_log_to_the_last_byte_and_not_in_memory(disk, log):
@@ -235,8 +236,7 @@ def test_a_hundred_megabytes_are_in_the_log_to_the_last_byte_and_not_in_memory(d
         output = RankOutput(0, str(log), disk, Terminal(), frozenset(), {})
         stdout, stderr = output.open()
         before = rss_bytes()
-        words = [sys.executable, "-IS", "-c", FLOOD, str(NUM_BLOCKS)]
-        worker = subprocess.Popen(words, stdout=stdout, stderr=stderr)
+        worker = start_flood(stdout, stderr)
         os.close(stdout)
         os.close(stderr)
         most = before
