@@ -162,7 +162,7 @@ async def test_a_connection_cut_in_a_frame_has_ended():
 async def test_a_peer_that_takes_nothing_loses_the_connection():
     notice = messages.Notice(text="x" * (1 << 19))
 
-    async with channel_and_wire() as (channel, wire, _):
+    async with channel_and_wire() as (channel, _, _):
         for _ in range(2 * net_channel.MAX_UNSENT_BYTES // (1 << 19)):
             channel.send_nowait(notice)
 
