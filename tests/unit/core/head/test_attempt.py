@@ -92,9 +92,8 @@ def test_restarts_are_spent_until_none_is_left(most, spent):
 LAST_ANSWERS = {
     "the same twice": ([BUG, BUG], SAME),
     "the same after hours of loading": ([BUG, LATE_BUG], SAME),
-    "a later step is progress": ([(BUG, 100), (BUG, 250)], AGAIN),
     "a step that was done before is none": ([(KILLED, 300), (BUG, 200), (BUG, 290)], SAME),
-    "the same step is none": ([(BUG, 250), (BUG, 250)], SAME),
+    "a later step is progress and the same is none": ([(BUG, 100), (BUG, 250), (BUG, 250)], SAME),
     "no step is none": ([(BUG, 100), BUG], SAME),
     "the same exit code with the same last lines": ([EXITED, EXITED], SAME),
     "the same signal": ([(killed(0, signal.SIGSEGV), 1)] * 5, AGAIN),
