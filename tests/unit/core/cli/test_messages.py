@@ -15,15 +15,11 @@ def result(**given):
     return run_result(**{"elapsed_s": 12.34, **given})
 
 
-def test_without_colour_a_report_is_plain_text():
-    assert paint_report(REPORT, colour=False) == render_report(REPORT)
+def test_colour_changes_no_letter_of_a_report():
+    plain, painted = (paint_report(REPORT, colour=colour) for colour in (False, True))
 
-
-def test_colour_changes_no_letter():
-    painted = paint_report(REPORT, colour=True)
-
-    assert painted != render_report(REPORT)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == render_report(REPORT)
+    assert plain == render_report(REPORT) != painted
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == plain
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torchmuster.core.cli.spelling import (
 )
 
 KNOWN = ["--nodes", "--nproc-per-node", "--max-restarts", "--on", "--tee", "--detach"]
+SCHEDULERS_WORDS = ["--job-name", "-J", "--gpus", "--gres", "-N", "--walltime"]
 
 
 @pytest.mark.parametrize(
@@ -30,19 +31,23 @@ def test_what_was_meant_is_guessed_only_when_it_is_near(given, hint):
     assert hint_for_option(given, KNOWN) == hint
 
 
-def test_a_time_limit_is_not_taken_for_the_wait_for_nodes():
-    assert hint_for_option("--timeout", KNOWN).startswith("here it is `--time TIME`")
-    assert hint_for_option("--nproc", KNOWN) == "here it is `--nproc-per-node N`"
+@pytest.mark.parametrize(
+    ("word", "begin"),
+    [
+        ("--timeout", "here it is `--time TIME`"),  # not the wait for nodes
+        ("--nproc", "here it is `--nproc-per-node N`"),
+        ("--shutdown-timeout", "this is an option of torchrun: here it is `--grace`"),
+        *((word, "here it is `--") for word in SCHEDULERS_WORDS),
+    ],
+)
+def test_the_word_of_another_launcher_or_scheduler_gets_ours(word, begin):
+    assert hint_for_option(word, KNOWN).startswith(begin)
 
 
 def test_words_of_other_views_get_ours_only_where_they_are_meant():
     assert hint_for_option("--lines", ["--tail", "--follow"]) == "here it is `--tail N`"
     assert "always listed" in hint_for_option("--running", ["--all", "--json"])
     assert hint_for_option("--running", KNOWN) is None
-
-
-def test_torchrun_s_word_gets_ours():
-    assert "here it is `--grace`" in hint_for_option("--shutdown-timeout", KNOWN)
 
 
 def test_what_is_not_needed_here_is_said_to_be_so():
@@ -87,17 +92,5 @@ def test_every_option_of_run_stands_in_a_section_of_its_help():
     text = fresh.get_help(context)
 
     assert "Workers:" in text
-    assert text.partition("Other:")[2].split() == [
-        "-h,",
-        "--help",
-        "Show",
-        "this",
-        "message",
-        "and",
-        "exit.",
-    ]
-
-
-@pytest.mark.parametrize("word", ["--job-name", "-J", "--gpus", "--gres", "-N", "--walltime"])
-def test_a_scheduler_s_word_gets_ours(word):
-    assert hint_for_option(word, KNOWN).startswith("here it is `--")
+    other = " ".join(text.partition("Other:")[2].split())
+    assert other == "-h, --help Show this message and exit."

@@ -2,12 +2,13 @@
 
 import errno
 import os
-import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kit.values import term
+from kit.work import do_together
 from torchmuster.core.files.claims import Claims
 
 
@@ -35,18 +36,13 @@ def test_of_many_that_claim_one_term_at_once_one_gets_it(claims, links, monkeypa
     if not links:
         monkeypatch.setattr(os, "link", refuse(errno.EPERM))
     for number in range(20):
-        won, together = [], threading.Barrier(8)
+        won = []
 
-        def take(who, won=won, together=together, number=number):
-            together.wait()
+        def take(who, won=won, number=number):
             if claims.take(claim(number, holder=str(who))):
                 won.append(str(who))
 
-        threads = [threading.Thread(target=take, args=(who,)) for who in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        do_together(8, take)
         assert won == [claims.newest().holder]
 
 
@@ -93,8 +89,7 @@ def test_votes_are_of_one_term_and_can_be_taken_back(claims):
 )
 def test_what_is_no_claim_is_not_read_as_one(claims, content):
     claims.take(claim(6))
-    with open(os.path.join(claims.folder, "term-7.json"), "wb") as file:
-        file.write(content)
+    Path(claims.folder, "term-7.json").write_bytes(content)
     assert claims.newest() is None
     assert not claims.take(claim(7))
 
@@ -134,15 +129,8 @@ def test_where_a_head_listens_is_told_by_term_and_an_old_one_overwrites_nothing(
 
 def test_names_that_are_none_of_ours_are_passed_over(claims):
     claims.take(claim(6))
-    for name in (
-        "term-x.json",
-        "term-8.json.tmp",
-        "lost-6",
-        "lost-6.x",
-        "lost-6.1.2",
-        "estate.json",
-    ):
-        with open(os.path.join(claims.folder, name), "w"):
-            pass
+    others = ("term-x.json", "term-8.json.tmp", "lost-6", "lost-6.x", "lost-6.1.2", "estate.json")
+    for name in others:
+        Path(claims.folder, name).touch()
     assert claims.newest() == claim(6)
     assert claims.votes(6) == set()

@@ -1,3 +1,5 @@
+"""What is written to disk: in order, to the last line that fits, and who writes never waits."""
+
 import os
 import shutil
 import stat
@@ -8,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import ran
+from kit.command import SOURCE, ran
 from kit.namespaces import small_disk, why_no_mount
 from kit.waiting import wait_until
-from torchmuster.core.files.disk import MAX_WAITING_BYTES, DiskWriter
+from torchmuster.core.files import disk as writing
+from torchmuster.core.files.layout import RunDir
 
 DEADLINE_S = 30.0
 AT_ONCE_S = 30.0  # for 400 calls together, which take a few milliseconds
@@ -23,11 +26,9 @@ class Losses:
 
     def __init__(self):
         self.said = []
-        self.any = threading.Event()
 
     def __call__(self, lines, why):
         self.said.append((lines, why))
-        self.any.set()
 
     @property
     def lines(self):
@@ -41,7 +42,7 @@ def losses():
 
 @pytest.fixture
 def disk(losses):
-    writer = DiskWriter(on_loss=losses)
+    writer = writing.DiskWriter(on_loss=losses)
     writer.start()
     return writer
 
@@ -53,12 +54,17 @@ def link_to(target, path):
     os.replace(link, path)
 
 
+def put(disk, path, *blocks):
+    """Append some blocks to a file, and wait until the disk has taken them."""
+    for block in blocks:
+        disk.append(str(path), block)
+    assert disk.flush(DEADLINE_S)
+
+
 def test_blocks_are_appended_in_order_and_folders_are_made(disk, tmp_path):
     path = tmp_path / "a" / "b" / "log"
-    for i in range(1000):
-        disk.append(str(path), b"%d\n" % i)
+    put(disk, path, *(b"%d\n" % i for i in range(1000)))
 
-    assert disk.flush(DEADLINE_S)
     assert path.read_bytes() == b"".join(b"%d\n" % i for i in range(1000))
 
 
@@ -74,9 +80,8 @@ def test_a_file_to_which_nothing_is_written_is_made_by_an_empty_block_only(disk,
 def test_a_file_that_exists_is_not_cut(disk, tmp_path):
     path = tmp_path / "log"
     path.write_text("before\n")
-    disk.append(str(path), b"after\n")
+    put(disk, path, b"after\n")
 
-    assert disk.flush(DEADLINE_S)
     assert path.read_text() == "before\nafter\n"
 
 
@@ -84,9 +89,8 @@ def test_a_closed_file_can_be_appended_to_again(disk, tmp_path):
     path = tmp_path / "log"
     disk.append(str(path), b"1\n")
     disk.close_file(str(path))
-    disk.append(str(path), b"2\n")
+    put(disk, path, b"2\n")
 
-    assert disk.flush(DEADLINE_S)
     assert path.read_bytes() == b"1\n2\n"
 
 
@@ -97,8 +101,7 @@ def test_close_gives_the_descriptor_back(disk, tmp_path):
         fds = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
         return path in {os.readlink(fd) for fd in fds if os.path.lexists(fd)}
 
-    disk.append(path, b"1\n")
-    assert disk.flush(DEADLINE_S)
+    put(disk, path, b"1\n")
     assert is_open()
     disk.close_file(path)
     assert disk.flush(DEADLINE_S)
@@ -117,11 +120,8 @@ def test_replace_writes_the_whole_file_with_its_mode(disk, tmp_path):
 
 
 def test_on_a_full_disk_lines_are_lost_counted_and_said(disk, losses):
-    for i in range(5):
-        disk.append("/dev/full", b"line %d\n" % i)
-    disk.append("/dev/full", b"two\nlines\n")
+    put(disk, "/dev/full", *(b"line %d\n" % i for i in range(5)), b"two\nlines\n")
 
-    assert disk.flush(DEADLINE_S)
     assert losses.lines == 7
     assert {why for _, why in losses.said} == {FULL}
 
@@ -129,14 +129,10 @@ def test_on_a_full_disk_lines_are_lost_counted_and_said(disk, losses):
 def test_a_full_disk_that_has_room_again_gets_a_mark_in_the_place_of_the_loss(disk, tmp_path):
     path, real = tmp_path / "log", tmp_path / "real"
     link_to("/dev/full", path)
-    disk.append(str(path), b"one\ntwo\n")
-    disk.append(str(path), b"three\n")
-    assert disk.flush(DEADLINE_S)
+    put(disk, path, b"one\ntwo\n", b"three\n")
     link_to(real, path)
-    disk.append(str(path), b"four\n")
-    disk.append(str(path), b"five\n")
+    put(disk, path, b"four\n", b"five\n")
 
-    assert disk.flush(DEADLINE_S)
     assert real.read_text() == f"\n[muster: 3 lines are lost here: {FULL}]\nfour\nfive\n"
 
 
@@ -168,9 +164,8 @@ def test_a_file_in_the_way_of_the_folder_is_a_loss_like_any_other(disk, losses, 
 
 
 def test_a_read_only_folder_is_a_loss_like_any_other(disk, losses):
-    disk.append("/sys/log", b"line\n")  # where nobody can make a file, not even root
+    put(disk, "/sys/log", b"line\n")  # where nobody can make a file, not even root
 
-    assert disk.flush(DEADLINE_S)
     ((lines, why),) = losses.said
     assert lines == 1
     assert why in ("Permission denied", "Read-only file system")
@@ -200,7 +195,7 @@ def test_a_hung_disk_never_holds_the_caller_and_its_losses_are_said_at_once(disk
     # Nobody has read yet, so a call that waits for the disk does not return; and none waits a while.
     assert time.monotonic() - began < AT_ONCE_S
     assert not disk.flush(0.0)
-    kept = MAX_WAITING_BYTES >> 20
+    kept = writing.MAX_WAITING_BYTES >> 20
     assert losses.lines == 400 - kept
     assert {why for _, why in losses.said} == {"the disk was too slow"}
 
@@ -254,11 +249,8 @@ def tiny_disk(tmp_path):
 
 
 def test_a_disk_that_fills_up_keeps_whole_lines_up_to_the_mark(tiny_disk, tmp_path):
-    source = str(Path(__file__).parents[4] / "src")
-    done = ran(
-        [*tiny_disk, sys.executable, "-c", ON_A_TINY_DISK, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": source},
-    )
+    words = [*tiny_disk, sys.executable, "-c", ON_A_TINY_DISK, str(tmp_path)]
+    done = ran(words, env={**os.environ, "PYTHONPATH": SOURCE})
 
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith("lost")]
@@ -276,51 +268,169 @@ def test_a_disk_that_fills_up_keeps_whole_lines_up_to_the_mark(tiny_disk, tmp_pa
 
 @pytest.fixture
 def rooted(tmp_path, losses):
-    writer = DiskWriter(on_loss=losses, root=str(tmp_path / "run"))
+    writer = writing.DiskWriter(on_loss=losses, root=str(tmp_path / "run"))
     writer.start()
     return writer
 
 
 def test_the_root_is_made_for_its_user_alone(rooted, tmp_path):
-    rooted.append(str(tmp_path / "run" / "logs" / "a"), b"1\n")
-    assert rooted.flush(DEADLINE_S)
+    put(rooted, tmp_path / "run" / "logs" / "a", b"1\n")
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
 
 
 def test_a_root_that_is_removed_is_said_at_once_and_not_made_again(rooted, losses, tmp_path):
-    rooted.append(str(tmp_path / "run" / "logs" / "a"), b"1\n")
-    assert rooted.flush(DEADLINE_S)
+    put(rooted, tmp_path / "run" / "logs" / "a", b"1\n")
     shutil.rmtree(tmp_path / "run")
     wait_until(lambda: losses.said, "the loss, though nothing is written")
     assert losses.said[0] == (0, f"{tmp_path}/run has been removed")
     rooted.append(str(tmp_path / "run" / "logs" / "a"), b"2\n")
-    rooted.append(str(tmp_path / "run" / "logs" / "b"), b"3\n")
-    assert rooted.flush(DEADLINE_S)
+    put(rooted, tmp_path / "run" / "logs" / "b", b"3\n")
     assert not (tmp_path / "run").exists()
-    assert sum(lines for lines, _ in losses.said) == 2
+    assert losses.lines == 2
 
 
 def test_a_folder_in_the_place_of_the_root_is_not_the_root(rooted, losses, tmp_path):
-    rooted.append(str(tmp_path / "run" / "a"), b"1\n")
-    assert rooted.flush(DEADLINE_S)
+    put(rooted, tmp_path / "run" / "a", b"1\n")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     (tmp_path / "run").mkdir()
-    rooted.append(str(tmp_path / "run" / "b"), b"2\n")
-    assert rooted.flush(DEADLINE_S)
+    put(rooted, tmp_path / "run" / "b", b"2\n")
     assert not (tmp_path / "run" / "b").exists()
     assert losses.said
 
 
 def test_a_file_that_is_removed_alone_is_made_again(rooted, losses, tmp_path):
     path = tmp_path / "run" / "a"
-    rooted.append(str(path), b"1\n")
-    assert rooted.flush(DEADLINE_S)
+    put(rooted, path, b"1\n")
     path.unlink()
 
     def is_made_again():
-        rooted.append(str(path), b"2\n")
-        return rooted.flush(DEADLINE_S) and path.exists()
+        put(rooted, path, b"2\n")
+        return path.exists()
 
     wait_until(is_made_again, "the file")
     assert path.read_bytes() == b"2\n"
     assert not losses.said
+
+
+# A reader gets everything, however slow; who writes never waits for him.
+
+
+BLOCK = b"".join(b"%09d\n" % n for n in range(100_000))
+
+
+@pytest.fixture
+def pipe():
+    read_fd, write_fd = os.pipe()
+    with open(read_fd, "rb") as reader, open(write_fd, "wb") as writer:
+        yield reader, writer
+
+
+def start_writer(fd, disk, folder):
+    lost = []
+    waiting = writing.Backlog(lambda: str(folder / "unread"), disk)
+    writer = writing.PatientWriter(fd, waiting, lambda lines, why: lost.append((lines, why)))
+    writer.start()
+    return writer, lost
+
+
+def test_what_a_reader_takes_late_is_what_was_put_in_its_order(tmp_path, disk, pipe):
+    reader, end = pipe
+    writer, lost = start_writer(end.fileno(), disk, tmp_path)
+
+    for _ in range(8):
+        writer.put(BLOCK)
+    behind = [path.name for path in tmp_path.iterdir()]
+    taken = b"".join(reader.read(len(BLOCK)) for _ in range(8))
+    writer.flush()
+    writer.put(b"again")
+    writer.flush()
+
+    assert taken == 8 * BLOCK
+    assert reader.read(5) == b"again"
+    assert lost == []
+    assert behind == [] or behind == ["unread.0"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_who_has_gone_wants_nothing_and_keeps_nobody(tmp_path, disk, pipe):
+    reader, end = pipe
+    writer, lost = start_writer(end.fileno(), disk, tmp_path)
+
+    for _ in range(8):
+        writer.put(BLOCK)
+    reader.close()
+    writer.flush()
+    writer.put(BLOCK)
+    writer.flush()
+
+    assert lost == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_on_a_full_disk_lacks_lines_and_says_so(tmp_path, disk):
+    with open("/dev/full", "wb") as full:
+        writer, lost = start_writer(full.fileno(), disk, tmp_path)
+
+        writer.put(b"one\ntwo\n")
+        writer.flush()
+
+    assert lost == [(2, "No space left on device")]
+
+
+def test_an_end_that_waits_for_its_reader_says_so(tmp_path, disk, pipe, monkeypatch):
+    monkeypatch.setattr(writing, "SAY_AFTER_S", 0.01)
+    reader, end = pipe
+    writer, _ = start_writer(end.fileno(), disk, tmp_path)
+    said = []
+
+    def read_all():
+        said.append("waits")
+        threading.Thread(target=reader.read, args=(len(BLOCK),)).start()
+
+    writer.waits = read_all
+    writer.put(BLOCK)
+    writer.flush()
+
+    assert said == ["waits"]
+
+
+# Of very many attempts the logs of the first and of the last ones are kept.
+
+
+def make(tmp_path, attempts):
+    """Make the logs of four ranks of some attempts."""
+    run_dir = RunDir(str(tmp_path))
+    for attempt in range(attempts):
+        os.makedirs(run_dir.attempt_logs(attempt))
+        for rank in range(4):
+            Path(run_dir.rank_log(attempt, rank)).write_text("x")
+    return run_dir
+
+
+def kept(run_dir):
+    return sorted(int(name.removeprefix("attempt-")) for name in os.listdir(run_dir.logs))
+
+
+def test_small_runs_keep_what_nobody_would_miss():
+    assert writing.attempts_kept(2) == writing.MOST_FILES // 2
+    assert writing.attempts_kept(4096) == 24
+    assert writing.attempts_kept(10**6) == 20
+
+
+def test_each_node_removes_what_its_ranks_have_left(tmp_path):
+    run_dir, world = make(tmp_path, attempts=30), writing.MOST_FILES // 20
+    for newest in range(30):
+        old = writing.too_old(newest, world)
+        for node in ((0, 1), (2, 3)) if old is not None else ():
+            writing.remove_old(run_dir, old, node)
+    assert kept(run_dir) == [0, *range(10, 30)]
+
+
+def test_what_others_have_written_there_stays(tmp_path):
+    run_dir, world = make(tmp_path, attempts=22), writing.MOST_FILES // 20
+    assert writing.too_old(21, world) == 1
+    writing.remove_old(run_dir, 1, (0, 1))
+    assert sorted(os.listdir(run_dir.attempt_logs(1))) == ["rank-2.log", "rank-3.log"]
+    writing.remove_old(run_dir, 1, (2, 3))
+    assert 1 not in kept(run_dir)
+    writing.remove_old(run_dir, 1, (0, 1))  # again, and of a node that never wrote

@@ -6,11 +6,12 @@ import select
 import subprocess
 import sys
 
-import pytest
-
 from kit.command import SOURCE
 from kit.screen import TerminalOf
 
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+WORDS = [sys.executable, "-S", "-c"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE}
 PROLOGUE = """
 import os, sys
 from torchmuster.core.files.terminal import TerminalVoice
@@ -21,15 +22,15 @@ voice.start()
 
 
 def start(program, *arguments, **streams):
-    return subprocess.Popen(
-        [sys.executable, "-S", "-c", PROLOGUE + program, *arguments],
-        env={**os.environ, "PYTHONPATH": SOURCE},
-        **streams,
-    )
+    return subprocess.Popen([*WORDS, PROLOGUE + program, *arguments], env=ENVIRONMENT, **streams)
+
+
+def on_terminal(program, **given):
+    return TerminalOf([*WORDS, PROLOGUE + program], {**ENVIRONMENT, **given})
 
 
 def said(program):
-    with start(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start(program, **PIPES) as process:
         out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     return out.decode(), err.decode()
@@ -82,8 +83,7 @@ def test_in_a_log_a_transfer_is_told_once():
 
 
 def test_on_a_terminal_a_transfer_is_told_again_and_again():
-    command = [sys.executable, "-S", "-c", PROLOGUE + TRANSFER]
-    with TerminalOf(command, {**os.environ, "PYTHONPATH": SOURCE}) as screen:
+    with on_terminal(TRANSFER) as screen:
         screen.wait_for("5 GiB of 9 GiB", "4 s left", "muster: staged")
         assert screen.text.count("GiB of 9 GiB") == 5
 
@@ -160,14 +160,10 @@ voice.flush(30)
 """
 
 
-@pytest.fixture
-def flooded():
-    """What is read from a process after it has said 3.6 MB to a terminal that nobody read."""
+def say_a_flood():
+    """Return what is read from a process after it has said 3.6 MB to a terminal that nobody read."""
     said_all, done = os.pipe()
-    everything = subprocess.PIPE
-    with start(
-        FLOOD, str(done), stdin=everything, stdout=everything, stderr=everything, pass_fds=[done]
-    ) as process:
+    with start(FLOOD, str(done), **PIPES, pass_fds=[done]) as process:
         os.close(done)
         # It takes a second. Whoever waits for a reader, if only a tenth of a second with each block, is not done then.
         ended, _, _ = select.select([said_all], [], [], 30.0)
@@ -178,8 +174,8 @@ def flooded():
     return out.decode(), err.decode()
 
 
-def test_a_terminal_that_nobody_reads_never_blocks_and_is_told_what_it_lost(flooded):
-    out, err = flooded
+def test_a_terminal_that_nobody_reads_never_blocks_and_is_told_what_it_lost_and_the_verdict():
+    out, err = say_a_flood()
 
     lines = out.splitlines()
     assert lines.pop() == "end"
@@ -190,11 +186,6 @@ def test_a_terminal_that_nobody_reads_never_blocks_and_is_told_what_it_lost(floo
         r"^muster: (\d+) lines were not shown: this terminal is slow$", err, re.MULTILINE
     )
     assert sum(map(int, lost)) == 400_000 - len(lines)
-
-
-def test_the_verdict_finds_room_behind_a_flood(flooded):
-    _, err = flooded
-
     assert "muster: the run failed\nerror: a verdict\n" in err
 
 
@@ -202,9 +193,7 @@ def test_a_reader_that_has_gone_ends_nothing():
     with start(
         "os.write(2, b'ready'); sys.stdin.read(1); voice.show(0, 1, 'x' * 100000, 0);"
         " voice.say('still here'); voice.flush(30)",
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        **PIPES,
     ) as process:
         process.stdout.close()
         process.stdin.write(b"go")
@@ -216,18 +205,16 @@ def test_a_reader_that_has_gone_ends_nothing():
     assert err == b"readymuster: still here\n"
 
 
-def test_rows_that_stand_below_the_last_words_go_at_the_end():
-    program = (
-        PROLOGUE
-        + """
+DRAWN_AT_THE_END = """
 voice.say("cancelled")
 voice.show_status(["running"])
 with voice._changed:
     assert voice._changed.wait_for(lambda: voice._status.is_drawn and not voice._busy, 30)
 voice.flush(30.0)
 """
-    )
-    env = {**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm"}
-    with TerminalOf([sys.executable, "-S", "-c", program], env) as screen:
+
+
+def test_rows_that_stand_below_the_last_words_go_at_the_end():
+    with on_terminal(DRAWN_AT_THE_END, TERM="xterm") as screen:
         assert screen.wait_for_end(limit_s=20) == 0
         assert screen.text.split() == ["muster:", "cancelled"]

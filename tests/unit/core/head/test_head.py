@@ -3,7 +3,7 @@
 import asyncio
 
 from kit.waiting import wait_until_async
-from torchmuster.core.files.disk import Backlog, DiskWriter
+from torchmuster.core.files.disk import Backlog
 from torchmuster.core.head.head import Outlet
 from torchmuster.core.net import messages
 
@@ -29,10 +29,7 @@ class Line:
         await asyncio.sleep(0)
 
 
-async def test_an_outlet_keeps_order_and_repeats_nothing_when_the_connection_ends(tmp_path):
-    disk = DiskWriter()
-    disk.start()
-
+async def test_an_outlet_keeps_order_and_repeats_nothing_when_the_connection_ends(tmp_path, disk):
     outlet = Outlet(Backlog(lambda: str(tmp_path / "untold"), disk))
     first, second = Line(MANY // 4, stands=True), Line(MANY)
     outlet.attach(first)

@@ -31,28 +31,31 @@ class Told(World):
     def named(self, name):
         return [fields for event, fields in self.events if event == name]
 
-    def join_all(self):
-        for node in self.nodes:
-            self.join(node)
+    def lose(self, place):
+        self.die(self.nodes[place], workers=True)
         self.settle()
-        return self
+        self.let_speak()
 
     def let_speak(self):
         """Each agent says what it owes, until nobody owes anything."""
-        while True:
-            heard = [n for n in self.nodes if n.line is not None and n.lives and not n.is_silent]
-            speaking = [n for n in heard if n.owes]
-            if not speaking:
-                break
+        while speaking := [n for n in self.nodes if n.owes and self.is_heard(n)]:
             self.say(speaking[0])
             self.settle()
+        return self
+
+    def is_heard(self, node):
+        return node.line is not None and node.lives and not node.is_silent
 
 
 @pytest.fixture
 def world():
-    made = Told(make_plan(2, spares=1)).join_all()
-    made.let_speak()
-    return made
+    return Told(make_plan(2, spares=1)).join_all().let_speak()
+
+
+def leave(world, node, rank, how):
+    """A worker ends by itself, and its agent has yet to say so."""
+    node.workers.discard(rank)
+    node.owes.append(world.end(node, rank, how, asked=False))
 
 
 def places(world):
@@ -68,9 +71,7 @@ def test_the_spare_node_gets_no_rank(world):
 
 def test_a_spare_takes_the_place_of_a_lost_node_without_waiting(world):
     now = world.now
-    world.die(world.nodes[1], workers=True)
-    world.settle()
-    world.let_speak()
+    world.lose(1)
     assert world.now == now
     assert world.policy.phase is AttemptPhase.RUNNING
     assert places(world) == {0: 0, 1: 2}
@@ -80,17 +81,12 @@ def test_a_spare_takes_the_place_of_a_lost_node_without_waiting(world):
 
 
 def test_a_node_that_comes_back_is_spare_from_then_on(world):
-    world.die(world.nodes[1], workers=True)
-    world.settle()
-    world.let_speak()
-    world.join(world.nodes[1])
-    world.settle()
+    world.lose(1)
+    world.join_all(1)
     assert world.named("spare_joined") == [{"node": "n2"}]
     assert not world.nodes[1].workers
     assert world.policy.phase is AttemptPhase.RUNNING
-    world.die(world.nodes[2], workers=True)
-    world.settle()
-    world.let_speak()
+    world.lose(2)
     assert places(world) == {0: 0, 1: 1}
     assert world.asked == [1, 2]
 
@@ -106,47 +102,33 @@ def test_a_spare_that_is_lost_ends_nothing(world):
 
 
 def test_a_spare_that_comes_first_waits_for_those_that_were_to_get_the_ranks():
-    world = Told(make_plan(2, spares=1))
-    world.join(world.nodes[2])
-    world.join(world.nodes[0])
-    world.settle()
+    world = Told(make_plan(2, spares=1)).join_all(2, 0)
     assert world.policy.attempt is None
-    world.join(world.nodes[1])
-    world.settle()
+    world.join_all(1)
     assert places(world) == {0: 0, 1: 1}
 
 
 def test_a_spare_begins_in_the_place_of_a_node_that_does_not_come():
-    world = Told(make_plan(2, spares=1))
-    world.join(world.nodes[2])
-    world.join(world.nodes[0])
+    world = Told(make_plan(2, spares=1)).join_all(2, 0)
     world.wait(world.plan.limits.last_call_s + 2)
     assert places(world) == {0: 0, 1: 2}
 
 
 def test_a_run_does_not_begin_without_its_head():
-    world = Told(make_plan(1, spares=2))
-    world.join(world.nodes[1])
-    world.join(world.nodes[2])
+    world = Told(make_plan(1, spares=2)).join_all(1, 2)
     world.wait(10)
     assert world.policy.attempt is None
-    world.join(world.nodes[0])
-    world.settle()
+    world.join_all(0)
     assert places(world) == {0: 0}
 
 
 def lose_and_bring_back(world, number):
-    world.die(world.nodes[number], workers=True)
-    world.settle()
-    world.let_speak()
-    world.join(world.nodes[number])
-    world.settle()
-    world.let_speak()
+    world.lose(number)
+    world.join_all(number).let_speak()
 
 
 def test_a_node_that_was_lost_twice_is_not_taken_while_another_is_there():
-    world = Told(make_plan(2, spares=2, max_restarts=9)).join_all()
-    world.let_speak()
+    world = Told(make_plan(2, spares=2, max_restarts=9)).join_all().let_speak()
     lose_and_bring_back(world, 1)  # n3 takes place 1
     lose_and_bring_back(world, 1)  # as a spare, for the second time
     assert places(world) == {0: 0, 1: 2}
@@ -154,10 +136,9 @@ def test_a_node_that_was_lost_twice_is_not_taken_while_another_is_there():
     assert places(world) == {0: 0, 1: 3}, "n4, and not n2"
     lose_and_bring_back(world, 3)
     assert places(world) == {0: 0, 1: 2}, "n3, which was lost once"
-    for node in (0, 2):
-        for rank in sorted(world.nodes[node].workers):
-            world.nodes[node].workers.discard(rank)
-            world.nodes[node].owes.append(world.end(world.nodes[node], rank, "well", asked=False))
+    for node in (world.nodes[0], world.nodes[2]):
+        for rank in sorted(node.workers):
+            leave(world, node, rank, "well")
     world.let_speak()
     world.wait(1)
     world.let_speak()
@@ -176,11 +157,10 @@ def test_a_spare_whose_interpreter_is_refused_is_let_go(world):
 
 def test_a_node_that_is_lost_after_its_echo_was_heard_is_the_cause(world):
     """Its workers were killed on their own node, and what they leave the other node hears first."""
-    world.nodes[1].is_silent = True
-    echo = world.end(world.nodes[0], 0, "echo", asked=False)
-    world.nodes[0].workers.discard(0)
-    world.nodes[0].owes.append(echo)
-    world.say(world.nodes[0])
+    first, second, _ = world.nodes
+    second.is_silent = True
+    leave(world, first, 0, "echo")
+    world.say(first)
     world.settle()
     assert world.policy.phase is AttemptPhase.ENDING
     while world.policy.attempt.number == 0:
@@ -194,11 +174,8 @@ def test_a_node_that_is_lost_after_its_echo_was_heard_is_the_cause(world):
 
 def compute_wrongly(world, place):
     """A rank of the node in this place finds that it has computed something else than the others."""
-    start = world.policy.attempt.members[place].hello.place
-    node = world.nodes[start]
-    rank = min(node.workers)
-    node.workers.discard(rank)
-    node.owes.append(world.end(node, rank, "wrong", asked=False))
+    node = world.nodes[world.policy.attempt.members[place].hello.place]
+    leave(world, node, min(node.workers), "wrong")
     world.let_speak()
     world.settle()
     world.let_speak()
@@ -212,22 +189,19 @@ def test_a_node_that_computes_wrongly_gets_no_rank_again(world):
     assert world.asked == [], "it is there, and nobody has to be started for it"
     assert world.nodes[1].lives
     world.die(world.nodes[1], workers=True)
-    world.join(world.nodes[1])
-    world.settle()
+    world.join_all(1)
     assert not world.named("node_lost")
     assert world.asked == []
     compute_wrongly(world, 1)
     result = world.policy.result
     assert (result.state, result.exit_code) == (RunState.FAILED, 1)
-    assert "rank 2 did so on n2 as well: look at what the script does on this rank" in str(
-        result.report.more
-    )
+    why = "rank 2 did so on n2 as well: look at what the script does on this rank"
+    assert why in str(result.report.more)
     assert [note.partition(" was")[0] for note in result.notes] == ["n2"], "n3 is not blamed"
 
 
 def test_a_run_with_a_range_goes_on_without_a_node_that_computes_wrongly():
-    world = Told(make_plan(3, min_nodes=2)).join_all()
-    world.let_speak()
+    world = Told(make_plan(3, min_nodes=2)).join_all().let_speak()
     compute_wrongly(world, 2)
     assert places(world) == {0: 0, 1: 1}
     world.die(world.nodes[2], workers=True)

@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from kit.values import READY, hello, run_plan, worker_end
 from kit.work import num_calls
 from torchmuster.core.files.layout import RunDir
+from torchmuster.core.head import node_policy
 from torchmuster.core.head.attempt import AttemptPhase
 from torchmuster.core.head.membership import Membership
-from torchmuster.core.head.node_policy import (
-    AskForNodes,
-    CutOff,
-    OpenStore,
-    Record,
-    Send,
-    StartChecks,
-)
 from torchmuster.core.head.options import TrainingHeadOptions
-from torchmuster.core.head.training_policy import TrainingPolicy
+from torchmuster.core.head.training_policy import Debuggers, TrainingPolicy
 from torchmuster.core.model.events import WorkersStartedEvent
 from torchmuster.core.model.failure import EndKind, PythonError, first_cause
 from torchmuster.core.model.lease import LEASE_S
@@ -45,21 +38,17 @@ ENDS = {
     "echo": {"kind": EndKind.EXCEPTION, "exit_code": 1},
     "wrong": {"kind": EndKind.EXCEPTION, "exit_code": 1},
 }
+
+
+def error(type_name, message, line, **more):
+    where = {"where": f"train.py:{line}", "traceback": "..."}
+    return PythonError(type_name=type_name, message=message, **where, **more)
+
+
 ERRORS = {
-    "bug": PythonError(type_name="ValueError", message="x", where="train.py:7", traceback="..."),
-    "echo": PythonError(
-        type_name="RuntimeError",
-        message="Connection closed by peer",
-        where="train.py:9",
-        traceback="...",
-    ),
-    "wrong": PythonError(
-        type_name="DiffersError",
-        message="rank 1 has computed something else",
-        where="train.py:9",
-        traceback="...",
-        blames_node=True,
-    ),
+    "bug": error("ValueError", "x", 7),
+    "echo": error("RuntimeError", "Connection closed by peer", 9),
+    "wrong": error("DiffersError", "rank 1 has computed something else", 9, blames_node=True),
 }
 
 
@@ -129,7 +118,7 @@ class World:
         self.policy = TrainingPolicy(options, members, self.now, self.checks)
 
     def checks(self, policy):
-        return StartChecks(policy, "10.0.0.1", "net")
+        return node_policy.StartChecks(policy, "10.0.0.1", "net")
 
     # What the head does.
 
@@ -144,21 +133,21 @@ class World:
 
     def carry_out(self, action):
         match action:
-            case OpenStore(attempt=attempt, address=address):
+            case node_policy.OpenStore(attempt=attempt, address=address):
                 self.check_start(attempt)
                 self.policy.store_is_open(attempt, address, 29500)
-            case Send(channel=line, message=message):
+            case node_policy.Send(channel=line, message=message):
                 for node in self.nodes:
                     if node.line is line and node.lives:
                         self.obey(node, message)
-            case CutOff(channel=line):
+            case node_policy.CutOff(channel=line):
                 for node in self.nodes:
                     if node.line is line:
                         node.line = None
-            case Record(event=WorkersStartedEvent(attempt=attempt, pids=pids)):
+            case node_policy.Record(event=WorkersStartedEvent(attempt=attempt, pids=pids)):
                 started = [(min(r), p) for number, r, p in self.started if number == attempt]
                 assert pids == sum((p for _, p in sorted(started)), ())[:64], "pids in rank order"
-            case AskForNodes(places=places):
+            case node_policy.AskForNodes(places=places):
                 assert all(0 <= place < self.plan.num_places for place in places)
                 gathering = self.policy.phase is AttemptPhase.GATHERING
                 assert gathering or not self.was_spent, "nobody would need them"
@@ -172,11 +161,8 @@ class World:
                 node.pids = tuple(next(self.pids) for _ in node.workers)
                 self.alive_pids.update(node.pids)
                 self.started.append((attempt, frozenset(node.workers), node.pids))
-                node.owes.append(
-                    messages.WorkersStarted(
-                        attempt=attempt, pids=node.pids, spawner_pid=node.spawner
-                    )
-                )
+                told = {"pids": node.pids, "spawner_pid": node.spawner}
+                node.owes.append(messages.WorkersStarted(attempt=attempt, **told))
             case messages.Welcome() if node.attempt is not None:  # it was given up for lost
                 attempt = node.attempt
                 self.kill_workers(node, attempt)
@@ -200,15 +186,8 @@ class World:
         node.workers, node.pids, node.attempt = set(), (), None
 
     def end(self, node, rank, how, *, asked):
-        what = ENDS[how]
-        end = worker_end(
-            attempt=node.attempt,
-            rank=rank,
-            node=self.plan.node_name(node.place),
-            asked=asked,
-            error=ERRORS.get(how),
-            **what,
-        )
+        of = {"attempt": node.attempt, "rank": rank, "node": self.plan.node_name(node.place)}
+        end = worker_end(**of, asked=asked, error=ERRORS.get(how), **ENDS[how])
         return messages.WorkerEnded(end=end)
 
     # What must hold.
@@ -258,6 +237,13 @@ class World:
         self.joins += 1
         self.call(node)
 
+    def join_all(self, *places):
+        """The nodes of these places join one after the other, or all of them; then the head looks."""
+        for place in places or range(len(self.nodes)):
+            self.join(self.nodes[place])
+        self.settle()
+        return self
+
     def call(self, node):
         if self.is_ending(node):
             self.clear(node)
@@ -279,11 +265,7 @@ class World:
         node.heard_at = self.now
         node.member = self.policy.called(self.now, said, node.line, VERSION)
         if node.member is not None:
-            self.policy.said(
-                self.now,
-                node.member,
-                READY,
-            )
+            self.policy.said(self.now, node.member, READY)
             return
         while actions := self.policy.take_actions():
             for action in actions:
@@ -382,12 +364,8 @@ class World:
         """One rank fails, and on every other node one fails because of it, whoever is heard first."""
         for other in self.nodes:
             if other.line is not None and other.workers and not self.is_ending(other):
-                how = (
-                    st.sampled_from(["bug", "killed", "code 3"])
-                    if other is node
-                    else st.just("echo")
-                )
-                self.finish_worker(other, self.draw(how))
+                how = ["bug", "killed", "code 3"] if other is node else ["echo"]
+                self.finish_worker(other, self.draw(st.sampled_from(how)))
 
     def harm(self, node):
         how = self.draw(st.sampled_from(["dies", "dies with workers", "drops", "falls silent"]))
@@ -505,10 +483,7 @@ def test_every_life_of_a_run_ends_and_keeps_its_promises(
 
 def lose_a_node(world):
     """Let a run of two nodes begin, and lose one of them for good."""
-    for node in world.nodes:
-        world.join(node)
-    world.settle()
-    for node in world.nodes:
+    for node in world.join_all().nodes:
         world.say(node)
     first, second = world.nodes
     world.die(second, workers=True)
@@ -569,17 +544,14 @@ def test_who_cancels_while_a_node_is_missing_has_cancelled(later_s, state):
 def test_ctrl_c_gives_debuggers_that_are_left_alone_no_whole_grace(
     signum, num_debugged, least, most
 ):
-    world = World(None, make_plan(1), local=True)
+    world = World(None, make_plan(1), local=True).join_all()
     (node,) = world.nodes
-    world.join(node)
-    world.settle()
     while node.owes:
         world.say(node)
         world.settle()
     assert world.policy.phase is AttemptPhase.RUNNING
     for rank in range(num_debugged):
-        message = messages.Debugger(rank=rank, active=True)
-        world.policy.said(world.now, node.member, message)
+        world.policy.said(world.now, node.member, messages.Debugger(rank=rank, active=True))
     world.policy.stop(world.now, signum, StopCause.USER)
     began = world.now
     while world.policy.phase is AttemptPhase.RUNNING and world.now < began + 20:
@@ -590,10 +562,7 @@ def test_ctrl_c_gives_debuggers_that_are_left_alone_no_whole_grace(
 
 def calls_of_an_end(num_nodes):
     """Return how many calls it takes from a worker's death to the next attempt, if all others' ends are heard one by one."""
-    world = World(None, make_plan(num_nodes), local=True)
-    for node in world.nodes:
-        world.join(node)
-    world.settle()
+    world = World(None, make_plan(num_nodes), local=True).join_all()
     for node in world.nodes:
         world.say(node)
     first, policy = world.nodes[0], world.policy
@@ -610,9 +579,56 @@ def calls_of_an_end(num_nodes):
                 policy.advance(world.now)
 
     count = num_calls(hear_all)
-    assert any(isinstance(action, OpenStore) for action in policy.take_actions())
+    assert any(isinstance(action, node_policy.OpenStore) for action in policy.take_actions())
     return count
 
 
 def test_an_end_that_twice_as_many_ranks_tell_is_twice_the_work():
     assert calls_of_an_end(200) < 2.5 * calls_of_an_end(100)
+
+
+# Which ranks somebody debugs.
+
+
+@pytest.fixture
+def debuggers():
+    return Debuggers()
+
+
+def debugger(rank, waits="", *, active=True):
+    folder = "/code" if waits else ""
+    return messages.Debugger(rank=rank, active=active, waits=waits, folder=folder)
+
+
+@pytest.mark.parametrize(("waits", "is_told"), [("debugpy", True), ("", False)])
+def test_a_rank_that_somebody_debugs_is_held_and_told_to_the_client_if_it_waits(
+    debuggers, waits, is_told
+):
+    assert debuggers.take(debugger(3, waits)) is is_told
+    assert debuggers == {3}
+
+
+def test_of_ranks_that_failed_only_the_first_is_looked_at(debuggers):
+    assert debuggers.take(debugger(1, "pdb"))
+    assert not debuggers.take(debugger(0, "pdb"))
+    assert not debuggers.take(debugger(1))
+    assert debuggers == {1}
+    debuggers.take(debugger(1, active=False))
+    assert not debuggers
+
+
+def test_who_fails_because_the_first_is_gone_is_not_looked_at_before_the_next_attempt(debuggers):
+    debuggers.take(debugger(1, "pdb"))
+    debuggers.take(debugger(1, active=False))
+    assert not debuggers.take(debugger(0, "pdb"))
+    assert not debuggers
+    debuggers.clear()
+    assert debuggers.take(debugger(0, "pdb"))
+
+
+def test_a_rank_that_stops_and_goes_on_can_stop_again_and_fail(debuggers):
+    for waits in ("pdb:stops", "pdb:stops", "pdb"):
+        assert debuggers.take(debugger(1, waits))
+        assert debuggers == {1}
+        debuggers.take(debugger(1, active=False))
+        assert not debuggers

@@ -13,15 +13,8 @@ def raised(
     rank, type_name, message="", where="train.py:7", is_final=False, bases=(), own=None, **given
 ):
     trace = f'Traceback (most recent call last):\n  File "train.py", line 7\n{type_name}: {message}'
-    error = PythonError(
-        type_name=type_name,
-        message=message,
-        where=where,
-        traceback=trace,
-        is_final=is_final,
-        bases=bases,
-        own=own,
-    )
+    said = {"type_name": type_name, "message": message, "where": where, "traceback": trace}
+    error = PythonError(**said, is_final=is_final, bases=bases, own=own)
     return end_of(rank, EndKind.EXCEPTION, exit_code=1, error=error, **given)
 
 

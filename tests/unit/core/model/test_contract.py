@@ -66,19 +66,13 @@ def test_without_a_store_of_the_agent_torch_makes_its_own():
     assert worker_environment(PLACE, facts)["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
-@pytest.mark.parametrize(
-    "name", ["OMP_NUM_THREADS", "MKL_THREADING_LAYER", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_LOGS"]
-)
-def test_what_torch_reads_at_import_is_known(name):
-    assert contract.is_read_at_import(name)
+AT_IMPORT = ["OMP_NUM_THREADS", "MKL_THREADING_LAYER", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_LOGS"]
+LATER = ["TORCH_NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "HOME", "TORCHMUSTER_X"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["TORCH_NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "HOME", "TORCHMUSTER_X"],
-)
-def test_what_is_read_later_needs_no_fresh_start(name):
-    assert not contract.is_read_at_import(name)
+@pytest.mark.parametrize("name", [*AT_IMPORT, *LATER])
+def test_what_torch_reads_at_import_is_known_and_what_is_read_later_needs_no_fresh_start(name):
+    assert contract.is_read_at_import(name) is (name in AT_IMPORT)
 
 
 def test_signals_have_names_and_unknown_ones_numbers():

@@ -3,12 +3,7 @@ import signal
 import pytest
 
 from kit.tables import rows
-from torchmuster.core.model.failure import (
-    EndKind,
-    describe,
-    first_cause,
-    last_step,
-)
+from torchmuster.core.model.failure import EndKind, describe, first_cause, last_step
 from unit.core.model.ends import end_of, exited, killed, lost, preempted, raised, succeeded
 
 # What healthy ranks were seen to say after another one's death, word for word.
@@ -57,53 +52,32 @@ def test_a_rank_s_own_error_is_no_echo(words):
     assert first_cause([own, later]) is own
 
 
-def test_of_nothing_but_echoes_the_first_one_is_the_cause():
-    echoes = [raised(rank, *ECHOES["gloo_closed"]) for rank in (2, 0, 1)]
-
-    assert first_cause(echoes) is echoes[0]
-
-
-def test_the_first_of_several_causes_wins():
-    ends = [succeeded(0), exited(2, 3), killed(1, signal.SIGSEGV)]
-
-    assert first_cause(ends) is ends[1]
-
-
-def test_the_abort_of_the_nccl_watchdog_is_an_echo():
-    said = ("[rank1]: ProcessGroupNCCL's watchdog got stuck", ECHOES["nccl_watchdog"][1])
-    watchdog, cause = killed(1, signal.SIGABRT, tail=said), exited(0, 3)
-
-    assert first_cause([watchdog, cause]) is cause
-
-
-def test_an_abort_without_the_watchdog_s_words_is_a_cause():
-    abort, later = killed(1, signal.SIGABRT, tail=("double free or corruption",)), exited(0, 3)
-
-    assert first_cause([abort, later]) is abort
+CLOSED = ECHOES["gloo_closed"]
+WATCHDOG = ("[rank1]: ProcessGroupNCCL's watchdog got stuck", ECHOES["nccl_watchdog"][1])
+ASKED = [killed(0, signal.SIGKILL, asked=True), exited(1, 1, asked=True)]
+FIRST_CAUSES = {
+    "of nothing but echoes the first one": ([raised(rank, *CLOSED) for rank in (2, 0, 1)], 0),
+    "the first of several": ([succeeded(0), exited(2, 3), killed(1, signal.SIGSEGV)], 1),
+    "not the abort of the watchdog": ([killed(1, signal.SIGABRT, tail=WATCHDOG), exited(0, 3)], 1),
+    "an abort without the watchdog's words": (
+        [killed(1, signal.SIGABRT, tail=("double free or corruption",)), exited(0, 3)],
+        0,
+    ),
+    "a segmentation fault whatever its last lines say": (
+        [killed(1, signal.SIGSEGV, tail=("Connection closed by peer",)), exited(0, 1)],
+        0,
+    ),
+    "nothing that was asked for": (ASKED, None),
+    "what was not asked for": ([*ASKED, exited(2, 3)], 2),
+    "no success and no preemption": ([succeeded(0), preempted(1)], None),
+    "nothing": ([], None),
+    "a lost node": ([raised(0, *CLOSED), lost(2, "its agent has gone")], 1),
+}
 
 
-def test_a_segmentation_fault_is_a_cause_whatever_its_last_lines_say():
-    fault = killed(1, signal.SIGSEGV, tail=("Connection closed by peer",))
-
-    assert first_cause([fault, exited(0, 1)]) is fault
-
-
-def test_ends_that_were_asked_for_are_no_failures():
-    asked = [killed(0, signal.SIGKILL, asked=True), exited(1, 1, asked=True)]
-
-    assert first_cause(asked) is None
-    assert first_cause([*asked, exited(2, 3)]).rank == 2
-
-
-def test_success_and_preemption_are_no_failures():
-    assert first_cause([succeeded(0), preempted(1)]) is None
-    assert first_cause([]) is None
-
-
-def test_a_lost_node_is_a_cause():
-    ends = [raised(0, *ECHOES["gloo_closed"]), lost(2, "its agent has gone")]
-
-    assert first_cause(ends) is ends[1]
+@pytest.mark.parametrize(("ends", "index"), FIRST_CAUSES.values(), ids=FIRST_CAUSES)
+def test_the_first_cause_is(ends, index):
+    assert first_cause(ends) is (None if index is None else ends[index])
 
 
 @pytest.mark.parametrize(
@@ -145,9 +119,9 @@ def test_an_end_is_described_in_a_few_words(end, words):
 
 
 def test_the_source_path_that_gloo_puts_in_front_is_left_out():
-    end = raised(0, *ECHOES["gloo_closed"])
-
-    assert describe(end) == "RuntimeError: Connection closed by peer [127.0.0.1]:42467"
+    assert (
+        describe(raised(0, *CLOSED)) == "RuntimeError: Connection closed by peer [127.0.0.1]:42467"
+    )
 
 
 def test_a_long_message_is_cut_to_fit_a_sentence():

@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from torchmuster.core.model.ranks import assign_ranks, compress_ranks, free_places, natural_key
+from torchmuster.core.model import ranks as numbering
 
 WORLDS = st.dictionaries(st.integers(0, 50), st.integers(1, 16), min_size=1, max_size=12)
 
@@ -9,7 +9,7 @@ WORLDS = st.dictionaries(st.integers(0, 50), st.integers(1, 16), min_size=1, max
 def ranks_by_place(workers_by_place):
     return {
         place: range(r.first_rank, r.first_rank + r.num_workers)
-        for place, r in assign_ranks(workers_by_place).items()
+        for place, r in numbering.assign_ranks(workers_by_place).items()
     }
 
 
@@ -27,7 +27,7 @@ def test_ranks_are_numbered_without_gap_in_the_order_of_the_places(world):
 @example([(1, "a"), (2, "a"), (3, "a")])
 @example([(1, "a"), (2, "b"), (3, "a"), (4, "b"), (5, "c")])
 def test_the_ranks_of_a_role_are_numbered_among_themselves(agents):
-    ranks = assign_ranks(
+    ranks = numbering.assign_ranks(
         {place: num for place, (num, _) in enumerate(agents)},
         {place: role for place, (_, role) in enumerate(agents)},
     )
@@ -46,7 +46,7 @@ def test_the_ranks_of_a_role_are_numbered_among_themselves(agents):
 
 @given(WORLDS)
 def test_node_ranks_are_the_index_among_the_places_that_are_present(world):
-    ranks = assign_ranks(world)
+    ranks = numbering.assign_ranks(world)
 
     assert [ranks[place].node_rank for place in sorted(world)] == list(range(len(world)))
 
@@ -57,15 +57,15 @@ def test_a_replacement_gets_the_ranks_of_the_node_that_it_replaces(world, random
     replaced = {place: n for place, n in world.items() if place != lost}
     replaced[lost] = world[lost]  # the newcomer comes last
 
-    assert assign_ranks(replaced) == assign_ranks(world)
+    assert numbering.assign_ranks(replaced) == numbering.assign_ranks(world)
 
 
 @given(WORLDS, st.randoms(use_true_random=False))
 def test_a_loss_moves_only_the_ranks_behind_it(world, random):
     lost = random.choice(sorted(world))
-    before = assign_ranks(world)
+    before = numbering.assign_ranks(world)
 
-    after = assign_ranks({place: n for place, n in world.items() if place != lost})
+    after = numbering.assign_ranks({place: n for place, n in world.items() if place != lost})
 
     assert lost not in after
     for place, ranks in after.items():
@@ -78,46 +78,37 @@ def test_a_loss_moves_only_the_ranks_behind_it(world, random):
 
 
 def test_numbers_in_names_are_sorted_as_numbers():
-    names = ["n10", "n2", "n1", "login", "n02x", "gpu-2-10", "gpu-2-9", "7"]
+    in_order = ["7", "gpu-2-9", "gpu-2-10", "login", "n1", "n2", "n02x", "n10"]
 
-    assert sorted(names, key=natural_key) == [
-        "7",
-        "gpu-2-9",
-        "gpu-2-10",
-        "login",
-        "n1",
-        "n2",
-        "n02x",
-        "n10",
-    ]
+    assert sorted(sorted(in_order), key=numbering.natural_key) == in_order
 
 
 @given(st.lists(st.text(st.characters(categories=["L", "N", "P"]), max_size=8)))
 def test_any_names_can_be_sorted_and_stay_all_there(names):
-    assert sorted(sorted(names, key=natural_key)) == sorted(names)
+    assert sorted(sorted(names, key=numbering.natural_key)) == sorted(names)
 
 
 def test_a_name_of_superscripts_can_be_sorted_too():
-    assert sorted(["²", "n1"], key=natural_key) == ["n1", "²"]
+    assert sorted(["²", "n1"], key=numbering.natural_key) == ["n1", "²"]
 
 
 @given(st.sets(st.integers(0, 9)), st.integers(1, 10))
 def test_free_places_are_what_nobody_holds(taken, max_nodes):
-    free = free_places(taken, max_nodes)
+    free = numbering.free_places(taken, max_nodes)
 
     assert free == sorted(set(range(max_nodes)) - taken)
 
 
 def test_neighbouring_ranks_are_written_as_a_span():
-    assert compress_ranks([5, 0, 2, 1, 7, 8, 2]) == "0-2,5,7-8"
-    assert compress_ranks([3]) == "3"
-    assert compress_ranks([]) == ""
+    assert numbering.compress_ranks([5, 0, 2, 1, 7, 8, 2]) == "0-2,5,7-8"
+    assert numbering.compress_ranks([3]) == "3"
+    assert numbering.compress_ranks([]) == ""
 
 
 @given(st.sets(st.integers(0, 300)))
 def test_compressed_ranks_can_be_read_back(ranks):
     read = set()
-    for part in filter(None, compress_ranks(ranks).split(",")):
+    for part in filter(None, numbering.compress_ranks(ranks).split(",")):
         low, _, high = part.partition("-")
         read |= set(range(int(low), int(high or low) + 1))
 

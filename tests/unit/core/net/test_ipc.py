@@ -122,9 +122,8 @@ with socket.socket(socket.AF_UNIX) as agent:
 
 
 def answer_to(path, *prefix, **options):
-    done = ran(
-        [*prefix, sys.executable, "-c", CALLER, path, ASK.hex()], limit_s=DEADLINE_S, **options
-    )
+    words = [*prefix, sys.executable, "-c", CALLER, path, ASK.hex()]
+    done = ran(words, limit_s=DEADLINE_S, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -164,11 +163,8 @@ def test_an_orphan_in_the_session_of_the_command_is_believed():
     commands = set()
 
     def call(path):
-        command = subprocess.Popen(
-            [sys.executable, "-c", ORPHAN, path, ASK.hex()],
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        words = [sys.executable, "-c", ORPHAN, path, ASK.hex()]
+        command = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
         commands.add(command.pid)
         out, _ = command.communicate(timeout=DEADLINE_S)
         return command.pid, json.loads(out)

@@ -1,6 +1,6 @@
 import asyncio
 import contextlib
-import os
+import datetime as dt
 import socket
 import struct
 import threading
@@ -9,12 +9,12 @@ from collections import deque
 import pytest
 
 from kit.waiting import wait_until_async
+from kit.work import rss_bytes
 from torchmuster.core.net import channel
 from torchmuster.core.net import listener as listening_side
 from torchmuster.core.net.address import bind
-from torchmuster.core.net.channel import Reason, Role, connect
-from torchmuster.core.net.listener import MAX_SILENT, MAX_STRANGERS
-from unit.core.net.loopback import SECRET, listening
+from torchmuster.core.net.channel import Role, connect
+from unit.core.net.loopback import SECRET, Doorman, listening, raw_connection
 
 GARBAGE = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"MUSTERCH" + b"\xff" * 200, b"MUSTER"]
 
@@ -24,11 +24,6 @@ def patient(monkeypatch):
     """Let strangers keep their seats longer than any test takes: who gets in did not wait for their time to be up."""
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 3600.0)
     monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", 3600.0)
-
-
-def rss_bytes():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def throw_garbage(port, number):
@@ -72,7 +67,7 @@ async def test_an_honest_agent_gets_through_a_flood_of_garbage_in_bounded_memory
         watching.cancel()
 
         assert num_calls, "the flood was over before anyone called"
-        assert max(seen) <= MAX_SILENT + 256 + MAX_STRANGERS
+        assert max(seen) <= listening_side.MAX_SILENT + 256 + listening_side.MAX_STRANGERS
         assert grown < 32 << 20
         assert doorman.channels.qsize() == num_calls
 
@@ -106,7 +101,8 @@ async def test_a_flood_of_silent_connections_keeps_no_honest_agent_out(flood_fro
         flood.start()
         try:
             await wait_until_async(
-                lambda: counts and counts[-1] >= 2 * MAX_SILENT, "all seats to be taken"
+                lambda: counts and counts[-1] >= 2 * listening_side.MAX_SILENT,
+                "all seats to be taken",
             )
             for _ in range(5):
                 await call_honestly(listener)
@@ -144,7 +140,7 @@ async def test_authenticated_connections_take_no_stranger_s_seat():
     async with listening() as (listener, doorman):
         agents = [
             await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
-            for _ in range(MAX_STRANGERS + 6)
+            for _ in range(listening_side.MAX_STRANGERS + 6)
         ]
         for _ in agents:
             await doorman.channels.get()
@@ -161,7 +157,7 @@ async def test_a_crowd_of_honest_agents_is_served_to_the_last(monkeypatch):
     async with listening() as (listener, doorman):
         calls = [
             connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
-            for _ in range(2 * MAX_STRANGERS)
+            for _ in range(2 * listening_side.MAX_STRANGERS)
         ]
         agents = await asyncio.gather(*calls)
 
@@ -187,15 +183,6 @@ async def test_the_end_of_the_listener_closes_every_connection():
         await connect("127.0.0.1", port, Role.AGENT, SECRET)
 
 
-async def test_a_stranger_is_refused_with_his_reason():
-    async with listening() as (listener, doorman):
-        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"x" * 8)
-
-        assert await doorman.refused.get() is Reason.NOT_MUSTER
-        writer.close()
-
-
 def test_a_port_that_is_taken_can_t_be_bound():
     with bind("127.0.0.1", 0) as first, pytest.raises(OSError, match="in use"):
         bind("127.0.0.1", first.getsockname()[1])
@@ -204,3 +191,143 @@ def test_a_port_that_is_taken_can_t_be_bound():
 def test_an_address_of_another_machine_can_t_be_bound():
     with pytest.raises(OSError, match="assign"):
         bind("192.0.2.1", 0)
+
+
+# Who leaves first and who is served next, by address.
+
+
+def seats(*callers):
+    found = listening_side.Seats()
+    for now, (caller, address) in enumerate(callers):
+        found.take(caller, address, float(now))
+    return found
+
+
+def test_the_oldest_caller_of_the_greediest_address_leaves_first():
+    found = seats(("honest", "n2"), ("a", "flood"), ("b", "flood"))
+    assert found.oldest_of_the_crowd() == ("a", 1.0)
+
+
+def test_the_address_with_the_fewest_callers_is_served_first():
+    found = seats(("a", "flood"), ("b", "flood"), ("honest", "n2"))
+    assert found.next_in_turn() == "honest"
+
+
+def test_callers_of_one_address_are_served_in_order():
+    found = seats(("a", "n1"), ("b", "n1"), ("c", "n1"))
+    order = []
+    while len(found):
+        order.append(found.next_in_turn())
+        found.leave(order[-1])
+    assert order == ["a", "b", "c"]
+
+
+def test_who_leaves_says_from_where_he_called_and_leaves_once():
+    found = seats(("a", "n1"))
+    assert found.leave("a") == "n1"
+    assert found.leave("a") is None
+    assert len(found) == 0
+
+
+# Callers of torch's store.
+
+
+@contextlib.asynccontextmanager
+async def store():
+    """Answer each byte that comes behind a store's call with the next one; yield the address."""
+
+    async def serve(reader, writer):
+        if await reader.readexactly(len(listening_side.STORE_CALL)) == listening_side.STORE_CALL:
+            while got := await reader.read(1):
+                writer.write(bytes([got[0] + 1]))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[:2]
+
+
+@contextlib.asynccontextmanager
+async def head(where, said=None, most=None):
+    """Serve as the head; yield its port."""
+    said = [] if said is None else said
+    doorman = Doorman()
+    relay = listening_side.StoreRelay(where, said.append, most)
+    listener = listening_side.Listener(
+        bind("127.0.0.1", 0), (SECRET, None), doorman.serve, doorman.refuse, relay
+    )
+    serving = asyncio.create_task(listener.serve())
+    try:
+        yield listener.port
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+async def test_a_caller_of_torchs_store_is_passed_on_to_it_and_its_end_too():
+    async with (
+        store() as address,
+        head(lambda: address) as port,
+        raw_connection(port) as (reader, writer),
+    ):
+        writer.write(listening_side.STORE_CALL + b"a")
+        assert await reader.readexactly(1) == b"b"
+        writer.write(b"c")
+        assert await reader.readexactly(1) == b"d"
+        writer.write_eof()
+        assert await reader.read() == b""
+
+
+async def test_agents_get_through_beside_it():
+    async with store() as address, head(lambda: address) as port:
+        agent = await connect("127.0.0.1", port, Role.AGENT, SECRET)
+        await agent.close()
+
+
+@pytest.mark.parametrize("has_gone", [False, True], ids=["no attempt runs", "the store has gone"])
+async def test_a_caller_is_sent_away_while_there_is_no_store(has_gone):
+    async with store() as address:
+        pass
+    async with (
+        head(lambda: address if has_gone else None) as port,
+        raw_connection(port) as (reader, writer),
+    ):
+        writer.write(listening_side.STORE_CALL)
+        assert await reader.read() == b""
+
+
+async def test_the_number_of_callers_is_bounded_and_the_first_too_many_is_said_once():
+    said = []
+    async with (
+        store() as address,
+        head(lambda: address, said, most=1) as port,
+        raw_connection(port) as (reader, writer),
+    ):
+        writer.write(listening_side.STORE_CALL + b"a")
+        assert await reader.readexactly(1) == b"b"
+        for _ in range(2):
+            async with raw_connection(port) as (second, words):
+                words.write(listening_side.STORE_CALL)
+                assert await second.read() == b""
+    assert len(said) == 1
+    assert "more than 1 connections" in said[0]
+
+
+def test_torchs_own_client_says_these_bytes_first():
+    """The magic number is torch's and may change: this is what the installed one says."""
+    torch = pytest.importorskip("torch", reason="it is torch's client")
+    listening = socket.create_server(("127.0.0.1", 0))
+    said = []
+
+    def hear():
+        connection, _ = listening.accept()
+        with connection:
+            said.append(connection.recv(len(listening_side.STORE_CALL), socket.MSG_WAITALL))
+        listening.close()
+
+    thread = threading.Thread(target=hear)
+    thread.start()
+    port, limit = listening.getsockname()[1], dt.timedelta(seconds=1)
+    with pytest.raises(RuntimeError):
+        torch.distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    thread.join()
+    assert said == [listening_side.STORE_CALL]

@@ -22,6 +22,8 @@ from torchmuster.errors import HeadLostError, JoinTimeoutError
 from unit.core.net.loopback import SECRET
 
 HELLO = messages.Notice(text="hello")
+GIVEN = {"run_id": "r", "node": "n1", "tee": "0", "head_pid": 1, "boot_id": "", "network_id": ""}
+WELCOME = messages.Welcome(**GIVEN)
 
 
 class Doorman:
@@ -45,10 +47,18 @@ class Doorman:
             if isinstance(message, messages.Ping) and not self.deaf:
                 channel.send_nowait(messages.Pong(number=message.number))
 
-    def link(self, *, secret=SECRET, say=lambda text: None, **given):
-        usual = {"join_timeout_s": 5.0, "addresses": (("127.0.0.1", self.listener.port),)}
-        place = HeadPlace(secret=secret, **{**usual, **given})
-        return HeadLink(place, say)
+    def link(self, **given):
+        return link_to(("127.0.0.1", self.listener.port), **{"join_timeout_s": 5.0, **given})
+
+
+def link_to(address, say=lambda text: None, **given):
+    """Return the link of an agent that was told this address."""
+    return HeadLink(HeadPlace(**{"addresses": (address,), "secret": SECRET, **given}), say)
+
+
+def nobody():
+    """Return an address where nobody listens."""
+    return ("127.0.0.1", reserve_port())
 
 
 @contextlib.asynccontextmanager
@@ -108,9 +118,8 @@ async def test_a_head_with_another_key_refuses_at_once():
 def test_a_head_that_never_listens_is_called_until_the_limit_and_said(monkeypatch):
     monkeypatch.setattr(head_link, "SAY_EVERY_S", 1.05)  # the first sentence comes a second earlier
     said = []
-    place = HeadPlace(addresses=(("127.0.0.1", reserve_port()),), secret=SECRET, join_timeout_s=0.7)
     with pytest.raises(JoinTimeoutError) as late:
-        asyncio.run(HeadLink(place, said.append).call())
+        asyncio.run(link_to(nobody(), said.append, join_timeout_s=0.7).call())
     assert "could not be reached within 1 s" in late.value.what
     assert said[0].startswith("waiting for the head at 127.0.0.1:")
 
@@ -146,16 +155,8 @@ async def test_a_head_that_runs_on_this_machine_is_slow_not_gone():
         link.lease = FakeLease(now, since=0.0)
         link.clock = lambda: now[0]
         assert link.silent_s() is not None
-        link.welcome(
-            messages.Welcome(
-                run_id="r",
-                node="n1",
-                tee="0",
-                head_pid=os.getpid(),
-                boot_id=proc.boot_id(),
-                network_id=proc.network_id(),
-            )
-        )
+        here = {"boot_id": proc.boot_id(), "network_id": proc.network_id()}
+        link.welcome(messages.Welcome(**{**GIVEN, **here, "head_pid": os.getpid()}))
         assert link.silent_s() is None
 
 
@@ -178,22 +179,12 @@ class FakeLease:
         return self._now[0] - self._since
 
 
-def test_a_name_that_never_resolves_is_the_reason_in_words():
-    place = HeadPlace(
-        addresses=(("no-such-pod.invalid", 29500),), secret=SECRET, join_timeout_s=0.1
-    )
-
-    async def call():
-        with pytest.raises(JoinTimeoutError) as late:
-            await HeadLink(place, lambda text: None).call()
-        return late.value
-
-    error = asyncio.run(asyncio.wait_for(call(), 60))
+async def test_a_name_that_never_resolves_is_the_reason_in_words():
+    with pytest.raises(JoinTimeoutError) as late:
+        await link_to(("no-such-pod.invalid", 29500), join_timeout_s=0.1).call()
+    error = late.value
     assert error.what == "the head at no-such-pod.invalid:29500 could not be reached within 0 s"
     assert error.why == "its name is not known here"
-
-
-WELCOME = messages.Welcome(run_id="r", node="n2", tee="0", head_pid=1, boot_id="b", network_id="n")
 
 
 def write_moved(path, *addresses):
@@ -204,13 +195,7 @@ async def test_an_agent_that_was_welcomed_finds_the_head_in_a_lost_ones_place(tm
     moved = tmp_path / "moved.json"
 
     async with met() as successor:
-        place = HeadPlace(
-            addresses=(("127.0.0.1", reserve_port()),),
-            secret=SECRET,
-            join_timeout_s=10.0,
-            file=str(moved),
-        )
-        link = HeadLink(place, lambda text: None)
+        link = link_to(nobody(), join_timeout_s=10.0, file=str(moved))
         link.welcome(WELCOME)  # by a head that has gone since
         calling = asyncio.create_task(link.call())
         await asyncio.sleep(0.2)
@@ -223,9 +208,8 @@ async def test_an_agent_whose_head_fell_before_it_could_join_finds_the_next_one(
     moved = tmp_path / "moved.json"
 
     async with met() as successor:
-        lost = ("127.0.0.1", reserve_port())
-        place = HeadPlace(addresses=(lost,), secret=SECRET, join_timeout_s=30.0, file=str(moved))
-        link = HeadLink(place, lambda text: None)
+        lost = nobody()
+        link = link_to(lost, join_timeout_s=30.0, file=str(moved))
         write_moved(moved, reserve_port())  # of the past, where nobody is any more
         calling = asyncio.create_task(link.call())
         await wait_until_async(lambda: len(link._addresses) == 2, "the look")
@@ -240,13 +224,7 @@ async def test_an_agent_waits_no_longer_where_the_owner_says_that_no_head_follow
     monkeypatch.setattr(head_link, "_HEAD_GONE_S", 0.1)
     moved = tmp_path / "moved.json"
 
-    place = HeadPlace(
-        addresses=(("127.0.0.1", reserve_port()),),
-        secret=SECRET,
-        join_timeout_s=60.0,
-        file=str(moved),
-    )
-    link = HeadLink(place, lambda text: None)
+    link = link_to(nobody(), join_timeout_s=60.0, file=str(moved))
     link.welcome(WELCOME)
     calling = asyncio.create_task(link.call())
     await asyncio.sleep(0.5)
@@ -286,24 +264,25 @@ async def test_a_file_of_addresses_that_is_no_such_thing_changes_nothing(tmp_pat
         (await link.call()).abort()
 
 
+NOWHERE = ("192.0.2.1", 9)  # 192.0.2.0/24 is nobody's (RFC 5737)
+
+
 async def test_a_link_turns_to_another_head_while_it_still_calls_the_lost_one():
     """A machine without power does not even refuse: each call to it takes five seconds."""
 
     async with met() as doorman:
-        # 192.0.2.0/24 is nobody's (RFC 5737).
-        link = doorman.link(addresses=(("192.0.2.1", 9),))
+        link = doorman.link(addresses=(NOWHERE,))
         calling = asyncio.create_task(link.call())
         await asyncio.wait({calling}, timeout=0.2)
         assert not calling.done()
         address = ("127.0.0.1", doorman.listener.port)
         link.turn_to((address,), (address,))
-        channel = await asyncio.wait_for(calling, 2)
-        channel.abort()
+        (await asyncio.wait_for(calling, 2)).abort()
 
 
 async def test_a_link_that_is_cancelled_while_it_calls_ends():
     async with met() as doorman:
-        link = doorman.link(addresses=(("192.0.2.1", 9),))
+        link = doorman.link(addresses=(NOWHERE,))
         calling = asyncio.create_task(link.call())
         await asyncio.wait({calling}, timeout=0.1)
         calling.cancel()
@@ -316,21 +295,15 @@ async def test_a_link_follows_the_head_of_the_highest_term_only(tmp_path):
 
     async with met() as doorman:
         link = doorman.link(file=str(tmp_path / "moved.json"), heirs=claims.folder)
-        link.welcome(welcome())
+        link.welcome(WELCOME)
         here = (("127.0.0.1", doorman.listener.port),)
         claims.announce(3, ["192.0.2.3:3"])
         link.look_for_successor()
         claims.announce(7, [f"127.0.0.1:{doorman.listener.port}"])
         link.look_for_successor()
-        channel = await asyncio.wait_for(link.call(), 2)
-        channel.abort()
+        (await asyncio.wait_for(link.call(), 2)).abort()
         claims.announce(5, ["192.0.2.5:5"])  # by a node that stood still since its claim
         link.turn_to(here, here, 9)
         claims.announce(8, ["192.0.2.8:8"])
         link.look_for_successor()
-        channel = await asyncio.wait_for(link.call(), 2)
-        channel.abort()
-
-
-def welcome():
-    return messages.Welcome(run_id="r", node="n1", tee="0", head_pid=1, boot_id="", network_id="")
+        (await asyncio.wait_for(link.call(), 2)).abort()

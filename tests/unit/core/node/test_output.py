@@ -4,24 +4,21 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-from torchmuster.core.files.disk import DiskWriter
+from kit.work import rss_bytes
 from torchmuster.core.model import lines as screen
 from torchmuster.core.model.text import as_bytes
-from torchmuster.core.node.output import LINE_CHARACTERS, SHOWN_BYTES_PER_S, TAIL_LINES, RankOutput
+from torchmuster.core.node.output import (
+    LINE_CHARACTERS,
+    SHOWN_BYTES_PER_S,
+    TAIL_LINES,
+    LogVoice,
+    RankOutput,
+)
 
 DEADLINE_S = 60.0
-FLOOD_BYTES = 100_000_000
-
-
-@pytest.fixture
-def disk():
-    writer = DiskWriter()
-    writer.start()
-    return writer
 
 
 @pytest.fixture
@@ -63,8 +60,11 @@ async def take_all(output, write):
     output.close()
 
 
-def output_of(write, disk, log, show=None, shown=frozenset({1, 2}), copies=None, **more):
-    output = RankOutput(0, str(log), disk, show, shown, copies or {}, **more)
+BOTH = frozenset({1, 2})
+
+
+def output_of(write, disk, log, show=None, *screen, shown=BOTH, copies=None, rank=0, **more):
+    output = RankOutput(rank, str(log), disk, show, shown, copies or {}, *screen, **more)
     asyncio.run(take_all(output, write))
     assert disk.flush(DEADLINE_S)
     return output
@@ -86,14 +86,15 @@ def test_all_of_both_streams_is_in_the_log(disk, log):
     assert sorted(log.read_bytes().splitlines()) == [b"err\xff", b"out"]
 
 
+def out_and_err(stdout, stderr):
+    write_all(stdout, b"out")
+    write_all(stderr, b"err")
+
+
 def test_what_is_shown_says_its_stream(disk, log):
     terminal = Terminal()
 
-    def write(stdout, stderr):
-        write_all(stdout, b"out")
-        write_all(stderr, b"err")
-
-    output_of(write, disk, log, terminal)
+    output_of(out_and_err, disk, log, terminal)
 
     assert sorted(terminal.pieces) == [(1, "out", 0), (2, "err", 0)]
 
@@ -101,11 +102,7 @@ def test_what_is_shown_says_its_stream(disk, log):
 def test_a_stream_that_is_not_shown_is_in_the_log_alone(disk, log):
     terminal = Terminal()
 
-    def write(stdout, stderr):
-        write_all(stdout, b"out")
-        write_all(stderr, b"err")
-
-    output_of(write, disk, log, terminal, shown=frozenset({2}))
+    output_of(out_and_err, disk, log, terminal, shown=frozenset({2}))
 
     assert terminal.pieces == [(2, "err", 0)]
     assert sorted(log.read_bytes()) == sorted(b"outerr")
@@ -114,11 +111,7 @@ def test_a_stream_that_is_not_shown_is_in_the_log_alone(disk, log):
 def test_a_second_file_gets_its_stream(disk, log, tmp_path):
     copy = tmp_path / "copies" / "stderr.log"
 
-    def write(stdout, stderr):
-        write_all(stdout, b"out")
-        write_all(stderr, b"err")
-
-    output_of(write, disk, log, copies={2: str(copy)})
+    output_of(out_and_err, disk, log, copies={2: str(copy)})
 
     assert copy.read_bytes() == b"err"
 
@@ -176,7 +169,7 @@ def test_a_rank_that_wrote_nothing_has_no_tail_and_no_log(disk, log):
 async def test_what_a_muted_rank_writes_is_in_the_log_alone(disk, log):
     terminal = Terminal()
 
-    output = RankOutput(0, str(log), disk, terminal, frozenset({1, 2}), {})
+    output = RankOutput(0, str(log), disk, terminal, BOTH, {})
     output.mute()
     await take_all(output, lambda out, err: write_all(out, b"echo\n"))
 
@@ -225,33 +218,17 @@ def test_what_was_left_out_at_the_very_end_is_said_too(disk, log):
 
 FLOOD = """
 import os, sys
-line = bytes(range(33, 127)) * 10 + b"\\n"
-block = line * 1000
-left = int(sys.argv[1])
-while left:
-    left -= os.write(1, block[: min(len(block), left)])
+block = (bytes(range(33, 127)) * 10 + b"\\n") * 1000
+for _ in range(int(sys.argv[1])):
+    assert os.write(1, block) == len(block)
 """
+FLOOD_BLOCK = (bytes(range(33, 127)) * 10 + b"\n") * 1000
+NUM_BLOCKS = 107  # 100 MB
 
 
 def start_flood(stdout, stderr):
-    words = [sys.executable, "-IS", "-c", FLOOD, str(FLOOD_BYTES)]
+    words = [sys.executable, "-IS", "-c", FLOOD, str(NUM_BLOCKS)]
     return subprocess.Popen(words, stdout=stdout, stderr=stderr)
-
-
-def flood_digest():
-    """Return the hash of what `FLOOD` would write if no write were short."""
-    line = bytes(range(33, 127)) * 10 + b"\n"
-    block = line * 1000
-    digest = hashlib.sha256()
-    whole, rest = divmod(FLOOD_BYTES, len(block))
-    for _ in range(whole):
-        digest.update(block)
-    digest.update(block[:rest])
-    return digest.hexdigest()
-
-
-def rss_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_hundred_megabytes_are_in_the_log_to_the_last_byte_and_not_in_memory(disk, log):
@@ -275,12 +252,10 @@ def test_a_hundred_megabytes_are_in_the_log_to_the_last_byte_and_not_in_memory(d
     output = asyncio.run(check())
     assert disk.flush(DEADLINE_S)
 
-    written = hashlib.sha256()
     with open(log, "rb") as file:
-        while block := file.read(1 << 20):
-            written.update(block)
-    assert log.stat().st_size == FLOOD_BYTES
-    assert written.hexdigest() == flood_digest()
+        written = hashlib.file_digest(file, "sha256")
+    assert log.stat().st_size == NUM_BLOCKS * len(FLOOD_BLOCK)
+    assert written.digest() == hashlib.sha256(FLOOD_BLOCK * NUM_BLOCKS).digest()
     assert len(output.tail()) > 10
 
 
@@ -294,7 +269,7 @@ async def test_a_child_that_the_worker_left_behind_writes_into_a_broken_pipe(dis
     os.close(stderr)
 
 
-SCREEN = screen.Terminal(streams=frozenset({1, 2}), columns=111, rows=33)
+SCREEN = screen.Terminal(streams=BOTH, columns=111, rows=33)
 
 
 def test_on_a_terminal_both_streams_keep_their_order_and_every_byte(disk, log):
@@ -308,10 +283,8 @@ def test_on_a_terminal_both_streams_keep_their_order_and_every_byte(disk, log):
             write_all(stdout, b"\x1b[31m%d\n\r" % i)
             write_all(stderr, b"!\t\n")
 
-    output = RankOutput(0, str(log), disk, shown, SCREEN.streams, {}, SCREEN)
-    asyncio.run(take_all(output, write))
+    output_of(write, disk, log, shown, SCREEN)
 
-    assert disk.flush(DEADLINE_S)
     assert seen == {"size": (111, 33), "same": True}
     assert log.read_bytes() == b"".join(b"\x1b[31m%d\n\r!\t\n" % i for i in range(3000))
     assert shown.text.encode() == log.read_bytes()
@@ -324,9 +297,8 @@ def test_a_stream_that_is_kept_apart_or_not_shown_is_a_pipe(disk, log, tmp_path)
         are.append((os.isatty(stdout), os.isatty(stderr)))
 
     copies = {2: str(tmp_path / "err")}
-    for shown, apart in ((frozenset({1, 2}), copies), (frozenset({2}), {}), (frozenset(), {})):
-        output = RankOutput(0, str(log), disk, Terminal(), shown, apart, SCREEN)
-        asyncio.run(take_all(output, write))
+    for shown, apart in ((BOTH, copies), (frozenset({2}), {}), (frozenset(), {})):
+        output_of(write, disk, log, Terminal(), SCREEN, shown=shown, copies=apart)
 
     assert are == [(True, False), (False, True), (False, False)]
 
@@ -336,10 +308,10 @@ def test_a_system_without_terminals_gives_a_pipe_and_says_so(disk, log, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "openpty", full)
-    output = RankOutput(3, str(log), disk, Terminal(), SCREEN.streams, {}, SCREEN)
-    asyncio.run(take_all(output, lambda stdout, stderr: write_all(stdout, b"x\n")))
+    output = output_of(
+        lambda out, err: write_all(out, b"x\n"), disk, log, Terminal(), SCREEN, rank=3
+    )
 
-    assert disk.flush(DEADLINE_S)
     assert log.read_bytes() == b"x\n"
     assert output.problem == ("rank 3 writes to a pipe, not to a terminal: No space left on device")
 
@@ -348,3 +320,15 @@ def test_of_a_progress_bar_the_tail_has_the_last_state(disk, log):
     output = output_of(lambda out, err: write_all(err, b"a\n\r10%\r20%\nend\n"), disk, log)
 
     assert output.tail() == ("a", "20%", "end")
+
+
+def test_a_voice_without_terminal_speaks_into_its_log(disk, tmp_path):
+    path = tmp_path / "agents" / "n1.log"
+    voice = LogVoice(str(path), disk)
+
+    voice.say("joined")
+    voice.show(0, 1, "the rank has a log of its own\n", 0)
+    voice.print("error: x\n")
+    voice.flush(30.0)
+
+    assert path.read_text() == "muster: joined\nerror: x\n"

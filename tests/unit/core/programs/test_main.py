@@ -54,8 +54,7 @@ def test_machines_that_computed_wrongly_are_known_to_the_next_head(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "given", "expected"),
-    [(1, None, None), (2, None, "1"), (2, "8", "8")],
+    ("num_workers", "given", "expected"), [(1, None, None), (2, None, "1"), (2, "8", "8")]
 )
 def test_several_workers_on_a_node_get_one_thread_each_as_under_torchrun(
     monkeypatch, num_workers, given, expected

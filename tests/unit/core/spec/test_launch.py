@@ -6,18 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.core.model.plan import Limits, ScriptKind, StartMethod, Tee
-from torchmuster.core.spec.launch import (
-    RunRequest,
-    check_script,
-    debug_environment,
-    find_python,
-    other_environment,
-    own_processes,
-    parse_hang_timeout,
-    parse_nodes,
-    parse_workers,
-    plan_run,
-)
+from torchmuster.core.spec import launch
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import UsageError
 
@@ -34,8 +23,8 @@ def planned(tmp_path, problems):
     (tmp_path / "train.py").write_text("")
 
     def plan(gpus=(), simulated=True, **given):
-        options = RunRequest(**{"script": "train.py", "cwd": str(tmp_path), **given})
-        return plan_run(options, "r", gpus, problems, simulated=simulated)
+        options = launch.RunRequest(**{"script": "train.py", "cwd": str(tmp_path), **given})
+        return launch.plan_run(options, "r", gpus, problems, simulated=simulated)
 
     return plan
 
@@ -82,9 +71,9 @@ def test_every_option_reaches_the_plan(planned):
 
 
 def test_variables_of_the_command_line_reach_the_workers(planned):
-    plan = planned(set_env=("A=1", "B=x=y"))
+    setup = planned(set_env=("A=1", "B=x=y")).node_setup
 
-    assert plan.node_setup.environment == (("A", "1"), ("B", "x=y"))
+    assert setup.environment == (("A", "1"), ("B", "x=y"))
 
 
 def test_another_active_environment_is_named_where_muster_s_own_has_no_torch(tmp_path, monkeypatch):
@@ -93,50 +82,62 @@ def test_another_active_environment_is_named_where_muster_s_own_has_no_torch(tmp
     python.symlink_to(sys.executable)
     active = {"VIRTUAL_ENV": str(tmp_path)}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert f"the environment {tmp_path} is active" in other_environment(active)
-    assert other_environment({}) == other_environment({"VIRTUAL_ENV": sys.prefix}) == ""
-    assert other_environment({"CONDA_PREFIX": str(tmp_path / "gone")}) == ""
+    assert f"the environment {tmp_path} is active" in launch.other_environment(active)
+    assert (
+        launch.other_environment({}) == launch.other_environment({"VIRTUAL_ENV": sys.prefix}) == ""
+    )
+    assert launch.other_environment({"CONDA_PREFIX": str(tmp_path / "gone")}) == ""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert other_environment(active) == ""
+    assert launch.other_environment(active) == ""
 
 
-def test_a_script_can_t_come_from_standard_input(planned, problems):
-    planned(script="-")
+@pytest.mark.parametrize(
+    ("gpus", "given", "problem"),
+    [
+        ((), {"script": "-"}, "a script can't come from standard input"),
+        (
+            GPUS,
+            {"nodes": "2", "nproc_per_node": "3"},
+            "2 simulated nodes ask for 6 GPUs, this machine has 4",
+        ),
+        ((), {"set_env": ("RANK=8", "A=1")}, "muster sets `RANK` itself, in each worker"),
+        ((), {"set_env": ("WORLD_SIZE=8",)}, "muster sets `WORLD_SIZE` itself, in each worker"),
+    ],
+)
+def test_what_can_t_be_is_one_problem(planned, problems, gpus, given, problem):
+    assert planned(gpus, **given) is None
+    assert what(problems) == [problem]
 
-    assert [error.what for error in problems.found] == ["a script can't come from standard input"]
+
+@pytest.mark.parametrize("rank", [-1, 4, 99])
+def test_standard_input_can_t_go_to_a_rank_that_never_is(planned, problems, rank):
+    assert planned(nodes="1:2", nproc_per_node="2", stdin_rank=rank) is None
+    assert what(problems) == [f"there is no rank {rank} among 4 workers"]
 
 
 def test_a_module_needs_no_file(planned):
-    plan = planned(module=True, script="no.such.module")
-
-    assert plan.program.kind is ScriptKind.MODULE
+    assert planned(module=True, script="no.such.module").program.kind is ScriptKind.MODULE
 
 
-def test_without_a_number_there_is_one_worker_on_each_gpu(planned):
-    assert planned(GPUS).workers_per_node == (4,)
-
-
-def test_simulated_nodes_share_the_gpus(planned):
-    assert planned(GPUS, nodes="2").workers_per_node == (2,)
-
-
-def test_nodes_may_have_different_numbers_of_workers(planned):
-    assert planned(nodes="2", nproc_per_node="4,2").workers_per_node == (4, 2)
-
-
-def test_simulated_nodes_never_share_a_gpu(planned, problems):
-    assert planned(GPUS, nodes="2", nproc_per_node="3") is None
-    assert what(problems) == ["2 simulated nodes ask for 6 GPUs, this machine has 4"]
+@pytest.mark.parametrize(
+    ("gpus", "given", "workers"),
+    [
+        pytest.param(GPUS, {}, (4,), id="one on each gpu"),
+        pytest.param(GPUS, {"nodes": "2"}, (2,), id="simulated nodes share the gpus"),
+        pytest.param((), {"nodes": "2", "nproc_per_node": "4,2"}, (4, 2), id="others on each node"),
+        pytest.param(GPUS, {"nproc_per_node": "8"}, (8,), id="many on few gpus of one node"),
+    ],
+)
+def test_the_number_of_workers_follows_from_gpus_nodes_and_what_is_asked_for(
+    planned, gpus, given, workers
+):
+    assert planned(gpus, **given).workers_per_node == workers
 
 
 @pytest.mark.parametrize("text", [None, "gpu", "auto", "4"])
 def test_real_nodes_have_gpus_of_their_own(planned, text):
     plan = planned(GPUS, simulated=False, nodes="2", nproc_per_node=text)
     assert plan.workers_per_node == (4,)
-
-
-def test_one_node_may_put_many_workers_on_few_gpus(planned):
-    assert planned(GPUS, nproc_per_node="8").workers_per_node == (8,)
 
 
 def test_all_problems_are_found_at_once(planned, problems):
@@ -164,40 +165,18 @@ def test_all_problems_are_found_at_once(planned, problems):
     ]
 
 
-@pytest.mark.parametrize("rank", [-1, 4, 99])
-def test_standard_input_can_t_go_to_a_rank_that_never_is(planned, problems, rank):
-    assert planned(nodes="1:2", nproc_per_node="2", stdin_rank=rank) is None
-    assert what(problems) == [f"there is no rank {rank} among 4 workers"]
-
-
-def test_a_near_miss_of_the_script_is_suggested(planned, problems):
-    planned(script="trian.py")
-
-    assert problems.found[0].fix == "did you mean `train.py`?"
-
-
-def test_a_script_of_that_name_a_folder_below_is_suggested(planned, problems, tmp_path):
+@pytest.mark.parametrize(
+    ("script", "meant"),
+    [("trian.py", "train.py"), ("main.py", "src/main.py"), ("src/mian.py", "src/main.py")],
+    ids=["a near miss", "of that name a folder below", "a near miss in another folder"],
+)
+def test_a_script_that_may_be_meant_is_suggested(planned, problems, tmp_path, script, meant):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.py").write_text("")
 
-    planned(script="main.py")
+    planned(script=script)
 
-    assert problems.found[0].fix == "did you mean `src/main.py`?"
-
-
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
-def test_a_variable_of_each_worker_is_not_for_all(planned, problems, name):
-    planned(set_env=(f"{name}=8", "A=1"))
-
-    assert [one.what for one in problems.found] == [f"muster sets `{name}` itself, in each worker"]
-
-
-def test_a_near_miss_in_another_folder_is_suggested_with_its_folder(planned, problems, tmp_path):
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "main.py").write_text("")
-    planned(script="src/mian.py")
-
-    assert problems.found[0].fix == "did you mean `src/main.py`?"
+    assert problems.found[0].fix == f"did you mean `{meant}`?"
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root can read every file")
@@ -212,14 +191,14 @@ def test_a_script_that_can_t_be_read_is_refused(planned, problems, tmp_path):
     ("text", "nodes"), [("1", (1, 1)), ("2:4", (2, 4)), ("3:3", (3, 3)), ("007", (7, 7))]
 )
 def test_numbers_of_nodes_are_read(text, nodes, problems):
-    assert parse_nodes(text, "--nodes", problems) == nodes
+    assert launch.parse_nodes(text, "--nodes", problems) == nodes
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "0", "0:2", "3:2", "1:", ":2", "1:2:3", "-1", "1.5", "²", "65537", "1:99999"]
 )
 def test_what_is_no_number_of_nodes_is_one_problem(text, problems):
-    assert parse_nodes(text, "--nodes", problems) is None
+    assert launch.parse_nodes(text, "--nodes", problems) is None
     assert len(problems.found) == 1
 
 
@@ -227,7 +206,7 @@ def test_what_is_no_number_of_nodes_is_one_problem(text, problems):
 def test_any_text_is_a_number_of_nodes_or_a_problem(text):
     problems = Problems()
 
-    assert (parse_nodes(text, "--nodes", problems) is None) == bool(problems.found)
+    assert (launch.parse_nodes(text, "--nodes", problems) is None) == bool(problems.found)
 
 
 @pytest.mark.parametrize(
@@ -243,32 +222,35 @@ def test_any_text_is_a_number_of_nodes_or_a_problem(text):
     ],
 )
 def test_numbers_of_workers_are_read(text, gpus, workers, problems):
-    assert parse_workers(text, gpus, problems) == workers
+    assert launch.parse_workers(text, gpus, problems) == workers
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "2,0", "-1", "x", "4,", "1.5", "²", "4097", "gpu", "gpus"]
 )
 def test_what_is_no_number_of_workers_is_one_problem(text, problems):
-    assert parse_workers(text, (), problems) is None
+    assert launch.parse_workers(text, (), problems) is None
     assert len(problems.found) == 1
 
 
 def test_the_interpreter_may_have_flags(problems):
-    assert find_python(f"{sys.executable} -X utf8", problems) == (sys.executable, "-X", "utf8")
+    assert launch.find_python(f"{sys.executable} -X utf8", problems) == (
+        sys.executable,
+        "-X",
+        "utf8",
+    )
 
 
 def test_the_interpreter_is_found_on_the_path(problems, monkeypatch):
-    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    folder, name = os.path.split(sys.executable)
+    monkeypatch.setenv("PATH", folder)
 
-    found = find_python(os.path.basename(sys.executable), problems)
-
-    assert found == (sys.executable,)
+    assert launch.find_python(name, problems) == (sys.executable,)
 
 
 @pytest.mark.parametrize("text", ["", "/no/such/python", "/tmp", "python'", "no-such-python -u"])
 def test_a_missing_interpreter_is_one_problem(text, problems):
-    assert find_python(text, problems) is None
+    assert launch.find_python(text, problems) is None
     assert what(problems) == ["the interpreter does not exist or can't be executed"]
 
 
@@ -282,24 +264,22 @@ def test_a_missing_interpreter_is_one_problem(text, problems):
         ("10s:5m", 10.0, 300.0, 10.0),
     ],
 )
-def test_the_hang_timeout_sets_the_least_and_the_most(text, least_s, most_s, blind_s):
-    problems = Problems()
-    limits = Limits(**parse_hang_timeout(text, problems))
+def test_the_hang_timeout_sets_the_least_and_the_most(problems, text, least_s, most_s, blind_s):
+    limits = Limits(**launch.parse_hang_timeout(text, problems))
     assert (limits.hang_s, limits.hang_most_s, limits.hang_blind_s) == (least_s, most_s, blind_s)
     assert problems.found == []
 
 
 @pytest.mark.parametrize("text", ["", "0", "soon", "5m:1m", "1m:2m:3m", "5m:", "-3"])
-def test_a_hang_timeout_that_is_none_is_refused(text):
-    problems = Problems()
-    assert parse_hang_timeout(text, problems) is None
+def test_a_hang_timeout_that_is_none_is_refused(problems, text):
+    assert launch.parse_hang_timeout(text, problems) is None
     (problem,) = problems.found
     assert "--hang-timeout" in problem.where
     assert "off" in problem.fix
 
 
 def test_debug_keeps_what_the_user_has_set():
-    found = dict(debug_environment({"NCCL_DEBUG": "WARN"}))
+    found = dict(launch.debug_environment({"NCCL_DEBUG": "WARN"}))
     assert "NCCL_DEBUG" not in found
     assert found["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert found["TORCHMUSTER_DEBUG"] == "1"
@@ -309,21 +289,19 @@ def test_a_script_that_starts_its_training_itself_is_told_of(tmp_path):
     script = tmp_path / "ddp.py"
     port = 'os.environ["MASTER_PORT"] = "12355"\n'
     script.write_text(f"import torch.multiprocessing as mp\n{port}mp.spawn(work, nprocs=2)\n")
-    assert "ddp.py starts processes of its own (spawn in line 3)" in own_processes(str(script))
+    assert "ddp.py starts processes of its own (spawn in line 3)" in launch.own_processes(
+        str(script)
+    )
     with pytest.raises(UsageError, match="starts the processes of its training itself") as refused:
-        own_processes(str(script), refuses=True)
+        launch.own_processes(str(script), refuses=True)
     assert (refused.value.where, "`python ddp.py`" in refused.value.fix) == (f"{script}:3", True)
     script.write_text(script.read_text() + 'if "RANK" in os.environ: work()\n')
-    assert "spawn in line 3" in own_processes(str(script), refuses=True)
-    for text in (
-        port,
-        "mp.spawn(work)\n",
-        f"# {port}mp.spawn(work)\n",
-        f"{port}# mp.spawn(work)\n",
-    ):
+    assert "spawn in line 3" in launch.own_processes(str(script), refuses=True)
+    spawn = "mp.spawn(work)\n"
+    for text in (port, spawn, f"# {port}{spawn}", f"{port}# {spawn}"):
         script.write_text(text)
-        assert own_processes(str(script)) == ""
-    assert own_processes(str(tmp_path / "none.py")) == ""
+        assert launch.own_processes(str(script)) == ""
+    assert launch.own_processes(str(tmp_path / "none.py")) == ""
 
 
 @pytest.mark.parametrize(
@@ -334,20 +312,18 @@ def test_a_script_that_starts_its_training_itself_is_told_of(tmp_path):
         ("torchrun", ("train.py",), ("another launcher", "muster torchrun train.py")),
     ],
 )
-def test_what_another_command_takes_is_named(tmp_path, target, args, words):
+def test_what_another_command_takes_is_named(tmp_path, problems, target, args, words):
     if target != "torchrun":
         (tmp_path / target).write_text("{}")
-    problems = Problems()
-    check_script(target, str(tmp_path), problems, args)
+    launch.check_script(target, str(tmp_path), problems, args)
     (problem,) = problems.found
     said = f"{problem}\n{problem.explain_to_user()}"
     assert all(word in said for word in words), said
 
 
-def test_the_folder_of_an_environment_is_no_interpreter(tmp_path):
+def test_the_folder_of_an_environment_is_no_interpreter(tmp_path, problems):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    problems = Problems()
-    assert find_python(str(tmp_path), problems) is None
+    assert launch.find_python(str(tmp_path), problems) is None
     (problem,) = problems.found
     assert problem.fix == f"--python {tmp_path}/bin/python"

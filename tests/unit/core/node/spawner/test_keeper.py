@@ -27,13 +27,12 @@ class FakeLink:
         self.pid, self.on_event, self.on_end = pid, on_event, on_end
         self.status = None
         self.heard = []
-        self.is_open = False
 
     def open(self):
-        self.is_open = True
+        """Nothing is open."""
 
     def close(self):
-        self.is_open = False
+        """Nothing is open."""
 
     def order(self, message, fds=()):
         self.heard.append(message)
@@ -55,25 +54,18 @@ class Agent:
     setup_pids = frozenset()
 
     def __init__(self):
+        self.sent, self.told, self.losses, self.work = [], [], [], []
+        self.send, self.tell = self.sent.append, self.told.append
         self.voice = SimpleNamespace(say=self.tell, print=self.tell)
-        self.sent, self.told, self.losses, self.events, self.work = [], [], [], [], []
-        self.killed = []
-
-    def tell(self, text):
-        self.told.append(text)
-
-    def send(self, message):
-        self.sent.append(message)
 
     def spawn(self, work):
         self.work.append(asyncio.ensure_future(work))
 
     def take_event(self, event):
-        self.events.append(event)
+        """Nothing is noted."""
 
     async def take_spawner_loss(self, why, *, was_killed):
-        self.losses.append(why)
-        self.killed.append(was_killed)
+        self.losses.append((why, was_killed))
 
 
 @pytest.fixture
@@ -102,6 +94,12 @@ def world(monkeypatch):
     return made
 
 
+def let_it_be(monkeypatch, state):
+    """Let the spawner's process be seen in this state."""
+    seen = SimpleNamespace(state=state, parent_pid=1)
+    monkeypatch.setattr(keeper.proc, "read_process", lambda pid: seen)
+
+
 async def what_is_due():
     """Return when the loop has made all calls for which it is time."""
     made = asyncio.Event()
@@ -119,8 +117,7 @@ async def test_a_killed_spawner_is_replaced_and_its_workers_are_lost(world):
     spawners, agent, links, _ = world()
     links[0].on_event(READY)
     await end(agent, links[0], KILLED)
-    assert agent.losses == ["its spawner ended (SIGKILL)"]
-    assert agent.killed == [True]
+    assert agent.losses == [("its spawner ended (SIGKILL)", True)]
     assert spawners.link is links[1]
     assert spawners.ready is None, "the new one has not imported torch yet"
     links[1].on_event(READY)
@@ -165,9 +162,7 @@ async def test_the_first_refusal_stays_and_is_said_again_to_a_head_that_was_not_
 
 async def test_a_spawner_that_stands_still_for_a_lease_is_killed(world, monkeypatch):
     spawners, agent, links, clock = world()
-    monkeypatch.setattr(
-        keeper.proc, "read_process", lambda pid: SimpleNamespace(state="T", parent_pid=1)
-    )
+    let_it_be(monkeypatch, "T")
     links[0].on_event(READY)
     spawners.look()
     clock.now += LEASE_S - 1
@@ -186,9 +181,7 @@ async def test_only_a_stopped_spawner_is_killed_with_workers_that_do_not_end(
 ):
     spawners, _, links, _ = world()
     monkeypatch.setattr(keeper, "_STOPPED_S", 0.0)
-    monkeypatch.setattr(
-        keeper.proc, "read_process", lambda pid: SimpleNamespace(state=state, parent_pid=1)
-    )
+    let_it_be(monkeypatch, state)
     spawners.kill_children(lambda: False, ended_well=False)
     await what_is_due()
     assert (links[0].status == KILLED) is is_killed

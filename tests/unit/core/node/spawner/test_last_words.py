@@ -1,18 +1,15 @@
 """What a worker reports of its own end: as much as fits, whatever its exception is."""
 
 import asyncio
+import hashlib
+import importlib
 import os
+import sys
 
 import pytest
 
 from torchmuster.core.model.codec import encode
-from torchmuster.core.net.ipc import (
-    MAX_FRAME_BYTES,
-    CallTaken,
-    IpcServer,
-    WorkerFailed,
-    WorkerReport,
-)
+from torchmuster.core.net import ipc
 from torchmuster.core.node.setup import make_socket_folder
 from torchmuster.core.node.spawner import last_words
 from torchmuster.core.node.spawner.last_words import CodeNote
@@ -27,10 +24,10 @@ def heard_while(call):
 
     async def take(call):
         heard.append(call.request)
-        await call.reply(CallTaken())
+        await call.reply(ipc.CallTaken())
 
     async def serve():
-        agent = IpcServer(path, lambda: {os.getpid()}, WorkerReport, take)
+        agent = ipc.IpcServer(path, lambda: {os.getpid()}, ipc.WorkerReport, take)
         await agent.open()
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.to_thread(call, path)
@@ -100,7 +97,7 @@ def test_a_giant_message_is_reported_in_part_and_never_lost(character):
     assert report.type_name == "ValueError"
     assert report.message == character * 8192
     assert character * 1000 in report.traceback
-    assert len(encode(WorkerFailed(error=report))) <= MAX_FRAME_BYTES
+    assert len(encode(ipc.WorkerFailed(error=report))) <= ipc.MAX_FRAME_BYTES
 
 
 class Ours(Exception):  # noqa: N818 - as our library's errors: it explains itself
@@ -116,3 +113,66 @@ def test_a_giant_error_of_our_own_is_reported_in_part_and_never_lost():
     assert report.type_name == "Ours"
     assert report.message == "🔥" * 8192
     assert "🔥" * 1000 in report.traceback
+
+
+# Which code a worker says that it has run.
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project that is the current folder, of which rank 0 has imported `the_model_of_this_test`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "the_model_of_this_test.py").write_text("ANSWER = 1\n")
+    importlib.import_module("the_model_of_this_test")
+    yield tmp_path
+    del sys.modules["the_model_of_this_test"]
+
+
+def shown(note):
+    return {file.path: (file.sha256, file.changed) for file in note.read().files}
+
+
+def checksum(text):
+    return hashlib.sha256(text).hexdigest()
+
+
+def test_the_script_s_own_bytes_and_the_project_s_modules_are_told(project):
+    note = CodeNote(str(project))
+    note.take_script(str(project / "train.py"), b"import the_model_of_this_test\n")
+    (project / "train.py").write_text("changed since\n")
+    assert shown(note) == {
+        "train.py": (checksum(b"import the_model_of_this_test\n"), False),
+        "the_model_of_this_test.py": (checksum(b"ANSWER = 1\n"), False),
+    }
+
+
+def test_a_module_that_changed_while_the_worker_ran_is_marked(project):
+    note = CodeNote(None)
+    path = project / "the_model_of_this_test.py"
+    path.write_text("ANSWER = 2\n")
+    later = note._since + 10
+    os.utime(path, (later, later))
+    assert shown(note) == {path.name: (checksum(b"ANSWER = 2\n"), True)}
+
+
+def test_their_number_is_bounded_and_the_rest_is_counted(project, monkeypatch):
+    monkeypatch.setattr(last_words, "_MOST_FILES", 1)
+    note = CodeNote(None)
+    note.take_script(str(project / "train.py"), b"")
+    code = note.read()
+    assert [file.path for file in code.files] == ["train.py"]
+    assert code.num_left_out == 1
+
+
+def test_installed_packages_and_other_ranks_are_no_business_of_it(project, monkeypatch):
+    theirs = project / "env/lib/site-packages"
+    theirs.mkdir(parents=True)
+    (theirs / "an_installed_one.py").write_text("")
+    monkeypatch.syspath_prepend(str(theirs))
+    importlib.import_module("an_installed_one")
+    assert list(shown(CodeNote(None))) == ["the_model_of_this_test.py"]
+    del sys.modules["an_installed_one"]
+    monkeypatch.setenv("RANK", "1")
+    assert CodeNote(None).read() is None

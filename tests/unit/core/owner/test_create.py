@@ -11,10 +11,8 @@ GIB = 1 << 30
 
 
 def disk(free_bytes=8 * GIB, inodes=1_000_000, all_inodes=2_000_000):
-    facts = SimpleNamespace(
-        f_bavail=free_bytes // 4096, f_frsize=4096, f_files=all_inodes, f_favail=inodes
-    )
-    return lambda path: facts
+    blocks = {"f_bavail": free_bytes // 4096, "f_frsize": 4096}
+    return lambda path: SimpleNamespace(**blocks, f_files=all_inodes, f_favail=inodes)
 
 
 def test_a_disk_with_room_is_no_news(tmp_path):

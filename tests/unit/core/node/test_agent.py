@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from torchmuster.core.model.failure import EndKind
 from torchmuster.core.model.ranks import assign_ranks
 from torchmuster.core.net import messages
 from torchmuster.core.node import kernel as memory
-from torchmuster.core.node.agent import AttemptKeeper
+from torchmuster.core.node.agent import Agent, AttemptKeeper
 from torchmuster.core.node.spawner import messages as orders
 from torchmuster.core.node.workers import WorkerSettings
 
@@ -47,12 +48,13 @@ class Spawners:
         self.ordered.append(orders.KillChildren(ended_well=ended_well))
 
 
-class Agent:
+class FakeAgent:
     """What a keeper of attempts needs of its agent."""
 
     def __init__(self, folder):
         self.is_set_up = True
         self.sent, self.told = [], []
+        self.send, self.tell = self.sent.append, self.told.append
         socket_path = os.path.join(folder, "agent.sock")
         self._settings = WorkerSettings(
             run_id="r-1",
@@ -68,12 +70,6 @@ class Agent:
 
     def settings_of(self, order):
         return self._settings if self.is_set_up else None
-
-    def tell(self, text):
-        self.told.append(text)
-
-    def send(self, message):
-        self.sent.append(message)
 
     def waiting(self, attempt, workers):
         return set()
@@ -106,14 +102,12 @@ def kinds(sent):
 
 
 @pytest.fixture
-def world(tmp_path):
-    """Return a function that gives a keeper, its agent and its spawners."""
+def world(tmp_path, disk):
+    """Return a function that gives a keeper which has some orders, its agent and its spawners."""
 
     @contextlib.asynccontextmanager
-    async def made(take_store=None):
-        disk = DiskWriter()
-        disk.start()
-        agent, spawners = Agent(str(tmp_path)), Spawners()
+    async def made(*attempts_ordered, take_store=None):
+        agent, spawners = FakeAgent(str(tmp_path)), Spawners()
         showing = SimpleNamespace(
             prefix_lines=lambda *given: None,
             show=lambda *given: None,
@@ -121,22 +115,20 @@ def world(tmp_path):
             settle=lambda: asyncio.sleep(0),
         )
         attempts = AttemptKeeper(spawners, showing, disk, agent, take_store)
+        for attempt in attempts_ordered:
+            attempts.take_order(order_of(attempt))
         try:
             yield attempts, agent, spawners
         finally:
             await attempts.finish()
-            disk.flush(10.0)
 
     return made
 
 
 async def test_an_order_starts_one_worker_for_each_rank_of_the_node(world):
-    async with world() as (attempts, _, spawners):
-        attempts.take_order(order_of(0))
-        assert [(type(o), o.rank) for o in spawners.ordered] == [
-            (orders.StartWorker, 0),
-            (orders.StartWorker, 1),
-        ]
+    async with world(0) as (_, _, spawners):
+        started = [(type(order), order.rank) for order in spawners.ordered]
+        assert started == [(orders.StartWorker, 0), (orders.StartWorker, 1)]
 
 
 @pytest.mark.parametrize("missing", ["a spawner", "its readiness", "the setup"])
@@ -157,9 +149,7 @@ async def test_an_order_waits_until_the_node_is_ready_for_it(world, missing):
 
 
 async def test_an_attempt_begins_when_nothing_is_left_of_the_one_before(world):
-    async with world() as (attempts, agent, spawners):
-        attempts.take_order(order_of(0))
-        attempts.take_order(order_of(1))
+    async with world(0, 1) as (attempts, agent, spawners):
         assert attempts.living().attempt == 0
         spawners.ordered.clear()
         await attempts.finish()
@@ -169,8 +159,7 @@ async def test_an_attempt_begins_when_nothing_is_left_of_the_one_before(world):
 
 
 async def test_the_head_hears_of_the_start_when_every_worker_has_a_process(world):
-    async with world() as (attempts, agent, spawners):
-        attempts.take_order(order_of(0))
+    async with world(0) as (attempts, agent, spawners):
         attempts.take_child(started(1))
         assert agent.sent == []
         attempts.take_child(started(0))
@@ -180,8 +169,7 @@ async def test_the_head_hears_of_the_start_when_every_worker_has_a_process(world
 
 
 async def test_the_end_of_a_worker_is_passed_on_at_once(world):
-    async with world() as (attempts, agent, _):
-        attempts.take_order(order_of(0))
+    async with world(0) as (attempts, agent, _):
         attempts.take_child(started(0))
         attempts.take_child(ended(0, 3 << 8))
         (said,) = agent.sent
@@ -190,9 +178,7 @@ async def test_the_end_of_a_worker_is_passed_on_at_once(world):
 
 
 async def test_a_kill_ends_what_runs_and_takes_back_what_waits(world):
-    async with world() as (attempts, agent, spawners):
-        attempts.take_order(order_of(0))
-        attempts.take_order(order_of(1))
+    async with world(0, 1) as (attempts, agent, spawners):
         attempts.take_kill(messages.KillAttempt(attempt=0, ended_well=True))
         assert spawners.ordered[-1] == orders.KillChildren(ended_well=True)
         assert agent.sent == [], "its workers are not reaped yet"
@@ -217,9 +203,7 @@ async def test_an_attempt_that_waits_is_forgotten_with_the_head_that_wanted_it(w
 
 @pytest.mark.parametrize("runs", [True, False])
 async def test_of_an_attempt_that_is_not_here_nothing_is_left(world, runs):
-    async with world() as (attempts, agent, spawners):
-        if runs:
-            attempts.take_order(order_of(0))
+    async with world(*[0] * runs) as (attempts, agent, spawners):
         spawners.ordered.clear()
         attempts.take_kill(messages.KillAttempt(attempt=5))
         assert agent.sent == [messages.AllReaped(attempt=5)]
@@ -227,14 +211,11 @@ async def test_of_an_attempt_that_is_not_here_nothing_is_left(world, runs):
 
 
 async def test_a_lost_spawner_is_the_end_of_its_attempt(world):
-    async with world() as (attempts, agent, _):
-        attempts.take_order(order_of(0))
+    async with world(0) as (attempts, agent, _):
         await attempts.lose("its spawner ended (SIGKILL)", was_killed=False)
         lost, reaped = agent.sent
-        assert (lost.end.kind, lost.end.detail) == (
-            EndKind.NODE_LOST,
-            "its spawner ended (SIGKILL)",
-        )
+        assert lost.end.kind is EndKind.NODE_LOST
+        assert lost.end.detail == "its spawner ended (SIGKILL)"
         assert reaped == messages.AllReaped(attempt=0)
         await attempts.lose("its spawner ended (SIGKILL)", was_killed=False)
         assert len(agent.sent) == 2, "without an attempt there is nothing to lose"
@@ -247,8 +228,7 @@ async def test_a_spawner_that_the_kernel_killed_for_its_memory_is_lost_with_that
     kills = iter([{"/group": 0}, {"/group": 1}])
     monkeypatch.setattr(memory, "read_counters", lambda: next(kills))
 
-    async with world() as (attempts, agent, _):
-        attempts.take_order(order_of(0))
+    async with world(0) as (attempts, agent, _):
         await attempts.lose("its spawner ended", was_killed=was_killed)
         evidence = agent.sent[0].end.memory_evidence
         assert (evidence is not None and "memory ran out" in evidence) == was_killed
@@ -274,3 +254,35 @@ async def test_the_store_of_an_attempt_is_served_where_there_is_torch(world, has
             start = orders.StartStore(host="127.0.0.1", port=29500)
             assert (spawners.ordered[0] == start) is has_torch
             assert listening.fileno() == -1, "no port is held by a process that does not serve it"
+
+
+# The folder that an agent's disk checks is that of its first welcome.
+
+
+def ignore(*_):
+    """Do nothing."""
+
+
+def test_files_of_a_second_run_are_written_after_a_head_began_anew(tmp_path):
+    lost: list[str] = []
+    disk = DiskWriter(lambda lines, why: lost.append(why))
+    disk.start()
+    folder = lambda run_id: RunDir(str(tmp_path / run_id))  # noqa: E731
+    agent = SimpleNamespace(
+        welcome=None,
+        disk=disk,
+        options=SimpleNamespace(run_directory=folder, is_head=False),
+        link=SimpleNamespace(welcome=ignore),
+        voice=SimpleNamespace(say=ignore),
+        spawners=SimpleNamespace(announce=ignore),
+        attempts=SimpleNamespace(kill=ignore),
+        _unsaid=[],
+    )
+    take: Callable[..., None] = Agent._take_welcome
+    usual = {"node": "n2", "tee": "0", "head_pid": 1, "boot_id": "", "network_id": ""}
+    for run_id in ("a", "b"):
+        take(agent, messages.Welcome(run_id=run_id, **usual))
+        disk.append(str(tmp_path / run_id / "out.log"), b"line\n")
+        assert disk.flush(10.0)
+    assert [(tmp_path / name / "out.log").read_text() for name in ("a", "b")] == ["line\n"] * 2
+    assert lost == []

@@ -1,11 +1,6 @@
 import pytest
 
-from torchmuster.core.node.kernel import (
-    _KERNEL_LINE,
-    _ancestors,
-    explain_kill,
-    read_counters,
-)
+from torchmuster.core.node.kernel import _KERNEL_LINE, _ancestors, explain_kill, read_counters
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,8 @@ from kit.waiting import wait_until_async
 from torchmuster.core.model.codec import decode
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.node.setup import make_socket_folder
+from torchmuster.core.node.spawner import start
 from torchmuster.core.node.spawner.messages import InterpreterReady, SpawnerEvent, TorchFound
-from torchmuster.core.node.spawner.start import (
-    SpawnerLink,
-    SpawnerServer,
-    WrappedLink,
-    is_interpreter,
-    make_link,
-    start_spawner,
-)
 
 
 @pytest.fixture
@@ -48,11 +41,11 @@ def folder():
     ],
 )
 def test_only_python_itself_inherits_the_socket(word, is_python):
-    assert is_interpreter(word) is is_python
+    assert start.is_interpreter(word) is is_python
 
 
 def test_a_caller_is_taken_once_and_its_pid_is_the_kernels_word(folder):
-    desk = SpawnerServer(folder, b"{}")
+    desk = start.SpawnerServer(folder, b"{}")
     assert desk.accept() is None
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with caller:
@@ -67,7 +60,7 @@ def test_a_caller_is_taken_once_and_its_pid_is_the_kernels_word(folder):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to call as another user")
 def test_another_users_call_is_closed_unread(folder):
-    desk = SpawnerServer(folder, b"{}")
+    desk = start.SpawnerServer(folder, b"{}")
     os.chmod(folder, 0o755)
     os.chmod(desk.path, 0o777)
     pid = os.fork()
@@ -98,9 +91,9 @@ def begin(folder, tmp_path, text):
     wrapper.chmod(0o755)
     command = program("true", kind=ScriptKind.COMMAND, python=(str(wrapper),), cwd=str(tmp_path))
     heard = asyncio.Queue()
-    started = start_spawner(command, os.environ, os.path.join(folder, "agent.sock"))
-    link = make_link(*started, heard.put_nowait, lambda: heard.put_nowait(None))
-    assert isinstance(link, WrappedLink)
+    started = start.start_spawner(command, os.environ, os.path.join(folder, "agent.sock"))
+    link = start.make_link(*started, heard.put_nowait, lambda: heard.put_nowait(None))
+    assert isinstance(link, start.WrappedLink)
     link.open()
     return link, heard
 
@@ -129,13 +122,13 @@ async def test_a_wrapper_that_ends_before_is_noticed_with_its_last_words(folder,
 
 def test_a_python_inherits_its_socket_as_ever(folder, tmp_path):
     command = program("true", kind=ScriptKind.COMMAND, python=(sys.executable,), cwd=str(tmp_path))
-    child, control = start_spawner(command, os.environ, os.path.join(folder, "agent.sock"))
-    link = make_link(child, control, print, print)
+    child, control = start.start_spawner(command, os.environ, os.path.join(folder, "agent.sock"))
+    link = start.make_link(child, control, print, print)
     control.setblocking(True)
     events = [decode(control.recv(1 << 16), SpawnerEvent) for _ in range(2)]
     control.close()
 
-    assert type(link) is SpawnerLink
+    assert type(link) is start.SpawnerLink
     assert [type(event) for event in events] == [TorchFound, InterpreterReady]
     assert child.wait(30.0) is not None
     assert Path(folder).exists()
