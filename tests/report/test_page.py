@@ -11,8 +11,8 @@ from torchmuster.core.model.states import RunState
 from torchmuster.report.compare import compare
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_comparison, render_page
-from unit.report.test_network import story_of as story_of_nodes
-from unit.report.test_sweep import made as made_sweep
+from unit.report.test_find import made as made_sweep
+from unit.report.test_sheet import story_of as story_of_nodes
 
 pytestmark = needs_chromium()
 HOSTILE = (

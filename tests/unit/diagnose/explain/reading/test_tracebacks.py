@@ -163,3 +163,224 @@ STACKS = """
 )
 def test_dump_of_stacks_is_no_traceback(tmp_path, does, cause):
     assert cause_of(tmp_path, **{"stacks-0": STACKS.format(does=does)}) == cause
+
+
+# Two exceptions in a chain: which one tells the cause. Each case was really made to fail once.
+
+
+DURING = "During handling of the above exception, another exception occurred:"
+
+
+def one(error, function, code):
+    return (
+        "Traceback (most recent call last):\n"
+        f'  File "/home/u/fit.py", line 7, in {function}\n'
+        f"    {code}\n{error}\n"
+    )
+
+
+def chained(first, between, second, *, caught_in="main", raised_in="main", code="raise"):
+    frames = '  File "/home/u/fit.py", line 40, in main\n    go()\n' if raised_in != "main" else ""
+    later = one(second, raised_in, code).replace("last):\n", f"last):\n{frames}", 1)
+    return f"{one(first, caught_in, 'go()')}\n{between}\n\n{later}"
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        # An envelope, raised from the cause.
+        (chained("ValueError: rate is -3", DIRECT, "RuntimeError: worker failed"), "rate is -3"),
+        (chained("KeyError: 'warmup'", DIRECT, "RuntimeError: no set-up"), "'warmup'"),
+        # It names something itself, and beneath it is only a look-up.
+        (
+            chained(
+                "KeyError: 3", DIRECT, "DecodeError: sample 3 of b.tar has no decoder for .webp"
+            ),
+            "no decoder",
+        ),
+        # A look-up failed, and what the program did instead fails.
+        (
+            chained(
+                "KeyError: 'en'",
+                DURING,
+                "ValueError: table en holds 3 rows",
+                raised_in="load",
+                code="check(t)",
+            ),
+            "3 rows",
+        ),
+        (
+            chained(
+                "ModuleNotFoundError: No module named 'fast_attn'",
+                DURING,
+                "ValueError: unknown attention 'fast'",
+                raised_in="slow",
+                code="raise",
+            ),
+            "unknown attention",
+        ),
+        (
+            chained(
+                "AttributeError: 'int' object has no attribute 'shape'",
+                DURING,
+                "TypeError: object of type 'int' has no len()",
+                code="return len(x)",
+            ),
+            "has no len",
+        ),
+        # The handler of a real failure breaks down itself.
+        (
+            chained(
+                "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x512 and 768x10)",
+                DURING,
+                "AttributeError: 'Trainer' object has no attribute 'modle'",
+                raised_in="save",
+                code="torch.save(self.modle)",
+            ),
+            "4x512",
+        ),
+        # Cleaning up fails after it.
+        (
+            chained(
+                "IndexError: index 11 is out of bounds",
+                DURING,
+                "ValueError: I/O operation on closed file.",
+                raised_in="close",
+            ),
+            "index 11",
+        ),
+    ],
+)
+def test_the_link_that_tells_the_cause_is_chosen(tmp_path, log, told):
+    assert told in explain(tmp_path, job=log).first.error
+
+
+def test_a_traceback_within_a_message_tells_what_it_is(tmp_path):
+    inner = one("IndexError: list index out of range", "produce", "rows[7]")
+    outer = one("RuntimeError: prefetch thread died:", "main", "raise")
+    first = explain(tmp_path, job=outer + inner).first
+    assert "list index out of range" in first.error
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("ValueError:\n\nThe layout is wrong:\n * hidden size 100 is not divisible", "hidden size"),
+        ("ValidationError: 2 validation errors for Config\nrate\n  not a number", "not a number"),
+        ("RuntimeError: micro batch 3 failed:\n  stage 1\n  no room on stage 1", "no room"),
+    ],
+)
+def test_a_heading_is_shown_with_what_stands_below_it(tmp_path, message, told):
+    assert told in explain(tmp_path, job=one(message, "<module>", "raise")).first.error
+
+
+def test_an_ending_that_another_rank_has_broken_is_put_together(tmp_path):
+    start = "Traceback (most recent call last):\n"
+    frame = '  File "/home/u/fit.py", line 7, in <module>\n'
+    log = f"{start}{start}{frame}{frame}    KeyErrorreturn layers['mlp']\n: 'mlp'\n"
+    first = explain(tmp_path, job=log).first
+    assert "KeyError: 'mlp'" in first.error
+
+
+# Reports of crashes in native code, as each program draws them: the library, the function and the line are named.
+
+
+UCX = """\
+step 4 loss 1.2
+[cn7:811:0:811] Caught signal 11 (Segmentation fault: address not mapped to object at address 0xc)
+==== backtrace (tid:    811) ====
+ 0  /opt/ucx/lib/libucs.so.0(ucs_handle_error+0x2dc) [0x7f55e1cbfe9c]
+ 1  /opt/ucx/lib/libucs.so.0(+0x2908c) [0x7f55e1cc008c]
+ 2  /lib/x86_64-linux-gnu/libc.so.6(+0x3c050) [0x7f7a6265a050]
+ 3  {frame} [0x7f55e2612164]
+ 4  /lib/x86_64-linux-gnu/libffi.so.8(+0x6f7a) [0x7f55e3e55f7a]
+ 5  /opt/py/lib/libpython3.11.so.1.0(_PyObject_MakeTpCall+0x7d) [0x7f55e455861d]
+=================================
+"""
+WITH_SYMBOLS = """\
+[cn7:811:0:811] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x18)
+==== backtrace (tid:    811) ====
+ 0 0x0000000000012d20 __funlockfile()  :0
+ 1 0x000000000003c2d1 uct_rc_mlx5_iface_check_rx_completion()  ???:0
+ 2 0x0000000000036afc opal_progress()  ???:0
+=================================
+"""
+OPEN_MPI = """\
+iteration 3
+[box:05706] *** Process received signal ***
+[box:05706] Signal: Segmentation fault (11)
+[box:05706] Signal code: Address not mapped (1)
+[box:05706] [ 0] /lib/x86_64-linux-gnu/libc.so.6(+0x3c050)[0x7f83c345a050]
+[box:05706] [ 1] /apps/openmpi/lib/libmpi.so.40(PMPI_Comm_size+0x32)[0x7f83c24e1184]
+[box:05706] *** End of error message ***
+"""
+FAULTHANDLER = """\
+step 0 loss 2.3
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f7470fbeb80 (most recent call first):
+  File "/home/u/feed.py", line 90 in wait
+
+Current thread 0x00007f7470fbeb81 (most recent call first):
+  File "/opt/env/lib/python3.11/site-packages/fastrope/ops.py", line 12 in rotate
+  File "/home/u/fit.py", line 31 in forward
+  File "/home/u/fit.py", line 44 in <module>
+"""
+ABSEIL = """\
+*** SIGSEGV received at time=1795406576 on cpu 0 ***
+PC: @     0x7fd32309c184  (unknown)  gather_rows
+    @     0x7fd325a5a050  501696448  (unknown)
+"""
+KERNEL = """\
+[E1121 16:31:26.306000 255 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -11) local_rank: 1 (pid: 259) of binary: python3
+[ 2123.405069] python[259]: segfault at c ip 00007fa8f4442184 sp 00007ffead94d570 error 4 in libsplit.so[1184,7fa8f4442000+1000]
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "named", "advice"),
+    [
+        (
+            UCX.format(frame="/home/u/ops/libfused.so(gather_rows+0x1b)"),
+            "in gather_rows of libfused.so",
+            "libfused.so",
+        ),
+        (
+            UCX.format(frame="/opt/ucx/lib/libucp.so.0(ucp_worker_progress+0xd)"),
+            "in ucp_worker_progress of libucp.so.0",
+            "UCX_TLS",
+        ),
+        (WITH_SYMBOLS, "in uct_rc_mlx5_iface_check_rx_completion", "UCX_TLS"),
+        (OPEN_MPI, "in PMPI_Comm_size of libmpi.so.40", "mpi4py"),
+        (FAULTHANDLER, "in rotate of fastrope, called at /home/u/fit.py:31", "rotate of fastrope"),
+        (ABSEIL, "in gather_rows", "gather_rows"),
+        (KERNEL, "in libsplit.so", "libsplit.so"),
+    ],
+)
+def test_the_library_of_a_crash_is_named(tmp_path, log, named, advice):
+    first = explain(tmp_path, job=log).first
+    assert first.cause == "segfault"
+    assert named in first.error
+    assert advice in first.hint
+
+
+def test_a_crash_that_ray_does_not_know_is_that_of_its_worker(tmp_path):
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/u/serve.py", line 5, in <module>\n'
+        "    ray.get(answer)\n"
+        "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task.\n"
+    )
+    first = explain(tmp_path, job=log + ABSEIL).first
+    assert first.cause == "segfault"
+
+
+def test_lines_that_look_like_frames_are_no_traceback_that_was_cut(tmp_path):
+    assert "ends before its message" not in explain(tmp_path, job=FAULTHANDLER).first.error
+
+
+def test_an_assertion_of_native_code_is_named_with_its_check(tmp_path):
+    log = "python: heads.c:9: check_heads: Assertion `n % 8 == 0' failed.\nAborted (core dumped)\n"
+    first = explain(tmp_path, job=log).first
+    assert first.cause == "aborted"
+    assert "n % 8 == 0" in first.error

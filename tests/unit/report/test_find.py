@@ -19,10 +19,13 @@ from kit.records import (
     sample,
     start,
 )
+from kit.values import run_plan
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
-from torchmuster.errors import NotFoundError
+from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.multirun.sweep.plan import MetricChoice, MetricGoal, SweepPlan
+from torchmuster.report.cli.report import _two
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
 from torchmuster.report.sheet import sheet_of
@@ -390,3 +393,195 @@ def test_only_lines_that_are_objects_count(folder):
 
     assert found.ranks is None
     assert any("samples.jsonl" in gap for gap in found.gaps)
+
+
+# The story of a workflow: its groups and tasks, and the runs of its training tasks.
+
+
+PLAN = {
+    "name": "pipe",
+    "groups": [
+        {"name": "prepare", "after": [], "tasks": [{"name": "make", "lead": True}]},
+        {"name": "learn", "after": ["prepare"], "tasks": [{"name": "train"}, {"name": "watch"}]},
+    ],
+}
+OUTCOME = {
+    "group": "learn",
+    "state": "FAILED",
+    "exit_code": 3,
+    "elapsed_s": 5.0,
+    "report": {"error": "task train failed: exit code 3"},
+}
+
+
+def state(after_s, task, word, attempt=0, **fields):
+    return event(after_s, "task_state", task=task, state=word, attempt=attempt, **fields)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    made = RunDir(str(tmp_path / "20260101-000000-pipe-ab12"))
+    for group in ("prepare", "learn"):
+        os.makedirs(made.group(group).path)
+    with open(made.workflow, "w") as file:
+        json.dump(PLAN, file)
+    lines(
+        made.events,
+        [event(0, "workflow_started"), event(1, "group_state", group="prepare", state="COMPLETED")],
+    )
+    started = [event(1, "task_started", task="make"), state(1, "make", "RUNNING")]
+    lines(made.group("prepare").events, [*started, state(4, "make", "COMPLETED", code=0)])
+    tries = [
+        event(5, "task_started", task="train"),
+        state(6, "train", "RESCHEDULED"),
+        event(7, "task_started", task="train", attempt=1),
+    ]
+    lines(
+        made.group("learn").events,
+        [*tries, state(9, "train", "FAILED", attempt=1, why="exit code 3", code=3)],
+    )
+    with open(made.group("learn").result, "w") as file:
+        json.dump(OUTCOME, file)
+    return made
+
+
+def story_and_page(run_dir):
+    found = find_story(run_dir.path)
+    json.dumps(codec.to_plain(found), allow_nan=False)
+    return found, render_page(found)
+
+
+def test_tasks_have_their_times_attempts_and_ends(run_dir):
+    story, page = story_and_page(run_dir)
+
+    assert story.kind == "workflow"
+    (make,), (train, watch) = (group.tasks for group in story.groups)
+    assert (make.state, make.began, make.ended, make.attempts) == (
+        "COMPLETED",
+        BEGAN + 1,
+        BEGAN + 4,
+        1,
+    )
+    assert (train.state, train.attempts, train.why, train.code) == ("FAILED", 2, "exit code 3", 3)
+    assert (watch.began, watch.attempts) == (None, 0)
+    assert [(g.name, g.state, g.after) for g in story.groups] == [
+        ("prepare", "COMPLETED", ()),
+        ("learn", "FAILED", ("prepare",)),
+    ]
+    assert "task train failed: exit code 3" in page
+
+
+def test_a_training_task_has_its_own_run_in_the_page(run_dir):
+    for attempt in (0, 1):
+        make_run(
+            os.path.join(run_dir.training_folder("train", attempt), f"run-{attempt}"),
+            ended=result(),
+        )
+
+    story, page = story_and_page(run_dir)
+
+    ((name, training),) = story.trainings
+    assert (name, training.name, training.training.step) == ("train", "run-1", 200)
+    assert 'href="#t0-run"' in page
+    assert 'id="t0-run"' in page
+    assert page.count('id="t0-metrics"') == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"groups": 3}',
+        '{"groups": [1, {"name": "../x", "tasks": [2, {"name": "/y"}]}]}',
+    ],
+)
+def test_a_damaged_plan_is_said(run_dir, content):
+    with open(run_dir.workflow, "w") as file:
+        file.write(content)
+
+    story, page = story_and_page(run_dir)
+
+    assert story.name == "pipe-ab12"
+    assert "<h1>" in page
+
+
+def test_two_workflows_are_not_compared(run_dir):
+    from torchmuster.errors import UsageError
+    from torchmuster.report.cli.report import report
+
+    with pytest.raises(UsageError, match="is a workflow"):
+        report.main([run_dir.path, run_dir.path], standalone_mode=False)
+
+
+# The page of a sweep: members with their values, sorted by the metric; two sweeps are not compared.
+
+
+VALUES = [0.5, math.nan, 0.25, None, 0.9]
+
+
+def made(folder, goal=MetricGoal.MIN, values=VALUES):
+    run_dir = RunDir(str(folder / "20270115-080000-tune-3f2a"))
+    os.makedirs(run_dir.path)
+    run = run_plan(run_id="20270115-080000-tune-3f2a", target="train.py", python=("python",))
+    plan = SweepPlan(
+        run=run,
+        names=("lr", "<b>"),
+        members=tuple((f"1e-{n}", "x<y") for n in range(len(values))),
+        metric=MetricChoice(name="loss", goal=goal),
+    )
+    with open(run_dir.sweep, "w") as file:
+        json.dump(codec.to_plain(plan), file)
+    rows = [event(0, "sweep_started")]
+    for number, value in enumerate(values):
+        rows.append(event(1, "member_started", member=number, attempt=0))
+        state, why = ("succeeded", None) if value is not None else ("failed", "exit code 3")
+        ended = {"state": state, "exit_code": 0, "elapsed_s": 5.0, "why": why}
+        told = {"value": value, "step": 10} if value is not None else {}
+        rows.append(event(9, "member_ended", member=number, **ended, **told))
+    lines(run_dir.events, [*rows, event(10, "sweep_ended")])
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("goal", "order"), [(MetricGoal.MIN, [2, 0, 4, 1, 3]), (MetricGoal.MAX, [4, 0, 2, 1, 3])]
+)
+def test_members_are_sorted_by_the_metric(tmp_path, goal, order):
+    story = find_story(made(tmp_path, goal).path)
+    assert [member.number for member in story.sweep.members] == order
+    assert story.sweep.best == order[0]
+    assert [member.not_finite for member in story.sweep.members][3] == "nan"
+    json.dumps(codec.to_plain(story), allow_nan=False)
+
+
+def test_the_page_has_a_table_of_members(tmp_path):
+    page = render_page(find_story(made(tmp_path).path))
+    assert "<h1>Sweep tune-3f2a</h1>" in page
+    assert "Which member is the best?" in page
+    assert page.count('<th scope="row" class="n">') == len(VALUES)
+    assert "exit code 3" in page
+    assert "x&lt;y" in page
+    assert "samples.jsonl" not in page, "no gaps of a run that it is not"
+
+
+def test_the_page_shows_each_parameter_against_the_metric(tmp_path):
+    page = render_page(find_story(made(tmp_path).path))
+    assert "<h3>loss against lr</h3>" in page
+    assert (page.count('class="dot best"'), page.count('class="dot"')) == (1, 2)
+
+
+def test_a_sweep_of_another_version_says_what_is_not_known(tmp_path):
+    run_dir = made(tmp_path)
+    with open(run_dir.sweep, "w") as file:
+        file.write("{}")
+    story = find_story(run_dir.path)
+    assert any("sweep.json can't be read" in gap for gap in story.gaps)
+    assert "No member is known" in render_page(story)
+
+
+def test_sweeps_are_not_compared_but_their_members_are(tmp_path):
+    story = find_story(made(tmp_path).path)
+    with pytest.raises(UsageError, match="is a sweep") as caught:
+        _two(story, story, None, as_json=False)
+    assert caught.value.fix == "two of its members are: muster report tune-3f2a.0 tune-3f2a.1"

@@ -1,16 +1,23 @@
 """Files as they come: none may make a traceback, and none an endless read."""
 
+import bz2
 import gzip
 import io
+import lzma
 import os
+import random
 import shutil
 import subprocess
+import sys
 import tarfile
+import threading
+import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.diagnose import logs
 from torchmuster.diagnose import logs as sources
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.judge import judge
@@ -18,7 +25,7 @@ from torchmuster.diagnose.explain.own_run import as_values, render_verdict
 from torchmuster.diagnose.explain.reading import ends
 from torchmuster.diagnose.explain.reading.ends import Notes, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
-from torchmuster.diagnose.logs import read_logs
+from torchmuster.diagnose.logs import Stream, by_hand, can_unpack, packing_of, read_logs, unpacked
 from unit.diagnose.explain.logs import traceback_of
 
 TEXT = traceback_of("ValueError: bad label 7")
@@ -416,3 +423,157 @@ def add(archive, name, data):
     member = tarfile.TarInfo(name)
     member.size = len(data)
     archive.addfile(member, io.BytesIO(data))
+
+
+# Packed streams: a part at a time, bounded, and what is damaged ends with one error.
+
+
+DATA = random.Random(1).randbytes(300_000)
+PACK = {"xz": lzma.compress, "bz2": bz2.compress}
+
+
+@pytest.mark.parametrize("packing", ["xz", "bz2"])
+def test_several_streams_after_each_other_are_one_file(packing):
+    packed = PACK[packing](DATA) + PACK[packing](b"the end")
+    plain = unpacked(packing, io.BytesIO(packed))
+    parts = list(iter(lambda: plain.read(1000), b""))
+    assert b"".join(parts) == DATA + b"the end"
+    assert max(map(len, parts)) == 1000
+
+
+@pytest.mark.parametrize("packing", ["xz", "bz2"])
+@pytest.mark.parametrize("cut", [30, 5000])
+def test_file_that_ends_too_early_is_an_os_error(packing, cut):
+    plain = unpacked(packing, io.BytesIO(PACK[packing](DATA)[:cut]))
+    with pytest.raises(OSError, match="ends too early"):
+        plain.read(len(DATA))
+
+
+@pytest.mark.parametrize("packing", ["xz", "bz2"])
+def test_damaged_file_is_an_os_error(packing):
+    packed = bytearray(PACK[packing](DATA))
+    packed[2000:2100] = bytes(100)
+    with pytest.raises(OSError, match=r"."):
+        unpacked(packing, io.BytesIO(bytes(packed))).read(len(DATA))
+
+
+def test_xz_file_that_asks_for_much_memory_is_refused():
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    packer = lzma.LZMACompressor(format=lzma.FORMAT_XZ, filters=filters)
+    packed = packer.compress(b"x") + packer.flush()
+    with pytest.raises(OSError, match=r"(?i)memory"):
+        unpacked("xz", io.BytesIO(packed)).read(10)
+
+
+def test_head_comes_before_the_rest_of_a_stream():
+    stream = Stream(b"abc", io.BytesIO(b"def"))
+    assert [stream.read(2), stream.read(2), stream.read(9), stream.read(9)] == [
+        b"ab",
+        b"c",
+        b"def",
+        b"",
+    ]
+
+
+def test_packing_is_known_by_the_first_bytes():
+    assert packing_of(lzma.compress(b"x")) == "xz"
+    assert packing_of(bz2.compress(b"x")) == "bz2"
+    assert packing_of(b"step 1") is None
+
+
+def test_command_to_type_quotes_the_name():
+    assert by_hand("zstd", "a b.zst") == "zstd -dc 'a b.zst' | muster explain -"
+
+
+# zstd is unpacked by what is there: a module of Python, a package, or the program.
+
+
+MIXED = random.Random(1).randbytes(300_000) + b"a line of text\n" * 20_000
+needs_program = pytest.mark.skipif(shutil.which("zstd") is None, reason="no program zstd")
+
+
+def pack(data, *options):
+    done = subprocess.run(["zstd", "-cq", *options], input=data, capture_output=True, check=True)
+    return done.stdout
+
+
+def read_all(plain):
+    try:
+        return list(iter(lambda: plain.read(1000), b""))
+    finally:
+        if isinstance(plain, logs.ZstdProgram):
+            plain.close()
+
+
+@pytest.fixture
+def no_module(monkeypatch):
+    monkeypatch.setattr(logs, "new_frame", lambda: None)
+
+
+@pytest.fixture(params=["module", "program"])
+def way(request, monkeypatch):
+    if request.param == "program":
+        monkeypatch.setattr(logs, "new_frame", lambda: None)
+    elif logs.new_frame() is None:
+        pytest.skip("neither Python 3.14 nor the package zstandard")
+
+
+@needs_program
+def test_several_frames_after_each_other_are_one_file(way):
+    plain = unpacked("zstd", io.BytesIO(pack(MIXED) + pack(b"the end")))
+    parts = read_all(plain)
+    assert b"".join(parts) == MIXED + b"the end"
+    assert max(map(len, parts)) == 1000
+
+
+@needs_program
+@pytest.mark.parametrize("cut", [30, 200_000])
+def test_zstd_that_ends_too_early_is_an_os_error(way, cut):
+    plain = unpacked("zstd", io.BytesIO(pack(MIXED)[:cut]))
+    with pytest.raises(OSError, match="ends too early"):
+        read_all(plain)
+
+
+@needs_program
+def test_damaged_zstd_is_an_os_error(way):
+    packed = bytearray(pack(b"a line of text, and another one\n" * 90_000))
+    packed[20:60] = bytes(40)
+    plain = unpacked("zstd", io.BytesIO(bytes(packed)))
+    with pytest.raises(OSError, match=r"."):
+        read_all(plain)
+
+
+@needs_program
+def test_zstd_that_asks_for_much_memory_is_refused(way):
+    packed = pack(bytes(1 << 20), "--ultra", "--long=31", "--no-content-size")
+    with pytest.raises(OSError, match=r"."):
+        read_all(unpacked("zstd", io.BytesIO(packed)))
+
+
+@needs_program
+def test_a_bomb_gives_no_more_than_asked_for(way):
+    plain = unpacked("zstd", io.BytesIO(pack(bytes(8 << 20))))
+    assert max(map(len, read_all(plain))) == 1000
+
+
+@needs_program
+def test_program_that_nobody_reads_any_more_ends(no_module):
+    plain = unpacked("zstd", io.BytesIO(pack(MIXED * 20)))
+    assert plain.read(10) == MIXED[:10]
+    before = threading.active_count()
+    plain.close()
+    assert threading.active_count() <= before
+
+
+def test_module_of_python_3_14_comes_first(monkeypatch):
+    own = types.SimpleNamespace(ZstdDecompressor=lzma.LZMADecompressor)
+    monkeypatch.setitem(sys.modules, "compression", types.ModuleType("compression"))
+    monkeypatch.setitem(sys.modules, "compression.zstd", own)
+    assert unpacked("zstd", io.BytesIO(lzma.compress(MIXED))).read(len(MIXED)) == MIXED
+
+
+def test_without_any_way_it_is_an_os_error(no_module, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert not can_unpack("zstd")
+    with pytest.raises(OSError, match="zstd is not unpacked here"):
+        unpacked("zstd", io.BytesIO(b"\x28\xb5\x2f\xfd"))
