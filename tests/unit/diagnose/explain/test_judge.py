@@ -57,14 +57,6 @@ def test_abort_after_a_lost_peer_is_an_echo(tmp_path):
     assert cause_of(tmp_path, n1=head, n2=steps(0, 3)) != "aborted"
 
 
-@pytest.mark.parametrize(
-    "why", ["file too short", "invalid ELF header", "cannot open shared object file: No such file"]
-)
-def test_library_that_the_loader_refuses_is_no_missing_package(tmp_path, why):
-    error = f"ImportError: /opt/lib/libstdc++.so.6: {why}"
-    assert cause_of(tmp_path, job=traceback_of(error)) == "wrong-library"
-
-
 def test_models_of_other_shape_are_told_from_any_exception(tmp_path):
     error = "RuntimeError: [1]: params[0] in this process with sizes [2, 5] appears not to match sizes of the same param in process 0."
     log = traceback_of(error, rank=1)

@@ -77,27 +77,6 @@ def test_download_beneath_other_exceptions_is_no_name_of_the_job(tmp_path):
     assert cause_of(tmp_path, job=f"\n{DIRECT}\n\n".join(parts)) == "download-failed"
 
 
-@pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        ("RuntimeError: [enforce fail at x.cc:747] . open file failed with strerror: Permission denied", "permission"),
-        ("safetensors_rust.SafetensorError: I/O error: Permission denied (os error 13)", "permission"),
-        ("OSError: Unable to open file (name = '/d/x.h5', errno = 2, error message = 'x')", "file-missing"),
-        ("RuntimeError: Parent directory /d/y does not exist.", "file-missing"),
-        ("FileNotFoundError: /d/x.csv", "file-missing"),
-        ("RuntimeError: cannot save: Read-only file system", "read-only"),
-    ],
-)  # fmt: skip
-def test_error_of_a_file_is_told_by_the_end_of_any_message(tmp_path, error, cause):
-    assert cause_of(tmp_path, job=traceback_of(error, rank=0)) == cause
-
-
-def test_connection_refused_at_the_end_of_a_message_is_no_error_of_a_file(tmp_path):
-    assert (
-        cause_of(tmp_path, job=traceback_of("FooError: to n1: Permission granted")) == "exception"
-    )
-
-
 def test_syntax_error_needs_no_traceback_line(tmp_path):
     text = '  File "/home/u/train.py", line 35\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
     (event,) = events_of(tmp_path, text)
@@ -121,14 +100,6 @@ def test_last_line_of_a_traceback_names_the_exception_where_its_frames_are_not_t
     verdict = explain(tmp_path, job=f"{drawn}ValueError: bad thing\n" + FAILED.format(code=1))
     assert verdict.first.cause == "exception"
     assert verdict.first.confidence.value != "high"
-
-
-@pytest.mark.parametrize(
-    ("how", "cause"), [("signal SIGSEGV", "segfault"), ("exit code 3", "exit-code")]
-)
-def test_end_of_a_spawned_process_is_told_by_its_parent_s_exception(tmp_path, how, cause):
-    error = f"torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with {how}"
-    assert cause_of(tmp_path, job=traceback_of(error)) == cause
 
 
 def test_launcher_s_exception_on_its_child_is_not_the_cause(tmp_path):

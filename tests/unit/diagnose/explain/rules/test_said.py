@@ -4,10 +4,9 @@ import pytest
 
 from torchmuster.diagnose.explain.events import JobOutcome
 from torchmuster.diagnose.finding import Confidence
-from unit.diagnose.explain.logs import cause_of, explain, traceback_of
+from unit.diagnose.explain.logs import cause_of, explain, steps, traceback_of
 
-STEPS = "".join(f"step {number}/400 loss {3 - number / 200:.3f}\n" for number in range(1, 40))
-MORE = "".join(f"step {number}/400 loss {2 - number / 400:.3f}\n" for number in range(40, 99))
+STEPS, MORE = steps(1, 40), steps(40, 99)
 SACCT = "       JobID      State ExitCode\n------------ ---------- --------\n"
 
 
@@ -34,10 +33,7 @@ SACCT = "       JobID      State ExitCode\n------------ ---------- --------\n"
         ("[supervisor] child train.py ended rc=3", "exit code 3"),
         ("JobState=FAILED Reason=NonZeroExitCode Dependency=(null)", "Slurm says"),
         (f"{SACCT}4711        FAILED      1:0", "Slurm says"),
-        (
-            "    Last State:     Terminated\n      Reason:       Error\n      Exit Code:    3",
-            "code 3",
-        ),
+        ("    Last State:  Terminated\n      Reason:    Error\n      Exit Code:   3", "code 3"),
     ],
 )
 def test_a_failing_line_that_no_rule_knows_is_shown_as_a_guess(tmp_path, line, words):
@@ -58,9 +54,13 @@ def test_a_failing_line_that_no_rule_knows_is_shown_as_a_guess(tmp_path, line, w
         ("Command exited with non-zero status 139", "segfault"),
         ("[supervisor] child train.py ended rc=134", "aborted"),
         (f"{SACCT}4711        FAILED     0:11", "segfault"),
+        ("run.sh: line 3:  1234 Segmentation fault      (core dumped) python train.py", "segfault"),
+        ("run.sh: line 3:  1234 Killed                  python train.py --lr 1", "killed"),
+        ("run.sh: line 3:  1234 Killed                  torchrun --nproc 2 train.py", "killed"),
+        ("Illegal instruction (core dumped)", "illegal-instruction"),
     ],
 )
-def test_a_signal_is_told_from_its_number_and_in_other_languages(tmp_path, line, cause):
+def test_a_signal_is_told_by_a_shell_from_its_number_and_in_other_languages(tmp_path, line, cause):
     assert explain(tmp_path, job=f"{STEPS}{line}\n").first.cause == cause
 
 
@@ -124,16 +124,3 @@ def test_fault_of_a_program_on_a_gpu_is_no_broken_gpu(tmp_path, number, cause):
 )  # fmt: skip
 def test_what_can_not_be_run_is_told_from_what_is_not_there(tmp_path, line, cause):
     assert cause_of(tmp_path, job=f"loading\n{line}\n") == cause
-
-
-@pytest.mark.parametrize(
-    ("why", "cause"),
-    [
-        ("cannot import name 'f' from 'model' (/home/u/model.py)", "exception"),
-        ("cannot import name 'f' from partially initialized module 'm' (most likely due to a circular import) (/home/u/m.py)", "import-path"),
-        ("attempted relative import with no known parent package", "import-path"),
-        ("cannot import name 'f' from 'x' (/v/lib/python3.11/site-packages/x/__init__.py)", "versions-differ"),
-    ],
-)  # fmt: skip
-def test_name_that_the_user_s_own_file_lacks_is_no_missing_package(tmp_path, why, cause):
-    assert cause_of(tmp_path, job=traceback_of(f"ImportError: {why}")) == cause
