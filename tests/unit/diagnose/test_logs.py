@@ -48,6 +48,20 @@ def write(folder, data, name="job.log"):
     return path
 
 
+needs_program = pytest.mark.skipif(shutil.which("zstd") is None, reason="no program zstd")
+
+
+def pack(data, *options):
+    done = subprocess.run(["zstd", "-cq", *options], input=data, capture_output=True, check=True)
+    return done.stdout
+
+
+def add(archive, name, data):
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
+
+
 @given(data=st.binary(max_size=3000))
 def test_any_bytes_are_read(tmp_path_factory, data):
     verdict_on(write(tmp_path_factory.mktemp("x"), data))
@@ -104,7 +118,8 @@ def test_other_encodings_are_read(tmp_path, encoding):
 
 
 def test_ends_of_lines_of_other_systems_are_ends_of_lines(tmp_path):
-    assert "bad label 7" in found(verdict_on(write(tmp_path, TEXT.replace("\n", "\r\n").encode())))
+    path = write(tmp_path, TEXT.replace("\n", "\r\n").encode())
+    assert found(verdict_on(path)) == "a process failed first: ValueError: bad label 7"
 
 
 def test_colours_and_progress_bars_do_not_hide_an_error(tmp_path):
@@ -187,33 +202,26 @@ def test_gzip_is_read(tmp_path):
     assert "bad label 7" in found(verdict_on(write(tmp_path, gzip.compress(TEXT.encode()), "a.gz")))
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
 def test_archive_is_read_without_unpacking_it(tmp_path, mode):
     path = tmp_path / "logs.tar"
     with tarfile.open(path, mode) as archive:
-        member = tarfile.TarInfo("../../etc/n1.log")
-        member.size = len(TEXT)
-        archive.addfile(member, io.BytesIO(TEXT.encode()))
-    verdict = verdict_on(path)
-    assert "bad label 7" in found(verdict)
+        add(archive, "../../etc/n1.log", TEXT.encode())
+    assert "bad label 7" in found(verdict_on(path))
     assert os.listdir(tmp_path) == ["logs.tar"]
 
 
 @pytest.mark.parametrize("cut", [5, 20, 60])
 def test_damaged_gzip_is_noted(tmp_path, cut):
     data = gzip.compress(TEXT.encode() * 3)
-    verdict = verdict_on(write(tmp_path, data[:cut], "a.gz"))
-    assert verdict.notes
+    assert verdict_on(write(tmp_path, data[:cut], "a.gz")).notes
 
 
 def test_damaged_archive_is_noted(tmp_path):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        member = tarfile.TarInfo("n1.log")
-        member.size = 5000
-        archive.addfile(member, io.BytesIO(b"step 1\n" * 1000))
-    verdict = verdict_on(write(tmp_path, buffer.getvalue()[:2000], "a.tar"))
-    assert verdict.notes
+        add(archive, "n1.log", b"step 1\n" * 1000)
+    assert verdict_on(write(tmp_path, buffer.getvalue()[:2000], "a.tar")).notes
 
 
 def test_bomb_ends_at_the_limit(tmp_path, monkeypatch):
@@ -269,11 +277,8 @@ def test_link_that_leads_out_of_a_folder_is_not_followed(tmp_path):
 )
 @pytest.mark.parametrize("numbered", [False, True])
 def test_full_disk_is_known_in_other_languages(tmp_path, words, numbered):
-    line = (
-        traceback_of(f"OSError: [Errno 28] {words}: '/scratch/a.pt'")
-        if numbered
-        else f"cp: a: {words}\n"
-    )
+    raised = traceback_of(f"OSError: [Errno 28] {words}: '/scratch/a.pt'")
+    line = raised if numbered else f"cp: a: {words}\n"
     assert verdict_on(write(tmp_path, line.encode())).first.cause == "disk-full"
 
 
@@ -298,14 +303,6 @@ def test_ten_million_lines_are_read_in_bounded_memory(tmp_path):
     assert peak < 100 << 20
 
 
-@pytest.mark.parametrize("mode", ["w:xz", "w:bz2"])
-def test_archive_of_xz_or_bz2_is_read(tmp_path, mode):
-    path = tmp_path / "logs.tar.packed"
-    with tarfile.open(path, mode) as archive:
-        add(archive, "n1.log", TEXT.encode())
-    assert "bad label 7" in found(verdict_on(path))
-
-
 def test_packed_log_within_an_archive_is_read(tmp_path):
     path = tmp_path / "logs.tgz"
     with tarfile.open(path, "w:gz") as archive:
@@ -313,20 +310,15 @@ def test_packed_log_within_an_archive_is_read(tmp_path):
     assert "bad label 7" in found(verdict_on(path))
 
 
-@pytest.mark.skipif(shutil.which("zstd") is None, reason="no program zstd")
+@needs_program
 def test_zstd_is_read_alone_in_an_archive_and_around_one(tmp_path):
-    def pack(data):
-        done = subprocess.run(["zstd", "-cq"], input=data, capture_output=True, check=True)
-        return done.stdout
-
     path = write(tmp_path, pack(TEXT.encode()), "a.zst")
     assert "bad label 7" in found(verdict_on(path))
     with tarfile.open(tmp_path / "b.tar", "w") as archive:
         add(archive, "n1.log.zst", pack(TEXT.encode()))
         add(archive, "n2.log", TEXT.encode())
     packed = pack((tmp_path / "b.tar").read_bytes())
-    path = write(tmp_path, packed, "b.tar.zst")
-    verdict = verdict_on(path)
+    verdict = verdict_on(write(tmp_path, packed, "b.tar.zst"))
     assert "bad label 7" in found(verdict)
     assert verdict.num_files == 2
     assert not verdict.notes
@@ -419,82 +411,12 @@ def test_line_behind_one_without_an_end_has_its_number(tmp_path):
     assert event.line.number == 5
 
 
-def add(archive, name, data):
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    archive.addfile(member, io.BytesIO(data))
-
-
 # Packed streams: a part at a time, bounded, and what is damaged ends with one error.
 
 
-DATA = random.Random(1).randbytes(300_000)
-PACK = {"xz": lzma.compress, "bz2": bz2.compress}
-
-
-@pytest.mark.parametrize("packing", ["xz", "bz2"])
-def test_several_streams_after_each_other_are_one_file(packing):
-    packed = PACK[packing](DATA) + PACK[packing](b"the end")
-    plain = unpacked(packing, io.BytesIO(packed))
-    parts = list(iter(lambda: plain.read(1000), b""))
-    assert b"".join(parts) == DATA + b"the end"
-    assert max(map(len, parts)) == 1000
-
-
-@pytest.mark.parametrize("packing", ["xz", "bz2"])
-@pytest.mark.parametrize("cut", [30, 5000])
-def test_file_that_ends_too_early_is_an_os_error(packing, cut):
-    plain = unpacked(packing, io.BytesIO(PACK[packing](DATA)[:cut]))
-    with pytest.raises(OSError, match="ends too early"):
-        plain.read(len(DATA))
-
-
-@pytest.mark.parametrize("packing", ["xz", "bz2"])
-def test_damaged_file_is_an_os_error(packing):
-    packed = bytearray(PACK[packing](DATA))
-    packed[2000:2100] = bytes(100)
-    with pytest.raises(OSError, match=r"."):
-        unpacked(packing, io.BytesIO(bytes(packed))).read(len(DATA))
-
-
-def test_xz_file_that_asks_for_much_memory_is_refused():
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
-    packer = lzma.LZMACompressor(format=lzma.FORMAT_XZ, filters=filters)
-    packed = packer.compress(b"x") + packer.flush()
-    with pytest.raises(OSError, match=r"(?i)memory"):
-        unpacked("xz", io.BytesIO(packed)).read(10)
-
-
-def test_head_comes_before_the_rest_of_a_stream():
-    stream = Stream(b"abc", io.BytesIO(b"def"))
-    assert [stream.read(2), stream.read(2), stream.read(9), stream.read(9)] == [
-        b"ab",
-        b"c",
-        b"def",
-        b"",
-    ]
-
-
-def test_packing_is_known_by_the_first_bytes():
-    assert packing_of(lzma.compress(b"x")) == "xz"
-    assert packing_of(bz2.compress(b"x")) == "bz2"
-    assert packing_of(b"step 1") is None
-
-
-def test_command_to_type_quotes_the_name():
-    assert by_hand("zstd", "a b.zst") == "zstd -dc 'a b.zst' | muster explain -"
-
-
-# zstd is unpacked by what is there: a module of Python, a package, or the program.
-
-
-MIXED = random.Random(1).randbytes(300_000) + b"a line of text\n" * 20_000
-needs_program = pytest.mark.skipif(shutil.which("zstd") is None, reason="no program zstd")
-
-
-def pack(data, *options):
-    done = subprocess.run(["zstd", "-cq", *options], input=data, capture_output=True, check=True)
-    return done.stdout
+DATA = random.Random(1).randbytes(300_000) + b"a line of text\n" * 20_000
+ROWS = b"a line of text, and another one\n" * 90_000
+PACK = {"xz": lzma.compress, "bz2": bz2.compress, "zstd": pack}
 
 
 def read_all(plain):
@@ -510,56 +432,78 @@ def no_module(monkeypatch):
     monkeypatch.setattr(logs, "new_frame", lambda: None)
 
 
-@pytest.fixture(params=["module", "program"])
-def way(request, monkeypatch):
-    if request.param == "program":
-        monkeypatch.setattr(logs, "new_frame", lambda: None)
-    elif logs.new_frame() is None:
+@pytest.fixture(params=["xz", "bz2", "zstd by a module", "zstd by its program"])
+def packing(request):
+    """Return how it is packed; zstd is unpacked by what is there: a module of Python, a package, or the program."""
+    name = request.param.partition(" ")[0]
+    if name == "zstd" and shutil.which("zstd") is None:
+        pytest.skip("no program zstd")
+    if request.param == "zstd by its program":
+        request.getfixturevalue("no_module")
+    elif name == "zstd" and logs.new_frame() is None:
         pytest.skip("neither Python 3.14 nor the package zstandard")
+    return name
 
 
-@needs_program
-def test_several_frames_after_each_other_are_one_file(way):
-    plain = unpacked("zstd", io.BytesIO(pack(MIXED) + pack(b"the end")))
-    parts = read_all(plain)
-    assert b"".join(parts) == MIXED + b"the end"
+def test_several_streams_after_each_other_are_one_file(packing):
+    packed = PACK[packing](DATA) + PACK[packing](b"the end")
+    parts = read_all(unpacked(packing, io.BytesIO(packed)))
+    assert b"".join(parts) == DATA + b"the end"
     assert max(map(len, parts)) == 1000
 
 
-@needs_program
-@pytest.mark.parametrize("cut", [30, 200_000])
-def test_zstd_that_ends_too_early_is_an_os_error(way, cut):
-    plain = unpacked("zstd", io.BytesIO(pack(MIXED)[:cut]))
+@pytest.mark.parametrize("cut", [30, 5000, 200_000])
+def test_file_that_ends_too_early_is_an_os_error(packing, cut):
+    plain = unpacked(packing, io.BytesIO(PACK[packing](DATA)[:cut]))
     with pytest.raises(OSError, match="ends too early"):
         read_all(plain)
 
 
-@needs_program
-def test_damaged_zstd_is_an_os_error(way):
-    packed = bytearray(pack(b"a line of text, and another one\n" * 90_000))
-    packed[20:60] = bytes(40)
-    plain = unpacked("zstd", io.BytesIO(bytes(packed)))
+@pytest.mark.parametrize(("data", "begin", "end"), [(DATA, 2000, 2100), (ROWS, 20, 60)])
+def test_damaged_file_is_an_os_error(packing, data, begin, end):
+    packed = bytearray(PACK[packing](data))
+    packed[begin:end] = bytes(end - begin)
     with pytest.raises(OSError, match=r"."):
-        read_all(plain)
+        read_all(unpacked(packing, io.BytesIO(bytes(packed))))
 
 
-@needs_program
-def test_zstd_that_asks_for_much_memory_is_refused(way):
+def test_a_bomb_gives_no_more_than_asked_for(packing):
+    plain = unpacked(packing, io.BytesIO(PACK[packing](bytes(8 << 20))))
+    assert max(map(len, read_all(plain))) == 1000
+
+
+def test_xz_file_that_asks_for_much_memory_is_refused():
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    with pytest.raises(OSError, match=r"(?i)memory"):
+        unpacked("xz", io.BytesIO(lzma.compress(b"x", filters=filters))).read(10)
+
+
+@pytest.mark.parametrize("packing", ["zstd by a module", "zstd by its program"], indirect=True)
+def test_zstd_that_asks_for_much_memory_is_refused(packing):
     packed = pack(bytes(1 << 20), "--ultra", "--long=31", "--no-content-size")
     with pytest.raises(OSError, match=r"."):
-        read_all(unpacked("zstd", io.BytesIO(packed)))
+        read_all(unpacked(packing, io.BytesIO(packed)))
 
 
-@needs_program
-def test_a_bomb_gives_no_more_than_asked_for(way):
-    plain = unpacked("zstd", io.BytesIO(pack(bytes(8 << 20))))
-    assert max(map(len, read_all(plain))) == 1000
+def test_head_comes_before_the_rest_of_a_stream():
+    stream = Stream(b"abc", io.BytesIO(b"def"))
+    assert [stream.read(size) for size in (2, 2, 9, 9)] == [b"ab", b"c", b"def", b""]
+
+
+def test_packing_is_known_by_the_first_bytes():
+    assert packing_of(lzma.compress(b"x")) == "xz"
+    assert packing_of(bz2.compress(b"x")) == "bz2"
+    assert packing_of(b"step 1") is None
+
+
+def test_command_to_type_quotes_the_name():
+    assert by_hand("zstd", "a b.zst") == "zstd -dc 'a b.zst' | muster explain -"
 
 
 @needs_program
 def test_program_that_nobody_reads_any_more_ends(no_module):
-    plain = unpacked("zstd", io.BytesIO(pack(MIXED * 20)))
-    assert plain.read(10) == MIXED[:10]
+    plain = unpacked("zstd", io.BytesIO(pack(DATA * 20)))
+    assert plain.read(10) == DATA[:10]
     before = threading.active_count()
     plain.close()
     assert threading.active_count() <= before
@@ -569,7 +513,7 @@ def test_module_of_python_3_14_comes_first(monkeypatch):
     own = types.SimpleNamespace(ZstdDecompressor=lzma.LZMADecompressor)
     monkeypatch.setitem(sys.modules, "compression", types.ModuleType("compression"))
     monkeypatch.setitem(sys.modules, "compression.zstd", own)
-    assert unpacked("zstd", io.BytesIO(lzma.compress(MIXED))).read(len(MIXED)) == MIXED
+    assert unpacked("zstd", io.BytesIO(lzma.compress(DATA))).read(len(DATA)) == DATA
 
 
 def test_without_any_way_it_is_an_os_error(no_module, monkeypatch):

@@ -95,11 +95,7 @@ ROWS = {
     "srun": ("12: ", Who(task=12), ""),
     "srun, two": (" 3: ", Who(task=3), ""),
     "kubectl": ("[pod/train-worker-0/pytorch] ", Who(host="train-worker-0"), ""),
-    "kubectl, times": (
-        "[pod/train-worker-0/pytorch] 2025-01-01T00:00:00.000000000Z ",
-        Who(host="train-worker-0"),
-        "",
-    ),
+    "kubectl, times": ("[pod/train-worker-0/pytorch] 2025-01-01T00:00:00.000000000Z ", Who(host="train-worker-0"), ""),
     "stern": ("train-worker-0 pytorch ", Who(host="train-worker-0"), ""),
     "kail": ("ml/train-worker-0[pytorch]: ", Who(host="train-worker-0"), ""),
     "compose": ("trainer-1  | ", Who(host="trainer-1"), ""),
@@ -191,12 +187,6 @@ def test_what_a_logger_calls_mild_is_no_cause(tmp_path, line):
 )
 def test_what_a_logger_calls_an_error_is_shown_when_nothing_else_is_known(tmp_path, line):
     assert cause_of(tmp_path, job=f"step 1\n{line}\n") == "reported"
-
-
-def test_windows_line_ends_are_none_of_the_message(tmp_path):
-    text = traceback_of("ValueError: bad label 7").replace("\n", "\r\n")
-    (event,) = [event for event in events_of(tmp_path, text) if event.kind == "exception"]
-    assert event.get("message") == "bad label 7"
 
 
 @pytest.mark.parametrize(

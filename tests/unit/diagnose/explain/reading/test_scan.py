@@ -3,7 +3,7 @@
 import pytest
 
 from torchmuster.diagnose.explain.events import Who
-from torchmuster.diagnose.explain.reading import scan as shapes
+from torchmuster.diagnose.explain.reading import scan
 from torchmuster.diagnose.explain.reading.scan import (
     MAX_EVENTS_OF_A_SHAPE,
     MAX_MISSES,
@@ -37,10 +37,9 @@ def test_same_line_many_times_is_kept_so_often_and_no_more(tmp_path):
 
 
 def test_failure_behind_a_million_lines_is_found_at_its_line(tmp_path):
-    text = "".join(f"step {k} loss 0.{k % 97}\n" for k in range(50_000)) + traceback_of(
-        "ValueError: x"
-    )
-    (event,) = [e for e in events_of(tmp_path, text) if e.kind == "exception"]
+    steps = "".join(f"step {k} loss 0.{k % 97}\n" for k in range(50_000))
+    events = events_of(tmp_path, steps + traceback_of("ValueError: x"))
+    (event,) = [event for event in events if event.kind == "exception"]
     assert event.line.number == 50_004
 
 
@@ -48,10 +47,8 @@ def test_last_step_of_each_rank_is_known(tmp_path):
     path = tmp_path / "job.log"
     path.write_text("".join(f"[rank{k % 2}]: step {k}\n" for k in range(1000)))
     (log,) = read_logs([str(path)], year=2026).logs
-    assert {who.rank: event.get("number") for who, event in log.last_progress.items()} == {
-        0: "998",
-        1: "999",
-    }
+    steps = {who.rank: event.get("number") for who, event in log.last_progress.items()}
+    assert steps == {0: "998", 1: "999"}
 
 
 def test_traceback_that_is_cut_by_the_end_of_the_log_is_no_cause(tmp_path):
@@ -90,7 +87,7 @@ def test_shape_that_was_once_an_event_keeps_its_meaning():
 
 
 def test_full_table_forgets_what_this_log_does_not_need(monkeypatch):
-    monkeypatch.setattr(shapes, "_MAX_SHAPES", 10)
+    monkeypatch.setattr(scan, "_MAX_SHAPES", 10)
     table = ShapeTable()
     needed = table.learn(b"step 0", is_meaningful=True)
     table.keep_progress(needed, 1, 1, b"step 1")

@@ -2,33 +2,25 @@
 
 import pytest
 
-from unit.diagnose.explain.logs import cause_of, events_of, explain, traceback_of
+from kit.tables import rows
+from unit.diagnose.explain.logs import PEER, cause_of, events_of, explain, failed, traceback_of
 
-PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.7.7.2]:197."
-FAILED = (
-    "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code})"
-    " local_rank: 0 (pid: 9) of binary: python\n"
-)
 DIRECT = "The above exception was the direct cause of the following exception:"
 HANDLING = "During handling of the above exception, another exception occurred:"
 MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/d/x'"
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
 
 
-def raised(error, *, rank=None, function="main", code="step()", file="/home/u/t.py"):
+def chain(first, between, last, *, rank=None, function="main", code="raise Wrapped()"):
+    """Return an exception of `main` and one after it, which a function that `main` calls has raised, or `main` itself."""
     mark = f"[rank{rank}]: " if rank is not None else ""
-    rows = (
-        "Traceback (most recent call last):",
-        f'  File "{file}", line 3, in {function}',
-        f"    {code}",
-        error,
-    )
-    return "".join(f"{mark}{row}\n" for row in rows)
-
-
-def chain(first, between, last, *, rank=0, code="raise Wrapped()", function="inner"):
-    mark = f"[rank{rank}]: "
-    beneath = raised(first, rank=rank, function="inner")
-    return f"{beneath}\n{mark}{between}\n\n{raised(last, rank=rank, function=function, code=code)}"
+    beneath = traceback_of(first, rank=rank, function="main")
+    above = traceback_of(last, rank=rank, function=function, code=code)
+    if function != "main":
+        above = above.replace(
+            "last):\n", 'last):\n  File "/home/u/train.py", line 40, in main\n', 1
+        )
+    return f"{beneath}\n{mark}{between}\n\n{above}"
 
 
 @pytest.mark.parametrize(
@@ -36,10 +28,7 @@ def chain(first, between, last, *, rank=0, code="raise Wrapped()", function="inn
     [
         (MISSING, "file-missing"),
         ("PermissionError: [Errno 13] Permission denied: '/d/x'", "permission"),
-        (
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
-            "cuda-out-of-memory",
-        ),
+        (FULL, "cuda-out-of-memory"),
         ("MemoryError: no room", "memory"),
         ("KeyError: 'lr'", "exception"),
         (PEER, "peer-lost"),
@@ -50,29 +39,24 @@ def chain(first, between, last, *, rank=0, code="raise Wrapped()", function="inn
 def test_exception_that_only_hands_on_another_means_what_that_one_does(
     tmp_path, first, cause, between, before
 ):
-    text = chain(first, between, "TrainerError: fit failed on rank 0")
+    text = chain(first, between, "TrainerError: fit failed on rank 0", rank=0)
     lines = "".join(f"{before}{line}\n" for line in text.splitlines())
     assert cause_of(tmp_path, job=lines) == cause
 
 
-def test_exception_around_another_is_the_cause_when_it_is_of_its_own_making(tmp_path):
-    text = chain("KeyError: 'lr'", HANDLING, "ConfigError: 7", code="read()", function="read")
-    assert "ConfigError: 7" in explain(tmp_path, job=text).first.error
-
-
 def test_lost_server_of_a_library_is_no_lost_rank_though_it_is_handed_on(tmp_path):
     library = "/v/lib/python3.11/site-packages/redis/connection.py"
-    first = raised("ConnectionResetError: [Errno 104] Connection reset by peer", file=library)
-    last = raised("redis.exceptions.ConnectionError: reset", function="<module>", file=library)
+    first = traceback_of("ConnectionResetError: [Errno 104] Connection reset by peer", file=library)
+    last = traceback_of("redis.exceptions.ConnectionError: reset", file=library)
     assert cause_of(tmp_path, job=f"{first}\n{DIRECT}\n\n{last}") == "exception"
 
 
 def test_download_beneath_other_exceptions_is_no_name_of_the_job(tmp_path):
     library = "/v/lib/python3.11/site-packages/urllib3/connection.py"
     parts = [
-        raised("socket.gaierror: [Errno -2] Name or service not known", file=library),
-        raised("urllib3.exceptions.MaxRetryError: HTTPSConnectionPool", file=library),
-        raised("OSError: We couldn't connect to the hub", function="<module>"),
+        traceback_of("socket.gaierror: [Errno -2] Name or service not known", file=library),
+        traceback_of("urllib3.exceptions.MaxRetryError: HTTPSConnectionPool", file=library),
+        traceback_of("OSError: We couldn't connect to the hub"),
     ]
     assert cause_of(tmp_path, job=f"\n{DIRECT}\n\n".join(parts)) == "download-failed"
 
@@ -85,9 +69,7 @@ def test_syntax_error_needs_no_traceback_line(tmp_path):
 
 
 def test_stacks_that_are_shown_are_no_exceptions(tmp_path):
-    text = (
-        'Thread 0x07 (most recent call first):\n  File "/home/u/t.py", line 3 in main\nloss: 0.5\n'
-    )
+    text = 'Thread 0x07 (most recent call first):\n  File "/home/u/t.py", line 3 in main\nloss: 1\n'
     assert not [event for event in events_of(tmp_path, text) if event.kind == "exception"]
 
 
@@ -97,7 +79,7 @@ def test_stacks_that_are_shown_are_no_exceptions(tmp_path):
 def test_last_line_of_a_traceback_names_the_exception_where_its_frames_are_not_there(
     tmp_path, drawn
 ):
-    verdict = explain(tmp_path, job=f"{drawn}ValueError: bad thing\n" + FAILED.format(code=1))
+    verdict = explain(tmp_path, job=f"{drawn}ValueError: bad thing\n" + failed())
     assert verdict.first.cause == "exception"
     assert verdict.first.confidence.value != "high"
 
@@ -105,7 +87,7 @@ def test_last_line_of_a_traceback_names_the_exception_where_its_frames_are_not_t
 def test_launcher_s_exception_on_its_child_is_not_the_cause(tmp_path):
     library = "/v/lib/python3.11/site-packages/accelerate/commands/launch.py"
     error = "subprocess.CalledProcessError: Command '['python', 't.py']' returned non-zero exit status 1."
-    text = traceback_of(PEER, rank=0) + raised(error, function="<module>", file=library)
+    text = traceback_of(PEER, rank=0) + traceback_of(error, file=library)
     assert cause_of(tmp_path, job=text) == "peer-lost"
 
 
@@ -142,93 +124,38 @@ def test_dump_of_stacks_is_no_traceback(tmp_path, does, cause):
 DURING = "During handling of the above exception, another exception occurred:"
 
 
-def one(error, function, code):
-    return (
-        "Traceback (most recent call last):\n"
-        f'  File "/home/u/fit.py", line 7, in {function}\n'
-        f"    {code}\n{error}\n"
-    )
-
-
-def chained(first, between, second, *, caught_in="main", raised_in="main", code="raise"):
-    frames = '  File "/home/u/fit.py", line 40, in main\n    go()\n' if raised_in != "main" else ""
-    later = one(second, raised_in, code).replace("last):\n", f"last):\n{frames}", 1)
-    return f"{one(first, caught_in, 'go()')}\n{between}\n\n{later}"
-
-
 @pytest.mark.parametrize(
-    ("log", "told"),
-    [
+    ("told", "between", "function", "code", "first", "last"),
+    rows(
+        """
         # An envelope, raised from the cause.
-        (chained("ValueError: rate is -3", DIRECT, "RuntimeError: worker failed"), "rate is -3"),
-        (chained("KeyError: 'warmup'", DIRECT, "RuntimeError: no set-up"), "'warmup'"),
+        rate is -3         direct  main   raise                  ValueError: rate is -3  RuntimeError: worker failed
+        'warmup'           direct  main   raise                  KeyError: 'warmup'  RuntimeError: no set-up
         # It names something itself, and beneath it is only a look-up.
-        (
-            chained(
-                "KeyError: 3", DIRECT, "DecodeError: sample 3 of b.tar has no decoder for .webp"
-            ),
-            "no decoder",
-        ),
+        no decoder         direct  main   raise                  KeyError: 3  DecodeError: sample 3 of b.tar has no decoder for .webp
         # A look-up failed, and what the program did instead fails.
-        (
-            chained(
-                "KeyError: 'en'",
-                DURING,
-                "ValueError: table en holds 3 rows",
-                raised_in="load",
-                code="check(t)",
-            ),
-            "3 rows",
-        ),
-        (
-            chained(
-                "ModuleNotFoundError: No module named 'fast_attn'",
-                DURING,
-                "ValueError: unknown attention 'fast'",
-                raised_in="slow",
-                code="raise",
-            ),
-            "unknown attention",
-        ),
-        (
-            chained(
-                "AttributeError: 'int' object has no attribute 'shape'",
-                DURING,
-                "TypeError: object of type 'int' has no len()",
-                code="return len(x)",
-            ),
-            "has no len",
-        ),
+        3 rows             during  load   check(t)               KeyError: 'en'  ValueError: table en holds 3 rows
+        unknown attention  during  slow   raise                  ModuleNotFoundError: No module named 'fast_attn'  ValueError: unknown attention 'fast'
+        has no len         during  main   return len(x)          AttributeError: 'int' object has no attribute 'shape'  TypeError: object of type 'int' has no len()
         # The handler of a real failure breaks down itself.
-        (
-            chained(
-                "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x512 and 768x10)",
-                DURING,
-                "AttributeError: 'Trainer' object has no attribute 'modle'",
-                raised_in="save",
-                code="torch.save(self.modle)",
-            ),
-            "4x512",
-        ),
+        4x512              during  save   torch.save(self.modle)  RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x512 and 768x10)  AttributeError: 'Trainer' object has no attribute 'modle'
         # Cleaning up fails after it.
-        (
-            chained(
-                "IndexError: index 11 is out of bounds",
-                DURING,
-                "ValueError: I/O operation on closed file.",
-                raised_in="close",
-            ),
-            "index 11",
-        ),
-    ],
+        index 11           during  close  raise                  IndexError: index 11 is out of bounds  ValueError: I/O operation on closed file.
+        """,
+        6,
+    ),
 )
-def test_the_link_that_tells_the_cause_is_chosen(tmp_path, log, told):
+def test_the_link_that_tells_the_cause_is_chosen(
+    tmp_path, told, between, function, code, first, last
+):
+    between = {"direct": DIRECT, "during": HANDLING}[between]
+    log = chain(first, between, last, function=function, code=code)
     assert told in explain(tmp_path, job=log).first.error
 
 
 def test_a_traceback_within_a_message_tells_what_it_is(tmp_path):
-    inner = one("IndexError: list index out of range", "produce", "rows[7]")
-    outer = one("RuntimeError: prefetch thread died:", "main", "raise")
+    inner = traceback_of("IndexError: list index out of range", function="produce")
+    outer = traceback_of("RuntimeError: prefetch thread died:", function="main")
     first = explain(tmp_path, job=outer + inner).first
     assert "list index out of range" in first.error
 
@@ -242,12 +169,11 @@ def test_a_traceback_within_a_message_tells_what_it_is(tmp_path):
     ],
 )
 def test_a_heading_is_shown_with_what_stands_below_it(tmp_path, message, told):
-    assert told in explain(tmp_path, job=one(message, "<module>", "raise")).first.error
+    assert told in explain(tmp_path, job=traceback_of(message)).first.error
 
 
 def test_an_ending_that_another_rank_has_broken_is_put_together(tmp_path):
-    start = "Traceback (most recent call last):\n"
-    frame = '  File "/home/u/fit.py", line 7, in <module>\n'
+    start, frame = "Traceback (most recent call last):\n", '  File "/home/u/fit.py", line 7, in f\n'
     log = f"{start}{start}{frame}{frame}    KeyErrorreturn layers['mlp']\n: 'mlp'\n"
     first = explain(tmp_path, job=log).first
     assert "KeyError: 'mlp'" in first.error
@@ -308,19 +234,15 @@ KERNEL = """\
 """
 
 
+OF_USER = UCX.format(frame="/home/u/ops/libfused.so(gather_rows+0x1b)")
+OF_UCX = UCX.format(frame="/opt/ucx/lib/libucp.so.0(ucp_worker_progress+0xd)")
+
+
 @pytest.mark.parametrize(
     ("log", "named", "advice"),
     [
-        (
-            UCX.format(frame="/home/u/ops/libfused.so(gather_rows+0x1b)"),
-            "in gather_rows of libfused.so",
-            "libfused.so",
-        ),
-        (
-            UCX.format(frame="/opt/ucx/lib/libucp.so.0(ucp_worker_progress+0xd)"),
-            "in ucp_worker_progress of libucp.so.0",
-            "UCX_TLS",
-        ),
+        (OF_USER, "in gather_rows of libfused.so", "libfused.so"),
+        (OF_UCX, "in ucp_worker_progress of libucp.so.0", "UCX_TLS"),
         (WITH_SYMBOLS, "in uct_rc_mlx5_iface_check_rx_completion", "UCX_TLS"),
         (OPEN_MPI, "in PMPI_Comm_size of libmpi.so.40", "mpi4py"),
         (FAULTHANDLER, "in rotate of fastrope, called at /home/u/fit.py:31", "rotate of fastrope"),
@@ -336,14 +258,10 @@ def test_the_library_of_a_crash_is_named(tmp_path, log, named, advice):
 
 
 def test_a_crash_that_ray_does_not_know_is_that_of_its_worker(tmp_path):
-    log = (
-        "Traceback (most recent call last):\n"
-        '  File "/home/u/serve.py", line 5, in <module>\n'
-        "    ray.get(answer)\n"
-        "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task.\n"
+    error = (
+        "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task."
     )
-    first = explain(tmp_path, job=log + ABSEIL).first
-    assert first.cause == "segfault"
+    assert cause_of(tmp_path, job=traceback_of(error) + ABSEIL) == "segfault"
 
 
 def test_lines_that_look_like_frames_are_no_traceback_that_was_cut(tmp_path):
