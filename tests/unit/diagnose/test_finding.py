@@ -11,6 +11,7 @@ import click
 import pytest
 
 import torchmuster
+from kit import tables
 from torchmuster.core.cli.main import muster
 from torchmuster.diagnose.doctor import checks
 from torchmuster.diagnose.doctor.show import NodeView
@@ -192,61 +193,14 @@ def test_the_worst_comes_first():
 # Hints of doctor and lint name commands and options that exist.
 
 
-PACKAGE = Path(torchmuster.__file__).parent
-FILES = [
-    *sorted((PACKAGE / "diagnose" / "doctor").glob("*.py")),
-    *sorted((PACKAGE / "diagnose" / "doctor").glob("*.txt")),
-    *sorted((PACKAGE / "diagnose" / "lint").glob("*.py")),
-    *sorted((PACKAGE / "diagnose" / "lint").glob("*.txt")),
-    PACKAGE / "diagnose" / "gather.py",
-]
+FILES = [*DOCTOR, *LINT, *(DIAGNOSE / "doctor").glob("*.txt"), *(DIAGNOSE / "lint").glob("*.txt")]
 # What hints tell people to call, beside muster itself; all but shell words belong to their scheduler, launcher or system.
-TOOLS = {
-    *(
-        "chronyc",
-        "chmod",
-        "conda",
-        "df",
-        "docker",
-        "ethtool",
-        "fi_info",
-        "find",
-        "fuser",
-        "hostname",
-        "ibstat",
-        "ip",
-        "iptables",
-        "ls",
-    ),
-    *(
-        "mount",
-        "muster",
-        "nft",
-        "nstat",
-        "nvidia-smi",
-        "numactl",
-        "ping",
-        "pip",
-        "python",
-        "sbatch",
-        "scontrol",
-        "sed",
-    ),
-    *(
-        "sinfo",
-        "sort",
-        "squeue",
-        "srun",
-        "ssh",
-        "sysctl",
-        "systemctl",
-        "timedatectl",
-        "torchrun",
-        "ulimit",
-        "wc",
-    ),
-}
-MESSAGES = {"address", "invalid"}  # `address already in use`, `invalid device ordinal`
+TOOLS = tables.words("""
+    chronyc chmod conda df docker ethtool fi_info find fuser hostname ibstat ip iptables ls
+    mount muster nft nstat nvidia-smi numactl ping pip python sbatch scontrol sed
+    sinfo sort squeue srun ssh sysctl systemctl timedatectl torchrun ulimit wc
+""")
+MESSAGES = ["address", "invalid"]  # `address already in use`, `invalid device ordinal`
 SKIPPED_OPTIONS = {"torchrun"}  # its options are torchrun's own
 
 
@@ -256,22 +210,15 @@ def hints_of(path):
         for paragraph in read_paragraphs(path):
             yield from (text for texts in paragraph.fields.values() for text in texts)
         return
-    docstrings = set()
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            docstrings.add(id(body[0].value))
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    bodies = [node.body for node in nodes if isinstance(getattr(node, "body", None), list)]
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [p.value if isinstance(p, ast.Constant) else "X" for p in node.values]
             yield "".join(str(p) for p in parts)
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in docstrings
-        ):
-            yield node.value
+        elif isinstance(node, ast.Constant) and id(node) not in docstrings:
+            yield str(node.value)
 
 
 def commands_in(text):
@@ -280,24 +227,15 @@ def commands_in(text):
         yield match[1], re.findall(r"(?<=\s)(--[a-z][a-z-]*)", match[2])
 
 
-NAMED = sorted({(c, tuple(o)) for f in FILES for text in hints_of(f) for c, o in commands_in(text)})
+TEXTS = [text for path in FILES for text in hints_of(path)]
+NAMED = sorted({(c, tuple(o)) for text in TEXTS for c, o in commands_in(text)})
+QUOTED = sorted(
+    {word for text in TEXTS for word in re.findall(r"`([a-z][a-z0-9_-]+) [^`]+`", text)}
+)
 # Words behind `muster` in a sentence: `muster names a node`.
-VERBS = {
-    "adds",
-    "avoids",
-    "chooses",
-    "finds",
-    "gets",
-    "itself",
-    "names",
-    "never",
-    "passes",
-    "sets",
-    "takes",
-    "tells",
-    "tries",
-    "uses",
-}
+VERBS = tables.words("""
+    adds avoids chooses finds gets itself names never passes sets takes tells tries uses
+""")
 
 
 def test_some_hints_name_commands_with_options():
@@ -315,16 +253,6 @@ def test_a_hint_names_a_command_and_options_that_exist(command, options):
         assert set(options) <= known | {"--help"}
 
 
-QUOTED = sorted(
-    {
-        match[1]
-        for f in FILES
-        for text in hints_of(f)
-        for match in re.finditer(r"`([a-z][a-z0-9_-]+) [^`]+`", text)
-    }
-)
-
-
 @pytest.mark.parametrize("tool", QUOTED)
 def test_a_quoted_command_is_of_a_known_tool(tool):
-    assert tool in TOOLS | MESSAGES
+    assert tool in TOOLS + MESSAGES

@@ -1,24 +1,17 @@
 """Failure or not: what was said in the middle of a training that went on, and who went first without a word."""
 
-from dataclasses import replace
-
 import pytest
 
+from kit.tables import rows
 from torchmuster.diagnose.explain.events import LogFinding, LogLine
 from torchmuster.diagnose.explain.judge import weighed
 from torchmuster.diagnose.finding import Confidence
-from unit.diagnose.explain.logs import cause_of, explain, traceback_of
+from unit.diagnose.explain.logs import PEER, cause_of, explain, failed, steps, traceback_of
 
-FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code}) local_rank: 0 (pid: 9) of binary: python\n"
-PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.7.7.2]:197."
 BARRIER = "E0314 09:00:01.000000 9 torch/distributed/elastic/agent/server/api.py:1] Error waiting on exit barrier. Elapsed: 0.01 seconds\n"
 STORE = (
     "[W314 09:00:01.1 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=3): Broken pipe\n"
 )
-
-
-def steps(first, last):
-    return "".join(f"step {number} loss 2.000\n" for number in range(first, last))
 
 
 def test_exception_after_which_steps_go_on_was_caught(tmp_path):
@@ -33,27 +26,26 @@ def test_exception_after_which_others_end_their_step_was_not_caught(tmp_path, la
 
 
 def test_frightening_word_before_further_steps_is_no_failure(tmp_path):
-    assert (
-        cause_of(tmp_path, job="ERROR tracker failed, will try again\n" + steps(0, 5)) == "healthy"
-    )
+    word = "ERROR tracker failed, will try again\n"
+    assert cause_of(tmp_path, job=word + steps(0, 5)) == "healthy"
     assert cause_of(tmp_path, job=steps(0, 5) + "ERROR tracker failed\n") == "reported"
 
 
 def test_launcher_at_its_exit_barrier_shows_that_its_ranks_ended_first(tmp_path):
-    head = steps(0, 5) + traceback_of(PEER, rank=0) + FAILED.format(code=1)
+    head = steps(0, 5) + traceback_of(PEER, rank=0) + failed()
     verdict = explain(tmp_path, n1=head, n2=steps(0, 5) + STORE + BARRIER + STORE)
     assert verdict.first.cause == "rank-ended-early"
     assert "exit barrier" in verdict.first.evidence[1].text
 
 
 def test_abort_of_who_had_not_lost_its_peer_is_the_cause(tmp_path):
-    head = traceback_of(PEER, rank=0) + FAILED.format(code=1)
-    other = steps(0, 3) + FAILED.format(code=-6) + STORE
+    head = traceback_of(PEER, rank=0) + failed()
+    other = steps(0, 3) + failed(-6) + STORE
     assert cause_of(tmp_path, n1=head, n2=other) == "aborted"
 
 
 def test_abort_after_a_lost_peer_is_an_echo(tmp_path):
-    head = traceback_of(PEER, rank=0) + FAILED.format(code=-6)
+    head = traceback_of(PEER, rank=0) + failed(-6)
     assert cause_of(tmp_path, n1=head, n2=steps(0, 3)) != "aborted"
 
 
@@ -111,8 +103,9 @@ def test_last_line_that_is_no_end_of_the_job_makes_no_failure(tmp_path, line):
     assert cause_of(tmp_path, job=steps(0, 30) + line + "\n") == "healthy"
 
 
-def test_a_second_launcher_of_a_node_that_was_sent_away_is_no_failure_of_a_run_that_succeeded(
-    tmp_path,
+@pytest.mark.parametrize(("state", "cause"), [("succeeded", "healthy"), ("failed", "exit-code")])
+def test_a_second_launcher_that_was_sent_away_is_no_failure_of_a_run_that_succeeded(
+    tmp_path, state, cause
 ):
     sent_away = (
         "muster: joined run 20261122-162144-loop-a48d as n2\n"
@@ -121,24 +114,17 @@ def test_a_second_launcher_of_a_node_that_was_sent_away_is_no_failure_of_a_run_t
         "/opt/pbs/bin/pbsdsh: task 0x00000001 exit status 8\n"
         "[rank 0] rank 0 of 4\n"
     )
-    assert (
-        cause_of(tmp_path, job=sent_away + "muster: succeeded after 7.0 s (1 attempt)\n")
-        == "healthy"
-    )
-    assert (
-        cause_of(tmp_path, job=sent_away + "muster: failed after 7.0 s (1 attempt)\n")
-        == "exit-code"
-    )
+    ending = f"muster: {state} after 7.0 s (1 attempt)\n"
+    assert cause_of(tmp_path, job=sent_away + ending) == cause
 
 
 # A cause is certain only while no rival has evidence of its own, or stands in the message itself.
 
 
-def finding(cause, weight=80, order=5, confidence=Confidence.HIGH, **more):
-    began = LogLine(path="job.log", number=order, text=cause, order=order)
-    return LogFinding(
-        cause=cause, error=cause, weight=weight, confidence=confidence, began=began, **more
-    )
+def finding(cause, weight=80, order=5, when=None, confidence=Confidence.HIGH, rivals=()):
+    began = LogLine(path="job.log", number=order, text=cause, order=order, when=when)
+    given = {"weight": weight, "confidence": confidence, "rivals": rivals, "began": began}
+    return LogFinding(cause=cause, error=cause, **given)
 
 
 def test_nothing_beside_it_leaves_a_proof_certain():
@@ -169,10 +155,7 @@ def test_guesses_lighter_causes_and_later_ones_do_not_shake_it():
 
 
 def test_where_both_have_times_these_decide():
-    late = finding("no-gpu", order=2)
-    early = finding("disk-full", order=9)
-    late = replace(late, began=replace(late.began, when=100.0))
-    early = replace(early, began=replace(early.began, when=50.0))
+    late, early = finding("no-gpu", order=2, when=100.0), finding("disk-full", order=9, when=50.0)
     assert weighed([late, early])[0].confidence is Confidence.MEDIUM
     assert weighed([early, late])[0].confidence is Confidence.HIGH
 
@@ -180,8 +163,7 @@ def test_where_both_have_times_these_decide():
 # What is said to be certain is what the message proves; what was overcome is no cause.
 
 
-STEPS = "".join(f"step {number}/400 loss {3 - number / 200:.3f}\n" for number in range(1, 40))
-MORE = "".join(f"step {number}/400 loss {2 - number / 400:.3f}\n" for number in range(40, 99))
+STEPS, MORE = steps(1, 40), steps(40, 99)
 WARN = "n1:71:92 [0] bootstrap.cc:110 NCCL WARN "
 
 
@@ -212,42 +194,26 @@ def test_a_message_with_a_second_reading_is_not_high(tmp_path, line):
 
 
 @pytest.mark.parametrize(
-    ("text", "cause", "words"),
+    ("cause", "words", "text"),
     [
-        (
-            "Loss.cu:95: operator(): block: [0,0,0] Assertion `input_val >= zero && input_val <= one` failed.",
-            "value-out-of-range",
-            "between 0 and 1",
+        *rows(
+            rf"""
+            value-out-of-range  between 0 and 1    Loss.cu:95: operator(): block: [0,0,0] Assertion `input_val >= zero && input_val <= one` failed.
+            cuda-error          stack              RuntimeError: CUDA error: hardware stack error
+            builds-differ       without MPI        RuntimeError: Distributed package doesn't have MPI built in.
+            bad-setting         COMM_ID            {WARN}Invalid NCCL_COMM_ID, please use format: <ipv4>:<port>
+            no-such-interface   NCCL_COMM_ID       {WARN}NET/Socket : No usable listening interface found
+            container-runtime   /run/enroot/u      slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/enroot/u': Permission denied
+            loopback-address    loopback           RuntimeError: gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:4011: Connection refused
+            """,
+            3,
         ),
-        (traceback_of("RuntimeError: CUDA error: hardware stack error"), "cuda-error", "stack"),
-        (
-            traceback_of("RuntimeError: Distributed package doesn't have MPI built in."),
-            "builds-differ",
-            "without MPI",
-        ),
-        (f"{WARN}Invalid NCCL_COMM_ID, please use format: <ipv4>:<port>", "bad-setting", "COMM_ID"),
-        (
-            f"{WARN}NET/Socket : No usable listening interface found",
-            "no-such-interface",
-            "NCCL_COMM_ID",
-        ),
-        (
-            "slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/enroot/u': Permission denied",
-            "container-runtime",
-            "/run/enroot/u",
-        ),
-        (
-            traceback_of(
-                "RuntimeError: gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:4011: Connection refused"
-            ),
-            "loopback-address",
-            "loopback",
-        ),
-        (f"{STEPS}^C\nstopping\n", "cancelled", "Ctrl-C"),
+        ("cancelled", "Ctrl-C", f"{STEPS}^C\nstopping\n"),
     ],
 )
-def test_the_sentence_says_what_the_message_proves(tmp_path, text, cause, words):
-    first = explain(tmp_path, job=f"{text}\n").first
+def test_the_sentence_says_what_the_message_proves(tmp_path, cause, words, text):
+    log = traceback_of(text) if text.startswith("RuntimeError: ") else f"{text}\n"
+    first = explain(tmp_path, job=log).first
     assert first.cause == cause
     assert words in first.error
 
@@ -291,12 +257,8 @@ def test_trouble_of_which_the_log_says_that_it_is_over_is_not_the_cause(tmp_path
         "W reader: timed out reading shard 12, retrying\n",
         "upload failed (attempt 1 of 5): connection reset by peer\nupload succeeded on attempt 2\n",
         "CUDA out of memory with batch 64, trying batch 32\n",
-        (
-            "[api.py] [ERROR] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n"
-            "[api.py] [INFO] [default] Worker group FAILED. 2/3 attempts left; will restart worker group\n"
-        ),
-        traceback_of("RuntimeError: flaky")
-        + "[api.py] [ERROR] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n",
+        f"{failed()}[api.py] [INFO] [default] Worker group FAILED. 2/3 attempts left; will restart worker group\n",
+        traceback_of("RuntimeError: flaky") + failed(),
     ],
 )
 def test_steps_after_trouble_say_that_it_was_overcome(tmp_path, trouble):
