@@ -9,7 +9,7 @@ import pytest
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import JobOutcome
 from torchmuster.diagnose.logs import read_logs
-from unit.diagnose.explain.logs import PEER, cause_of, explain, failed, traceback_of
+from unit.diagnose.explain.logs import PEER, cause_of, explain, failed, steps, traceback_of
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,8 @@ def test_ranks_that_write_in_between_each_other_are_kept_apart(tmp_path):
 
 
 def test_code_that_is_shown_in_a_traceback_means_nothing(tmp_path):
-    text = """
-    Traceback (most recent call last):
-      File "/home/u/train.py", line 3, in <module>
-        raise OutOfLuck("CUDA out of memory, Killed, DUE TO TIME LIMIT")
-    OutOfLuck: none left
-    """
-    assert cause_of(tmp_path, job=text) == "exception"
+    code = 'raise OutOfLuck("CUDA out of memory, Killed, DUE TO TIME LIMIT")'
+    assert cause_of(tmp_path, job=traceback_of("OutOfLuck: none left", code=code)) == "exception"
 
 
 def test_signal_nine_is_no_lack_of_memory_without_a_word_of_the_kernel(tmp_path):
@@ -112,16 +107,8 @@ def test_time_limit_after_a_failure_is_not_the_cause(tmp_path):
 
 
 def test_caught_exception_before_progress_is_no_failure(tmp_path):
-    text = """
-    step 1 loss 0.5
-    Traceback (most recent call last):
-      File "/home/u/data.py", line 3, in read
-        return cache[key]
-    KeyError: 'a'
-    step 2 loss 0.4
-    step 3 loss 0.3
-    """
-    assert cause_of(tmp_path, job=text) == "healthy"
+    caught = traceback_of("KeyError: 'a'", function="read", code="return cache[key]")
+    assert cause_of(tmp_path, job=steps(1, 2) + caught + steps(2, 4)) == "healthy"
 
 
 def test_a_message_that_no_rule_knows_is_shown_as_a_guess_with_where_to_look(tmp_path):
