@@ -46,7 +46,7 @@ INTERRUPTED = """\
     raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
 torch.distributed.elastic.multiprocessing.api.SignalException: Process 4410 got signal: 2
 """
-CUT = "epoch 0 step 3 loss 2.1\n" + traceback_of("", code="loss.backward()").rstrip("\n") + "\n"
+CUT = "epoch 0 step 3 loss 2.1\n" + traceback_of("X", code="loss.backward()").removesuffix("X\n")
 BUS_ERROR = """\
 Fatal Python error: Bus error
 
