@@ -3,32 +3,29 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.command import call
 from torchmuster.core import plugs
 from torchmuster.diagnose.cli import plan as view
 from torchmuster.diagnose.cli.plan import plan, read_plan_request
 from torchmuster.diagnose.plan import scaling
 from torchmuster.diagnose.plan.scaling import (
-    Cluster,
     JobChange,
     Layout,
-    NetworkLink,
-    Prediction,
-    Work,
     predict,
 )
 from torchmuster.errors import ManyErrors, UsageError
+from unit.diagnose.plan.test_scaling import WORK, on
 
 GIVEN = ("--params", "1.3e9", "--dtype", "bf16", "--step-time", "470ms", "--split", "15:30:2")
 SLOW = (*GIVEN, "--network", "10GbE")
+FOUR_GPUS = ("--gpus-per-node", "4", "--inside", "nvlink4")
 
 
 def said(*words):
-    done = CliRunner().invoke(plan, [*words], catch_exceptions=False)
-    return done.output
+    return call(plan, *words).output
 
 
 def predicted(*words):
@@ -50,7 +47,7 @@ def test_the_worked_example_scales_at_10_percent_on_10_gbe():
 
 
 def test_four_gpus_on_one_machine_are_compared_with_four_machines():
-    words = (*SLOW, "--gpus-per-node", "4", "--inside", "nvlink4", "--nodes", "4")
+    words = (*SLOW, *FOUR_GPUS, "--nodes", "4")
     places = predicted(*words)["same_workers"]
     assert [place["num_nodes"] for place in places] == [1, 2, 4]
     assert "the same 4 workers: 1 node is 7.9" in said(*words)
@@ -69,22 +66,18 @@ def test_every_number_of_nodes_up_to_eight_is_shown_then_powers_of_two():
     assert [one["num_nodes"] for one in many] == [1, 2, 4, 8, 16, 32, 48]
 
 
-def test_full_sharding_moves_more():
-    plain, sharded = predicted(*SLOW), predicted(*SLOW, "--fsdp")
-    assert (
-        sharded["predictions"][-1]["communication_s"] > plain["predictions"][-1]["communication_s"]
-    )
-
-
-def test_accumulation_and_adapters_help():
-    first = predicted(*SLOW)["predictions"][-1]["efficiency"]
-    accumulated = predicted(*SLOW, "--accumulate", "8")["predictions"][-1]["efficiency"]
-    four = ("--gpus-per-node", "4", "--inside", "nvlink4")
-    one, all_four = (
-        predicted(*SLOW, *four, "--adapters", count)["predictions"][-1] for count in ("1", "4")
-    )
-    assert first < accumulated
-    assert one["efficiency"] < all_four["efficiency"]
+@pytest.mark.parametrize(
+    ("words", "more", "value"),
+    [
+        ((), ("--fsdp",), "communication_s"),
+        ((), ("--accumulate", "8"), "efficiency"),
+        ((*FOUR_GPUS, "--adapters", "1"), ("--adapters", "4"), "efficiency"),
+    ],
+    ids=["full sharding moves more", "accumulation helps", "adapters help"],
+)
+def test_what_a_word_changes_is_predicted(words, more, value):
+    one, other = (predicted(*SLOW, *words, *added)["predictions"][-1] for added in ((), more))
+    assert one[value] < other[value]
 
 
 def test_the_plot_is_written_as_svg(tmp_path):
@@ -94,7 +87,7 @@ def test_the_plot_is_written_as_svg(tmp_path):
 
 def test_a_plot_that_cant_be_written_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="can't be written"):
-        plan.main([*SLOW, "--svg", str(tmp_path / "no" / "plan.svg")], standalone_mode=False)
+        said(*SLOW, "--svg", str(tmp_path / "no" / "plan.svg"))
 
 
 def test_the_links_with_names_are_listed():
@@ -107,9 +100,7 @@ def test_names_of_networks_may_be_spelled_in_any_case():
     assert predicted(*GIVEN, "--network", "10gbe") == predicted(*SLOW)
 
 
-WORK = Work(gradient_bytes=2.6e9, forward_s=0.15, backward_s=0.30, optimizer_s=0.02)
-CLUSTER = Cluster(per_node=1, between=NetworkLink(latency_s=60e-6, bytes_per_s=1.1e9))
-FOUND = [predict(WORK, CLUSTER, count) for count in (1, 2, 16)]
+FOUND = [predict(WORK, on(1.1e9, 60e-6), count) for count in (1, 2, 16)]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +111,8 @@ def test_times_are_said_in_the_unit_that_suits_them(seconds, words):
 
 
 def test_sizes_are_said_in_decimal_units():
-    assert scaling.say_bytes(2.6e9) == "2.6 GB"
-    assert scaling.say_bytes(4) == "4 B"
-    assert scaling.say_bytes(3e15) == "3e+03 TB"
+    said = [scaling.say_bytes(size) for size in (2.6e9, 4, 3e15)]
+    assert said == ["2.6 GB", "4 B", "3e+03 TB"]
 
 
 def test_the_table_has_a_row_for_each_number_of_nodes():
@@ -178,22 +168,13 @@ def test_the_svg_is_whole_and_holds_every_bar():
 
 
 def test_all_that_a_step_waits_for_is_one_number():
-    one = Prediction(
-        num_nodes=2,
-        num_workers=2,
-        step_s=1.0,
-        communication_s=0.5,
-        exposed_s=0.1,
-        cost_s=0.02,
-        skew_s=0.003,
-        efficiency=0.9,
-    )
+    one = replace(FOUND[1], exposed_s=0.1, cost_s=0.02, skew_s=0.003)
     assert view.waits_s(one) == pytest.approx(0.123)
 
 
 def refused(*words):
     with pytest.raises(ManyErrors) as caught:
-        plan.main(list(words), standalone_mode=False)
+        call(plan, *words)
     return caught.value.errors
 
 
