@@ -1,5 +1,6 @@
 """The network of a page: a table of few nodes, a picture of many."""
 
+import itertools
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -15,9 +16,7 @@ from torchmuster.report.story import NetworkStory, NodePair
 def story_of(tmp_path, count):
     pairs = tuple(
         NodePair(source=a, target=b, mb_per_s=100.0 if a else 10.0, latency_us=20.0, why="")
-        for a in range(count)
-        for b in range(count)
-        if a != b
+        for a, b in itertools.permutations(range(count), 2)
     )
     made = make_run(tmp_path / "r", events=[over(0, "failed")], ended=result())
     network = NetworkStory(sentence="eth0", nodes=tuple(f"n{n}" for n in range(count)), pairs=pairs)
@@ -35,9 +34,8 @@ def test_many_nodes_are_a_picture(tmp_path, count):
     story = story_of(tmp_path, count)
     sheet = sheet_of(story)
     assert sheet.matrix == ()
-    assert (
-        f"{count * (count - 1)} pairs, median 100 MB/s, least 10 MB/s" in sheet.pairs.labels.words
-    )
+    told = f"{count * (count - 1)} pairs, median 100 MB/s, least 10 MB/s"
+    assert told in sheet.pairs.labels.words
     page = render_page(story)
     assert "Rates between nodes" in page
     assert f"The order of the {count} nodes" in page
@@ -90,10 +88,8 @@ def test_of_many_ranks_the_nodes_have_a_lane_first_those_where_something_failed(
 
 
 def test_nodes_that_cannot_be_read_make_no_lane(tmp_path):
-    odd = [
-        {"node": "n1", "host": "h1", "ranks": "all of them"},
-        {"node": "n2", "host": "h2", "ranks": "9-99999999999"},
-    ]
+    ranks = {"n1": "all of them", "n2": "9-99999999999"}
+    odd = [{"node": name, "host": name, "ranks": text} for name, text in ranks.items()]
     run = make_run(tmp_path / "r", events=[EVENTS[0], start(1, 0, nodes=odd)], training=None)
 
     _, names, *_ = drawn(run)

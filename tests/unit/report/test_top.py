@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.tables import words
 from torchmuster.launcher.model.live import LiveAttempt, LiveRow, LiveTask, ProgressBar
 from torchmuster.report.cli.top_screen import read_keys
 from torchmuster.report.top import (
@@ -35,13 +36,22 @@ def shown(run, state=RUN, columns=80, rows=24, unicode=True):
     return [line.text.rstrip() for line in frame.lines]
 
 
-def test_a_run_in_80_columns(golden):
-    run = run_of(sample_of(4, slow=3, gpu_percent=(90, 91, 92, 35), gpu_mib=(70_000,) * 4))
-    lines = shown(run)
-    lines[0] = lines[0][:-8] + "12:00:00"  # the clock of this machine's zone
+@pytest.fixture
+def golden_picture(golden):
+    """Return a check that the picture of a run is the golden one, and fits."""
 
-    golden("top.txt", "a run", "\n".join(lines) + "\n")
-    assert max(map(len, lines)) <= 80
+    def check(case, run, rows=24):
+        first, *lines = shown(run, rows=rows)
+        first = first[:-8] + "12:00:00"  # the clock of this machine's zone
+        golden("top.txt", case, "\n".join([first, *lines]) + "\n")
+        assert max(map(len, [first, *lines])) <= 80
+
+    return check
+
+
+def test_a_run_in_80_columns(golden_picture):
+    run = run_of(sample_of(4, slow=3, gpu_percent=(90, 91, 92, 35), gpu_mib=(70_000,) * 4))
+    golden_picture("a run", run)
 
 
 @pytest.mark.parametrize(("columns", "width"), [(80, 24), (120, 44), (200, 124)])
@@ -54,32 +64,22 @@ def test_the_curve_takes_the_columns_that_nothing_else_needs(columns, width):
     assert len(loss) <= columns
 
 
-def test_a_plain_script_has_its_bar_and_no_steps(golden):
+def test_a_plain_script_has_its_bar_and_no_steps(golden_picture):
     bar = ProgressBar(done=369, total=1000, speed="30.1it/s", left="00:21")
     run = run_of(sample_of(4, plain=True), training=None, bar=bar, network="", ends_at=None)
-    lines = shown(run)
-    lines[0] = lines[0][:-8] + "12:00:00"
-
-    golden("top.txt", "a plain script", "\n".join(lines) + "\n")
+    golden_picture("a plain script", run)
 
 
-def test_a_queued_run_says_what_it_waits_for(golden):
-    run = run_of(
-        state="waiting",
-        elapsed_s=None,
-        attempts=(),
-        num_attempts=0,
-        training=None,
-        network="",
-        ends_at=None,
-        job="job 17 is pending: other jobs have a higher priority (Priority), expected to start"
-        " 2027-01-15T09:30:00",
-        waits="n2: staging /data/train.tar: 3 GiB of 12 GiB (25 %), 512 MiB/s, 18 s left",
+def test_a_queued_run_says_what_it_waits_for(golden_picture):
+    nothing = {"elapsed_s": None, "attempts": (), "num_attempts": 0, "training": None}
+    nothing |= {"network": "", "ends_at": None}
+    job = (
+        "job 17 is pending: other jobs have a higher priority (Priority), expected to start"
+        " 2027-01-15T09:30:00"
     )
-    lines = shown(run, rows=8)
-    lines[0] = lines[0][:-8] + "12:00:00"
-
-    golden("top.txt", "a queued run", "\n".join(lines) + "\n")
+    waits = "n2: staging /data/train.tar: 3 GiB of 12 GiB (25 %), 512 MiB/s, 18 s left"
+    run = run_of(state="waiting", job=job, waits=waits, **nothing)
+    golden_picture("a queued run", run, rows=8)
 
 
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
@@ -109,24 +109,15 @@ def test_numbers_that_are_none_are_shown_by_their_names():
 
 
 def test_ten_thousand_attempts_are_counted_and_the_last_are_listed():
-    attempts = tuple(
-        LiveAttempt(
-            number=number,
-            num_workers=4,
-            num_nodes=2,
-            began_at=NOW - 10,
-            ended_at=NOW - 9,
-            ended_by=f"why {number}",
-        )
-        for number in range(9800, 10_000)
-    )
+    one = LiveAttempt(number=0, num_workers=4, num_nodes=2, began_at=NOW - 10, ended_at=NOW - 9)
+    numbers = range(9800, 10_000)
+    attempts = tuple(replace(one, number=n, ended_by=f"why {n}") for n in numbers)
     run = run_of(attempts=attempts, num_attempts=10_000)
     text = "\n".join(shown(run))
     assert "attempts    10000" in text
     assert "why 9999" in text
-    assert "and 9800 before them" in "\n".join(
-        shown(run, replace(RUN, page=Page.ATTEMPTS, first=10_000))
-    )
+    last = shown(run, replace(RUN, page=Page.ATTEMPTS, first=10_000))
+    assert "and 9800 before them" in "\n".join(last)
 
 
 def test_old_numbers_are_called_old():
@@ -147,19 +138,9 @@ def test_a_workflow_shows_its_tasks():
 
 
 def test_the_list_of_runs_keeps_the_chosen_one_on_the_screen():
-    rows = [
-        LiveRow(
-            run_id=f"20270115-0800{number:02}-train-{number:04}",
-            state="running",
-            place="local",
-            num_workers=4,
-            step=number,
-            left_s=60.0,
-            elapsed_s=10.0,
-            why="train.py",
-        )
-        for number in range(50)
-    ]
+    usual = {"state": "running", "place": "local", "num_workers": 4, "why": "train.py"}
+    usual |= {"left_s": 60.0, "elapsed_s": 10.0}
+    rows = [LiveRow(run_id=f"20270115-0800{n:02}-train-{n:04}", step=n, **usual) for n in range(50)]
     state = ViewState(chosen_run=rows[49].run_id, first=40)
     lines = [line.text for line in draw(state, Known(runs=rows), 80, 24).lines]
     assert lines[0].split()[:3] == ["RUN", "STATE", "ON"]
@@ -214,7 +195,6 @@ def test_a_wide_table_has_bars(unicode, bar):
 # Keys change what is looked at; a run is cancelled only by two answers.
 
 
-NAMED = ViewState(page=Page.RUN, run_id="train-3f2a")
 SHOWN = OnScreen(ranks=tuple(range(100)), num_rows=10)
 
 
@@ -227,18 +207,18 @@ def type_in(state, keys, shown=SHOWN):
 
 
 def test_cancel_is_asked_twice():
-    assert type_in(NAMED, ["c"])[1] == []
-    assert type_in(NAMED, ["c", "y"])[1] == []
-    assert type_in(NAMED, ["c", "y", "y"])[1] == [CancelRun()]
+    assert type_in(RUN, ["c"])[1] == []
+    assert type_in(RUN, ["c", "y"])[1] == []
+    assert type_in(RUN, ["c", "y", "y"])[1] == [CancelRun()]
 
 
 @pytest.mark.parametrize("keys", ["cc", "cyn", "cny", "cyq", "yy", "ycy"])
 def test_anything_else_than_two_answers_cancels_nothing(keys):
-    assert CancelRun() not in type_in(NAMED, keys)[1]
+    assert CancelRun() not in type_in(RUN, keys)[1]
 
 
 def test_a_run_that_has_ended_is_not_cancelled():
-    _state, orders = type_in(NAMED, ["c", "y", "y"], replace(SHOWN, is_over=True))
+    _state, orders = type_in(RUN, ["c", "y", "y"], replace(SHOWN, is_over=True))
     assert orders == []
 
 
@@ -254,19 +234,19 @@ def test_the_way_into_a_run_its_log_and_back():
 
 
 def test_a_run_that_was_named_ends_with_q():
-    assert type_in(replace(NAMED, is_alone=True), ["q"])[1] == [Leave()]
-    assert type_in(replace(NAMED, is_alone=True), ["escape"])[1] == []
+    assert type_in(replace(RUN, is_alone=True), ["q"])[1] == [Leave()]
+    assert type_in(replace(RUN, is_alone=True), ["escape"])[1] == []
 
 
 def test_a_filter_is_typed_and_taken_away():
-    state, orders = type_in(NAMED, ["f", *"n1x", "backspace", "enter"])
+    state, orders = type_in(RUN, ["f", *"n1x", "backspace", "enter"])
     assert (state.word, orders) == ("n1", [])
     assert type_in(state, ["escape"])[0].word == ""
-    assert type_in(NAMED, ["f", *"cyy", "q"])[1] == [], "letters of a filter are no keys"
+    assert type_in(RUN, ["f", *"cyy", "q"])[1] == [], "letters of a filter are no keys"
 
 
 def test_the_chosen_rank_stays_on_the_screen():
-    state, _ = type_in(NAMED, ["down"] * 15)
+    state, _ = type_in(RUN, ["down"] * 15)
     assert (state.chosen_rank, state.first) == (14, 5)
     state, _ = type_in(state, ["end"])
     assert (state.chosen_rank, state.first) == (99, 90)
@@ -280,7 +260,7 @@ ATTEMPTS = run_of().attempts[::-1]  # the newest first, as they are listed
 def test_the_log_of_an_earlier_attempt_is_that_of_the_rank_that_ended_it():
     ended = (ATTEMPTS[0], replace(ATTEMPTS[1], cause_rank=1))
     listed = replace(SHOWN, attempts=ended, num_ranks=4)
-    state, orders = type_in(NAMED, ["a", "down", "enter"], listed)
+    state, orders = type_in(RUN, ["a", "down", "enter"], listed)
     assert (state.page, state.title) == (Page.TEXT, "log of rank 1 in attempt 0")
     assert orders == [ShowLog(1, attempt=0)]
     state, orders = type_in(state, ["n", "n", "n", "p"], listed)
@@ -291,37 +271,20 @@ def test_the_log_of_an_earlier_attempt_is_that_of_the_rank_that_ended_it():
 
 
 def test_a_task_and_a_member_open_their_own_run_and_lead_back():
-    tasks = (
-        LiveTask(group="0", name="lr=1", state="running", attempt=0, why="", log="/log"),
-        LiveTask(
-            group="1", name="lr=2", state="failed", attempt=0, why="", folder="/m/1", log="/l"
-        ),
-    )
-    shown = OnScreen(tasks=tasks, num_rows=10)
-    state, orders = type_in(NAMED, ["enter"], shown)
+    first = LiveTask(group="0", name="lr=1", state="running", attempt=0, why="", log="/log")
+    second = replace(first, group="1", name="lr=2", state="failed", folder="/m/1", log="/l")
+    shown = OnScreen(tasks=(first, second), num_rows=10)
+    state, orders = type_in(RUN, ["enter"], shown)
     assert (state.page, orders) == (Page.TEXT, [ShowFile("/log")]), "it has no folder yet"
     state, orders = type_in(state, ["q", "down", "enter"], shown)
     assert (state.page, state.run_id, orders) == (Page.RUN, "/m/1", [OpenRun("/m/1")])
     state, orders = type_in(state, ["q"], replace(SHOWN, ranks=(0,)))
-    assert (state.page, state.run_id, orders) == (Page.RUN, "train-3f2a", [OpenRun("train-3f2a")])
+    assert (state.page, state.run_id, orders) == (Page.RUN, RUN.run_id, [OpenRun(RUN.run_id)])
     assert type_in(state, ["down", "l"], shown)[1] == [ShowFile("/l")]
 
 
-KEYS = st.sampled_from(
-    [
-        "up",
-        "down",
-        "page-up",
-        "page-down",
-        "home",
-        "end",
-        "enter",
-        "escape",
-        "backspace",
-        "left",
-        *"qjkgGlsacf/o?hynpN3 ",
-    ]
-)
+NAMES = words("up down page-up page-down home end enter escape backspace left")
+KEYS = st.sampled_from([*NAMES, *"qjkgGlsacf/o?hynpN3 "])
 
 
 @given(st.lists(KEYS, max_size=40), st.integers(1, 100), st.integers(1, 30), st.integers(0, 3))
@@ -329,7 +292,7 @@ def test_no_order_of_keys_breaks_the_view_or_the_picture(keys, columns, rows, nu
     task = LiveTask(group="g", name="t", state="FAILED", attempt=1, why="", folder="/f", log="/l")
     run = run_of(sample_of(9, slow=2), tasks=(task,) * num_tasks)
     known = Known(runs=[], run=run, text=["a", "b"] * 30)
-    state = NAMED
+    state = RUN
     for key in keys:
         frame = draw(state, known, columns, rows)
         assert len(frame.lines) == max(rows, 2)
