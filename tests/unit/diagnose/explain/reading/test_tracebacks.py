@@ -134,6 +134,7 @@ DURING = "During handling of the above exception, another exception occurred:"
         # It names something itself, and beneath it is only a look-up.
         no decoder         direct  main   raise                  KeyError: 3  DecodeError: sample 3 of b.tar has no decoder for .webp
         # A look-up failed, and what the program did instead fails.
+        ConfigError        during  main   read()                 KeyError: 'lr'  ConfigError: no learning rate
         3 rows             during  load   check(t)               KeyError: 'en'  ValueError: table en holds 3 rows
         unknown attention  during  slow   raise                  ModuleNotFoundError: No module named 'fast_attn'  ValueError: unknown attention 'fast'
         has no len         during  main   return len(x)          AttributeError: 'int' object has no attribute 'shape'  TypeError: object of type 'int' has no len()
