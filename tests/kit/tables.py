@@ -13,3 +13,8 @@ def rows(text, columns=2):
     ]
     assert all(len(row) == columns for row in found), found
     return found
+
+
+def words(text):
+    """Return the words of a list that is written as text, many to a line."""
+    return text.split()

@@ -8,21 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, run_muster
+from kit.command import MUSTER, muster_env, run_muster, spawned
+from kit.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120
+FIELDS = (
+    *("id", "kind", "state", "exit_code", "attempts", "elapsed_s", "cause", "at", "rank", "node"),
+    *("because", "hint", "more", "step", "saved_step", "paths", "next"),
+)
 
 
 @pytest.fixture
 def env(tmp_path):
-    import os
-
-    return {**os.environ, "MUSTER_HOME": str(tmp_path / "home"), "MUSTER_ON": "local"}
+    return muster_env(tmp_path / "home")
 
 
 def answer(done):
-    return json.loads(done.stdout.strip().split("\n")[-1])
+    """Return the answer of a command: all its fields, in the last line."""
+    said = json.loads(done.stdout.strip().split("\n")[-1])
+    assert set(said) == set(FIELDS)
+    return said
+
+
+def named(run_id):
+    """Return a run's name without its time."""
+    return re.sub(r"^[0-9]+-[0-9]+-", "", run_id)
 
 
 def script(folder, text):
@@ -32,16 +43,15 @@ def script(folder, text):
 
 
 def test_a_success_is_one_line_and_the_ranks_speak_on_standard_error(tmp_path, env):
-    plain = script(
-        tmp_path, "import os; print('rank', os.environ['RANK']); os.system('echo child')"
-    )
+    text = "import os; print('rank', os.environ['RANK']); os.system('echo child')"
+    plain = script(tmp_path, text)
     done = run_muster("run", "--json", "--nproc-per-node", "2", plain, env=env)
     assert done.stdout.count("\n") == 1
     said = answer(done)
     assert (said["state"], said["exit_code"], said["cause"]) == ("succeeded", 0, None)
     assert "rank 0" in done.stderr
     assert "child" in done.stderr
-    assert said["next"] == f"muster report {re.sub(r'^[0-9]+-[0-9]+-', '', said['id'])}"
+    assert said["next"] == f"muster report {named(said['id'])}"
 
 
 def test_a_failure_names_rank_node_cause_and_log(tmp_path, env):
@@ -58,7 +68,7 @@ def test_a_failure_names_rank_node_cause_and_log(tmp_path, env):
 
 
 @pytest.mark.parametrize("words", [("--nodes", "x"), ("--nodes", "0", "--nproc-per-node", "y")])
-def test_what_was_not_started_has_an_answer_too(tmp_path, env, words):
+def test_what_was_not_started_tells_all_that_is_wrong(tmp_path, env, words):
     done = run_muster("run", "--json", *words, script(tmp_path, ""), env=env)
     said = answer(done)
     assert (said["id"], said["exit_code"], done.returncode) == (None, 2, 2)
@@ -83,12 +93,16 @@ def test_events_come_as_lines_before_the_answer(tmp_path, env):
     assert said["state"] == "succeeded"
 
 
-def test_a_run_in_the_background_is_waited_for_and_begun_again(tmp_path, env):
-    plain = script(tmp_path, "import time; time.sleep(1)")
+def test_a_run_in_the_background_has_no_exit_code_until_it_is_waited_for_and_is_begun_again(
+    tmp_path, env
+):
+    plain = script(tmp_path, "import time; time.sleep(3)")
     begun = answer(run_muster("run", "--json", "--detach", plain, env=env))
-    assert begun["next"] == f"muster wait {re.sub(r'^[0-9]+-[0-9]+-', '', begun['id'])}"
+    assert begun["state"] in ("starting", "running")
+    assert begun["exit_code"] is None
+    assert begun["next"] == f"muster wait {named(begun['id'])}"
     waited = answer(run_muster("wait", "--json", begun["id"], env=env))
-    assert (waited["id"], waited["state"]) == (begun["id"], "succeeded")
+    assert (waited["id"], waited["state"], waited["exit_code"]) == (begun["id"], "succeeded", 0)
     again = answer(run_muster("restart", "--json", begun["id"], env=env))
     assert again["state"] == "succeeded"
     assert again["id"] != begun["id"]
@@ -109,16 +123,6 @@ def test_a_script_in_the_commands_own_process_answers(tmp_path, env, text, code)
     assert done.stdout.count("\n") == 1
 
 
-def test_a_workflow_that_is_waited_for_answers(tmp_path, env):
-    (tmp_path / "w.yaml").write_text(
-        "workflow:\n  name: w\n  tasks:\n  - name: t\n    command: [sh, -c, 'exit 3']\n"
-    )
-    assert run_muster("submit", str(tmp_path / "w.yaml"), env=env).returncode == 3
-    said = answer(run_muster("wait", "--json", env=env))
-    assert (said["kind"], said["state"], said["exit_code"]) == ("workflow", "failed", 3)
-    assert said["cause"] == "task t failed: exit code 3"
-
-
 def test_a_sweep_answers(tmp_path, env):
     plain = script(tmp_path, "print('loss=1')")
     said = answer(run_muster("sweep", "--json", plain, "--grid", "a=1,2", env=env))
@@ -129,37 +133,20 @@ def test_ctrl_c_is_answered(tmp_path, env):
     ready = tmp_path / "ready"
     text = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(100)"
     words = [*MUSTER, "run", "--json", "--grace", "5s", script(tmp_path, text)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(words, env=env, text=True, start_new_session=True, **pipes) as run:
-        try:
-            while not ready.exists() and run.poll() is None:
-                signal.sigtimedwait([], 0.1)
-            run.send_signal(signal.SIGINT)
-            out, _ = run.communicate(timeout=LIMIT_S)
-        finally:
-            run.kill()
+    quiet = {"stderr": subprocess.DEVNULL, "start_new_session": True}
+    with spawned(words, env=env, **quiet) as run:
+        wait_until(lambda: ready.exists() or run.poll() is not None, "the script")
+        run.send_signal(signal.SIGINT)
+        out, _ = run.communicate(timeout=LIMIT_S)
     said = json.loads(out.strip().split("\n")[-1])
     assert (said["state"], said["exit_code"]) == ("cancelled", 130)
 
 
-def test_the_skill_is_one_text(env):
+def test_the_skill_is_one_text_and_names_every_field_of_an_answer(env):
     text = (ROOT / "SKILL.md").read_text()
     assert run_muster("skill", env=env).stdout == text
-    fields = json.loads(
-        re.sub(r"\s*\n\s*", " ", re.search(r"```\n(\{.*?\})\n```", text, re.DOTALL)[1])
-    )
-    assert set(fields) == {*FIELDS}
-
-
-FIELDS = (
-    *("id", "kind", "state", "exit_code", "attempts", "elapsed_s", "cause", "at", "rank", "node"),
-    *("because", "hint", "more", "step", "saved_step", "paths", "next"),
-)
-
-
-def test_the_skill_names_every_field_of_an_answer(tmp_path, env):
-    said = answer(run_muster("run", "--json", script(tmp_path, ""), env=env))
-    assert set(said) == set(FIELDS)
+    shown = re.search(r"```\n(\{.*?\})\n```", text, re.DOTALL)[1]
+    assert set(json.loads(re.sub(r"\s*\n\s*", " ", shown))) == set(FIELDS)
 
 
 def test_each_command_of_the_skill_is_one(env):
@@ -198,16 +185,9 @@ def test_a_refused_command_answers_with_all_fields_and_a_null_id(env, words):
     assert said["paths"] == {"run": None, "logs": None, "snapshots": None, "report": None}
 
 
-def test_a_detached_run_has_no_exit_code_until_it_has_ended(tmp_path, env):
-    plain = script(tmp_path, "import time; time.sleep(3)")
-    said = answer(run_muster("run", "--json", "--detach", plain, env=env))
-    assert said["state"] in ("starting", "running")
-    assert said["exit_code"] is None
-    assert said["next"].startswith("muster wait")
-    assert answer(run_muster("wait", "--json", said["id"], env=env))["exit_code"] == 0
-
-
-def test_a_workflow_answers_as_a_run_does_and_its_dry_run_shows_the_plan(tmp_path, env):
+def test_a_workflow_and_who_waits_for_it_answer_as_a_run_does_and_its_dry_run_shows_the_plan(
+    tmp_path, env
+):
     task = "{name: one, command: [sh], args: [-c, 'echo hello; exit 3']}"
     (tmp_path / "w.yaml").write_text(f"workflow:\n  name: w\n  tasks: [{task}]\n")
     done = run_muster("submit", "--json", "w.yaml", env=env, cwd=tmp_path)
@@ -215,7 +195,10 @@ def test_a_workflow_answers_as_a_run_does_and_its_dry_run_shows_the_plan(tmp_pat
     assert done.stdout.count("\n") == 1
     assert "hello" in done.stderr
     assert (said["kind"], said["state"], said["exit_code"]) == ("workflow", "failed", 3)
-    assert "exit code 3" in f"{said['cause']} {said['because']}"
+    assert (said["cause"], done.returncode) == ("task one failed: exit code 3", 3)
     assert Path(said["paths"]["logs"]).is_dir()
+    waited = answer(run_muster("wait", "--json", env=env))
+    told = ("kind", "state", "exit_code", "cause")
+    assert [waited[field] for field in told] == [said[field] for field in told]
     shown = run_muster("submit", "--json", "--dry-run", "w.yaml", env=env, cwd=tmp_path)
     assert "one" in json.dumps(json.loads(shown.stdout))

@@ -94,9 +94,8 @@ def test_runs_that_record_more_and_less_often_are_not_called_the_same():
 
 
 def test_metrics_that_were_recorded_apart_at_one_step_are_both_compared(run):
-    mine, theirs = (
-        [*TRAINING, event(24.3, "metrics", step=200, values={"val": value})] for value in (1.0, 2.0)
-    )
+    values = [event(24.3, "metrics", step=200, values={"val": value}) for value in (1.0, 2.0)]
+    mine, theirs = ([*TRAINING, value] for value in values)
     both = shown(run("a", training=mine), run("b", training=theirs))
     assert (both.first.metric, both.first.step) == ("val", 200)
     theirs[8] = event(24, "metrics", step=200, values={"loss": 0.6})
@@ -119,19 +118,14 @@ def test_code_command_and_order_of_the_data_are_compared(run):
     code = replace(CODE, commit="c2", difference="+b\n")
     training = [{**TRAINING[0], "order": {"seed": 1, "num_samples": 40}}, *TRAINING[1:]]
 
-    both = shown(
-        run("a"),
-        run("b", training=training, origin=replace(ORIGIN, code=code), args=("--epochs", "3")),
-    )
+    origin, args = replace(ORIGIN, code=code), ("--epochs", "3")
+    both = shown(run("a"), run("b", training=training, origin=origin, args=args))
 
-    assert differing(both.code) == {
-        "commit": ("c1", "c2"),
-        "difference from the commit": ("one", "another one"),
-    }
+    of_commit = {"difference from the commit": ("one", "another one")}
+    assert differing(both.code) == {"commit": ("c1", "c2"), **of_commit}
     assert both.code_difference[-2:] == ("-+a", "++b")
-    assert differing(both.environment) == {
-        "command": ("train.py --epochs 2", "train.py --epochs 3")
-    }
+    commands = ("train.py --epochs 2", "train.py --epochs 3")
+    assert differing(both.environment) == {"command": commands}
     assert differing(both.data) == {"seed": ("0", "1")}
     assert "different: code, command or environment, order of the data" in both.sentence
 
@@ -191,8 +185,7 @@ def test_a_run_that_is_much_slower_is_said_to_be_with_its_slowest_rank(run):
     def took(story, seconds):
         return replace(story, training=None, ending=replace(story.ending, elapsed_s=seconds))
 
-    one, other = run("a"), run("b")
-    assert "times as long" not in shown(took(one, 10.0), took(other, 11.0)).sentence
-    assert shown(took(one, 10.0), took(other, 29.0)).sentence.endswith(
-        " All of b took 2.9 times as long as of a (29.0 s and 10.0 s)."
-    )
+    one, other = took(run("a"), 10.0), run("b")
+    assert "times as long" not in shown(one, took(other, 11.0)).sentence
+    told = " All of b took 2.9 times as long as of a (29.0 s and 10.0 s)."
+    assert shown(one, took(other, 29.0)).sentence.endswith(told)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kit.odd_records import ODD
+from kit.records import event, start
 from kit.values import run_plan, run_result
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
@@ -23,21 +24,9 @@ from torchmuster.report.live_list import ListReader
 from torchmuster.report.top import overview_lines, run_picture
 from unit.launcher.model.samples import sample_of
 
-STARTED = {
-    "time": "2027-01-15T08:00:00.000Z",
-    "event": "attempt_started",
-    "attempt": 0,
-    "world_size": 4,
-    "num_nodes": 2,
-    "why": "start",
-    "nodes": [{"node": "n1", "host": "n1", "ranks": "0-3"}],
-}
-FAILED = {
-    "time": "2027-01-15T08:01:00.000Z",
-    "event": "attempt_failed",
-    "attempt": 0,
-    "what": "SIGKILL in rank 1 on n1",
-}
+STARTED = start(0, 0, nodes=[{"node": "n1", "host": "n1", "ranks": "0-3"}])
+FAILED = event(60, "attempt_failed", attempt=0, what="SIGKILL in rank 1 on n1")
+ELSEWHERE = {"pid": os.getpid(), "host": "elsewhere", "boot_id": "other"}
 
 
 @pytest.fixture
@@ -45,18 +34,16 @@ def run_dir(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
     made = RunDir(str(tmp_path / "runs" / "20270115-080000-train-3f2a"))
     os.makedirs(made.path)
-    plan = run_plan(
-        2, run_id="20270115-080000-train-3f2a", target="train.py", workers_per_node=(2,)
-    )
+    name = os.path.basename(made.path)
+    plan = run_plan(2, run_id=name, target="train.py", workers_per_node=(2,))
     write(made.plan, codec.to_plain(plan))
     return made
 
 
 def write(path, *lines):
+    texts = [line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines]
     with open(path, "a") as file:
-        file.write(
-            "".join(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines)
-        )
+        file.writelines(texts)
 
 
 def sample_line(**changed):
@@ -76,75 +63,60 @@ def test_a_run_is_read_again_from_where_the_last_look_ended(run_dir):
 
 
 def test_the_training_is_read_as_it_grows(run_dir):
-    reader, when = LiveReader(run_dir), "2027-01-15T08:00:10.000+00:00"
+    reader = LiveReader(run_dir)
     write(
         run_dir.training,
-        {"time": when, "event": "planned", "step": 0, "total_steps": 500},
-        {"time": when, "event": "metrics", "step": 50, "values": {"accuracy": 0.2, "loss": 0.5}},
-        {"time": when, "event": "save", "step": 100},
+        event(10, "planned", step=0, total_steps=500),
+        event(10, "metrics", step=50, values={"accuracy": 0.2, "loss": 0.5}),
+        event(10, "save", step=100),
     )
     training = reader.read().training
     assert (training.step, training.total_steps, training.curve_of) == (100, 500, "loss")
     assert training.curve == (0.5,)
-    write(
-        run_dir.training, {"time": when, "event": "saved", "step": 101, "saved": 100, "folder": ""}
-    )
+    write(run_dir.training, event(10, "saved", step=101, saved=100, folder=""))
     training = reader.read().training
     assert (training.saved_step, training.saving_since) == (100, None)
 
 
 def test_a_snapshot_that_is_being_written_grows(run_dir, tmp_path):
-    reader, when = TrainingTail(run_dir), "2027-01-15T08:00:10.000+00:00"
-    folder = tmp_path / "snapshots"
+    reader, folder = TrainingTail(run_dir), tmp_path / "snapshots"
     (folder / ".step-000000100.3.tmp").mkdir(parents=True)
     (folder / ".step-000000050.2.tmp").mkdir()
     (folder / ".step-000000050.2.tmp" / "data").write_bytes(bytes(7))
-    write(
-        run_dir.training,
-        {"time": when, "event": "resumed", "step": 0, "folder": str(folder)},
-        {"time": when, "event": "save", "step": 100},
-    )
+    resumed = event(10, "resumed", step=0, folder=str(folder))
+    write(run_dir.training, resumed, event(10, "save", step=100))
     training = reader.read(is_over=False)
     assert (training.saving_step, training.saving_bytes) == (100, 0)
     (folder / ".step-000000100.3.tmp" / "rank-0").write_bytes(bytes(3000))
     (folder / ".step-000000100.3.tmp" / "rank-1").write_bytes(bytes(40))
     assert reader.read(is_over=False).saving_bytes == 3040
-    write(run_dir.training, {"time": when, "event": "saved", "step": 101, "saved": 100})
+    write(run_dir.training, event(10, "saved", step=101, saved=100))
     assert reader.read(is_over=False).saving_step is None
 
 
 def test_a_loop_that_waits_for_its_saves_is_not_saving_behind_them(run_dir):
-    reader, when = TrainingTail(run_dir), "2027-01-15T08:00:10.000+00:00"
-    write(
-        run_dir.training,
-        {"time": when, "event": "saved", "step": 100, "saved": 100, "folder": ""},
-        {"time": when, "event": "save", "step": 100},
-    )
-    training = reader.read(is_over=False)
+    saved = event(10, "saved", step=100, saved=100, folder="")
+    write(run_dir.training, saved, event(10, "save", step=100))
+    training = TrainingTail(run_dir).read(is_over=False)
     assert (training.saved_step, training.saving_since) == (100, None)
 
 
 def test_steps_that_are_done_again_are_one_curve(run_dir):
-    metrics = [
-        {"event": "metrics", "step": step, "values": {"loss": 1.0 / step}}
-        for step in (50, 100, 150)
-    ]
+    metrics = [event(1, "metrics", step=step, values={"loss": 1 / step}) for step in (50, 100, 150)]
     write(run_dir.training, *metrics, {"event": "resumed", "step": 100}, metrics[2])
     assert len(LiveReader(run_dir).read().training.curve) == 3
 
 
 def test_a_long_training_keeps_a_curve_of_bounded_length(run_dir):
-    write(
-        run_dir.training,
-        *({"event": "metrics", "step": n, "values": {"loss": 1.0}} for n in range(1, 9001)),
-    )
+    metrics = ({"event": "metrics", "step": n, "values": {"loss": 1.0}} for n in range(1, 9001))
+    write(run_dir.training, *metrics)
     assert 1000 <= len(LiveReader(run_dir).read().training.curve) <= 2001
 
 
 def test_the_head_is_asked_first_and_the_record_stands_in(run_dir):
     write(run_dir.events, STARTED)
     write(run_dir.samples, sample_line())
-    write(run_dir.owner, {"pid": os.getpid(), "host": "elsewhere", "boot_id": "other"})
+    write(run_dir.owner, ELSEWHERE)
     fresh = sample_of(4, slow=1)
     assert LiveReader(run_dir, lambda: (fresh, "")).read().sample == fresh
     without = LiveReader(run_dir, lambda: (None, "it is behind a firewall")).read()
@@ -199,10 +171,8 @@ def test_a_record_that_cannot_be_read_is_a_row_that_says_so(run_dir, monkeypatch
 
 def test_an_ended_run_is_read_once_until_its_files_change(run_dir, monkeypatch):
     looks = []
-    seen = live_list.view_run
-    monkeypatch.setattr(
-        live_list, "view_run", lambda where, read: looks.append(where.path) or seen(where, read)
-    )
+    look = lambda where, record: looks.append(where.path) or view_run(where, record)  # noqa: E731
+    monkeypatch.setattr(live_list, "view_run", look)
     write(run_dir.events, STARTED)
     reader = ListReader()
     assert [row.state for row in reader.read()] == ["lost"], "it has no owner"
@@ -214,14 +184,13 @@ def test_an_ended_run_is_read_once_until_its_files_change(run_dir, monkeypatch):
 
 
 def test_a_run_that_goes_on_is_read_from_where_the_last_look_ended(run_dir, monkeypatch):
-    write(run_dir.owner, {"pid": os.getpid(), "host": "elsewhere", "boot_id": "other"})
+    write(run_dir.owner, ELSEWHERE)
     write(run_dir.events, STARTED)
     reader = ListReader()
     assert [row.state for row in reader.read()] == ["running"]
     reads = []
-    monkeypatch.setattr(
-        live_list, "view_run", lambda where, record: reads.append(record) or view_run(where, record)
-    )
+    look = lambda where, record: reads.append(record) or view_run(where, record)  # noqa: E731
+    monkeypatch.setattr(live_list, "view_run", look)
     write(run_dir.events, FAILED)
     taken = []
     monkeypatch.setattr(RunRecord, "take", lambda record, line: taken.append(line["event"]))
@@ -231,15 +200,15 @@ def test_a_run_that_goes_on_is_read_from_where_the_last_look_ended(run_dir, monk
 
 
 def test_the_list_and_the_page_tell_the_same_time_that_is_left(run_dir):
-    write(run_dir.owner, {"pid": os.getpid(), "host": "elsewhere", "boot_id": "other"})
+    write(run_dir.owner, ELSEWHERE)
     write(run_dir.events, STARTED)
     write(run_dir.training, {"event": "planned", "step": 0, "total_steps": 450})
-    now = datetime.now(UTC)
-    write(run_dir.samples, sample_line(time=now.isoformat(), steps_per_s=(10.0, 20.0, 20.0, 20.0)))
+    now, rates = datetime.now(UTC), (10.0, 20.0, 20.0, 20.0)
+    write(run_dir.samples, sample_line(time=now.isoformat(), steps_per_s=rates))
     (row,) = ListReader().read()
     assert row.left_s == time_left_s(LiveReader(run_dir).read()) == 5.0
     old = (now - timedelta(seconds=60)).isoformat()
-    write(run_dir.samples, sample_line(time=old, steps_per_s=(10.0, 20.0, 20.0, 20.0)))
+    write(run_dir.samples, sample_line(time=old, steps_per_s=rates))
     (row,) = ListReader().read()
     assert row.left_s is None, "nobody knows it from old numbers"
     assert time_left_s(LiveReader(run_dir).read()) is None

@@ -55,9 +55,8 @@ class Script:
         for epoch in range(num_epochs):
             for _ in range(self.random.randint(1, 4)):
                 self.step += self.random.randint(1, 3)
-                self.log(
-                    self.random.sample(self.in_loop, self.random.randint(1, len(self.in_loop)))
-                )
+                num_logged = self.random.randint(1, len(self.in_loop))
+                self.log(self.random.sample(self.in_loop, num_logged))
             values = {name: self.random.random() for name in self.in_loop}
             self.write("epoch", epoch=epoch, elapsed_s=1.0, values=values)
             if self.after_it:
@@ -120,10 +119,8 @@ def test_each_metric_has_its_own_values_in_every_view(tmp_path, seed):
         assert series.bad_since is None or series.bad_since[0] == since[series.name]
         assert (series.bad_since is not None) == (series.name in since)
     loss = next((name for name in newest if "loss" in name.lower()), None)
-    is_bad = loss in since
-    assert bad_loss_of(run_dir) == (
-        f"{loss} {newest[loss]} (since step {since[loss]})" if is_bad else ""
-    )
+    said = f"{loss} {newest[loss]} (since step {since[loss]})" if loss in since else ""
+    assert bad_loss_of(run_dir) == said
     if newest:
         assert live.curve_of == next(iter(newest))
         assert str(list(live.curve)) == str(script.values_of(live.curve_of))

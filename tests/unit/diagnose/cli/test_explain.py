@@ -10,12 +10,9 @@ import pytest
 
 from torchmuster.core.cli.main import main
 from torchmuster.diagnose import logs
+from unit.diagnose.explain.logs import traceback_of
 
-TRACEBACK = """Traceback (most recent call last):
-  File "/home/u/train.py", line 9, in <module>
-    step()
-ValueError: bad label
-"""
+TRACEBACK = traceback_of("ValueError: bad label")
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +26,6 @@ def run(*words):
     with pytest.raises(SystemExit) as ended:
         main(["explain", *words])
     return ended.value.code
-
-
-def test_log_is_explained(home, capsys):
-    (home / "job.log").write_text(TRACEBACK)
-    assert run("job.log") == 0
-    assert "ValueError: bad label" in capsys.readouterr().out
 
 
 def test_what_can_only_be_guessed_ends_with_3(home, capsys):
@@ -110,16 +101,16 @@ def test_zstd_is_refused_with_the_command_that_reads_it(home, capsys, monkeypatc
 
 
 def test_source_code_is_no_log(home, capsys):
-    (home / "train.py").write_text(
-        'import os\nfor step in range(9):\n    print(f"step {step} loss 1")\n'
-    )
+    code = 'import os\nfor step in range(9):\n    print(f"step {step} loss 1")\n'
+    (home / "train.py").write_text(code)
     assert run("train.py") == 3
     said = capsys.readouterr().out
     assert "train.py is left out: it is source code in Python, no log" in said
     assert "its steps go on" not in said
 
 
-def test_log_that_is_only_named_like_source_code_is_read(home, capsys):
-    (home / "job.py").write_text(TRACEBACK)
-    assert run("job.py") == 0
+@pytest.mark.parametrize("name", ["job.log", "job.py"], ids=["", "only named like source code"])
+def test_log_is_explained(home, capsys, name):
+    (home / name).write_text(TRACEBACK)
+    assert run(name) == 0
     assert "ValueError: bad label" in capsys.readouterr().out

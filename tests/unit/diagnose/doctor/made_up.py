@@ -1,5 +1,6 @@
 """Nodes that never were: healthy ones, and what a test changes about them."""
 
+import itertools
 from dataclasses import replace
 
 from torchmuster.diagnose.doctor.show import NodeView, Pair, Situation
@@ -21,25 +22,14 @@ GIB = 1 << 30
 
 
 def gpu(index=0, **more):
-    values = {
-        "index": index,
-        "uuid": f"GPU-{index}",
-        "name": "NVIDIA H100",
-        "memory_bytes": 80 * GIB,
-        "used_bytes": 0,
-    }
-    return Gpu(**values | more)
+    usual = {"index": index, "uuid": f"GPU-{index}", "name": "NVIDIA H100"}
+    return Gpu(**{**usual, "memory_bytes": 80 * GIB, "used_bytes": 0, **more})
 
 
 def gpus(number=4, **more):
-    values = {
-        "gpus": tuple(gpu(index) for index in range(number)),
-        "visible": tuple(str(index) for index in range(number)),
-        "num_devices": number,
-        "driver": "560.35.03",
-        "cuda": "12.6",
-    }
-    return GpuFacts(**values | more)
+    usual = {"gpus": tuple(map(gpu, range(number))), "visible": tuple(map(str, range(number)))}
+    usual |= {"num_devices": number, "driver": "560.35.03", "cuda": "12.6"}
+    return GpuFacts(**{**usual, **more})
 
 
 def port(name="mlx5_0", **more):
@@ -122,10 +112,8 @@ def situation(*nodes, is_long=True, pairs=(), **more):
 
 def all_pairs(number, bytes_per_s=1e9, **special):
     """Return good pairs; `special` maps `s_t` to what is different about one."""
-    found = []
-    for source in range(number):
-        for target in range(number):
-            if source != target:
-                pair = Pair(source=source, target=target, latency_s=5e-5, bytes_per_s=bytes_per_s)
-                found.append(replace(pair, **special.get(f"p{source}_{target}", {})))
-    return found
+    usual = {"latency_s": 5e-5, "bytes_per_s": bytes_per_s}
+    return [
+        Pair(source=s, target=t, **{**usual, **special.get(f"p{s}_{t}", {})})
+        for s, t in itertools.permutations(range(number), 2)
+    ]

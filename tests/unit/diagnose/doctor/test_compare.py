@@ -30,6 +30,10 @@ def by_cause(found):
     return {finding.cause: finding for finding in found}
 
 
+def told(*nodes, **more):
+    return [(finding.cause, finding.level) for finding in compare(situation(*nodes, **more))]
+
+
 # Each is a whole set-up, and nothing is wrong with it.
 HEALTHY = {
     "one laptop": [node(1, num_workers=1)],
@@ -220,17 +224,11 @@ def test_an_iommu_is_no_matter_where_all_gpus_have_nvlink():
 
 @pytest.mark.parametrize(
     ("left_s", "total_s", "is_told"),
-    [
-        (290.0, 300.0, False),
-        (290.0, 3600.0, True),
-        (290.0, None, True),
-        (1000.0, 86400.0, False),
-    ],
+    [(290, 300, False), (290, 3600, True), (290, None, True), (1000, 86400, False)],
 )
 def test_a_job_whose_time_is_nearly_used_up_is_told(left_s, total_s, is_told):
     environment = EnvironmentFacts(left_s=left_s, total_s=total_s)
-    found = compare(situation(node(1, environment=environment)))
-    assert [(f.cause, f.level) for f in found] == ([("time-limit", W)] if is_told else [])
+    assert told(node(1, environment=environment)) == [("time-limit", W)] * is_told
 
 
 def test_rdma_needs_locked_memory():
@@ -267,10 +265,9 @@ def test_a_whole_bad_column_is_the_nodes_way_in():
 
 def test_a_single_bad_cell_is_a_path():
     silent = {"why": "no answer within 3 s", "latency_s": None, "bytes_per_s": None}
-    found = compare(situation(*[node(k) for k in range(1, 5)], pairs=all_pairs(4, p1_3=silent)))
-    assert [f.error for f in found] == [
-        "connections from n2 to n4 fail on a random port: no answer within 3 s"
-    ]
+    nodes = [node(k) for k in range(1, 5)]
+    (found,) = compare(situation(*nodes, pairs=all_pairs(4, p1_3=silent)))
+    assert found.error == "connections from n2 to n4 fail on a random port: no answer within 3 s"
 
 
 def test_a_connection_without_bytes_is_a_black_hole():
@@ -282,16 +279,14 @@ def test_a_connection_without_bytes_is_a_black_hole():
 def test_a_pair_with_half_the_bandwidth_is_named():
     pairs = all_pairs(3, p0_2={"bytes_per_s": 1e8})
     nodes = [node(k) for k in (1, 2, 3)]
-    found = compare(situation(*nodes, pairs=pairs, bulk_bytes=4 << 20))
-    assert [(f.cause, f.level) for f in found] == [("slow-path", Level.WARNING)]
-    assert compare(situation(*nodes, pairs=pairs, bulk_bytes=64 << 10)) == []
+    assert told(*nodes, pairs=pairs, bulk_bytes=4 << 20) == [("slow-path", W)]
+    assert told(*nodes, pairs=pairs, bulk_bytes=64 << 10) == []
 
 
 def test_simulated_nodes_that_are_too_slow_are_no_broken_network():
     late = {"why": "no answer within 3 s", "latency_s": None, "bytes_per_s": None}
     nodes = [node(k, machine="m") for k in (1, 2)]
-    found = compare(situation(*nodes, pairs=all_pairs(2, p0_1=late)))
-    assert [(f.cause, f.level) for f in found] == [("machine-busy", Level.NOTE)]
+    assert told(*nodes, pairs=all_pairs(2, p0_1=late)) == [("machine-busy", N)]
 
 
 def test_a_node_without_an_answer_is_named():
@@ -302,14 +297,9 @@ def test_a_node_without_an_answer_is_named():
 
 def test_only_certain_failures_end_a_run():
     """A list, so that one more is a decision: a run that could have worked must not be ended."""
-    certain = {
-        cause
-        for parts, cause, _, _ in FAULTS.values()
-        if "unknown" not in parts
-        for f in compare(situation(node(1), node(2), node(3, **parts)))
-        if f.is_certain
-        for cause in [f.cause]
-    }
+    known = [parts for parts, *_ in FAULTS.values() if "unknown" not in parts]
+    found = [compare(situation(node(1), node(2), node(3, **parts))) for parts in known]
+    certain = {finding.cause for findings in found for finding in findings if finding.is_certain}
     assert certain == {"torch-versions-differ", "package-missing", "script-missing"}
 
 
@@ -349,8 +339,7 @@ def test_several_tasks_on_each_node_are_told(tasks, is_told):
 @pytest.mark.parametrize(("core", "is_told"), [(0, False), (-1, True), (1 << 20, False)])
 def test_core_files_without_a_limit_are_told(core, is_told):
     limits = {"nofile": 65536, "nproc": -1, "memlock": -1, "core": core}
-    found = compare(situation(node(1, system={"limits": limits})))
-    assert [(f.cause, f.level) for f in found] == ([("core-files", N)] if is_told else [])
+    assert told(node(1, system={"limits": limits})) == [("core-files", N)] * is_told
 
 
 @pytest.mark.parametrize(

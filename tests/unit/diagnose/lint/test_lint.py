@@ -28,6 +28,14 @@ COUNTED = "--nnodes {nodes} --nproc_per_node {workers} --rdzv_backend c10d --rdz
 ACCELERATE = "--num_machines 2 --num_processes 8 --main_process_ip n1"
 RUN = f"torchrun {MEET} --rdzv_id=$SLURM_JOB_ID train.py"
 PBS_RUN = f"torchrun {MEET} --rdzv_id=$PBS_JOBID train.py"
+SRUN, MPIEXEC = f"srun {RUN}", f"mpiexec -n 2 --ppn 1 {PBS_RUN}"
+FOUR_TASKS, FOUR_SLOTS = SLURM.replace("node=1", "node=4"), PBS.replace("procs=1", "procs=4")
+NOT_IN_ITS_FOLDER = PBS.replace("cd $PBS_O_WORKDIR\n", "")
+
+
+def slurm_with(option):
+    """Return the head of a job of Slurm with one more option, in line 5."""
+    return SLURM.replace("#SBATCH --time", f"#SBATCH {option} --time")
 
 
 def found(text):
@@ -46,7 +54,7 @@ def one(text, rule):
 
 
 GOOD = {
-    "srun torchrun with c10d": SLURM + f"srun {RUN}\n",
+    "srun torchrun with c10d": SLURM + f"{SRUN}\n",
     "srun torchrun over several lines": SLURM
     + "export NCCL_DEBUG=WARN\nexport OMP_NUM_THREADS=8\n"
     + "srun --kill-on-bad-exit=1 \\\n  torchrun \\\n    --nnodes=$SLURM_NNODES \\\n    --nproc_per_node=$SLURM_GPUS_PER_NODE \\\n"
@@ -58,12 +66,12 @@ GOOD = {
     + "export MASTER_ADDR=$HEAD MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))\n"
     + 'LAUNCHER="torchrun --nnodes $SLURM_NNODES --nproc_per_node 4 --master_addr $MASTER_ADDR --master_port $MASTER_PORT"\n'
     + 'srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID train.py"\n',
-    "srun once for each GPU": SLURM.replace("node=1", "node=4")
+    "srun once for each GPU": FOUR_TASKS
     + "#comment\nexport SRUN_CPUS_PER_TASK=8\nexport MASTER_ADDR=$HEAD\nexport WORLD_SIZE=$SLURM_NTASKS\nsrun uv run python -u train.py\n",
     "muster torchrun with srun": SLURM + f"srun --cpus-per-task=8 muster {RUN}\n",
     "PBS with mpiexec": PBS
     + f"export NCCL_DEBUG=WARN\nmpiexec -n 2 --ppn 1 --cpu-bind none {PBS_RUN}\n",
-    "PBS with nodes counted": PBS.replace("mpiprocs=1", "mpiprocs=4")
+    "PBS with nodes counted": FOUR_SLOTS
     + "NNODES=$(sort -u $PBS_NODEFILE | wc -l)\n"
     + f"mpiexec -n $NNODES --ppn 1 {PBS_RUN.replace('nnodes=2', 'nnodes=$NNODES')}\n",
     "PBS with pbsdsh": PBS + f"pbsdsh -- /opt/venv/bin/{PBS_RUN}\n",
@@ -75,14 +83,14 @@ GOOD = {
     "PBS with muster": PBS + f"mpiexec -n 2 --ppn 1 muster {PBS_RUN}\n",
     "one node, alone": "#!/bin/bash\n#SBATCH -N1 -G 4 -t 60\ntorchrun --standalone --nproc_per_node=4 train.py\n",
     "one node or many": SLURM
-    + f'if [ "$SLURM_NNODES" -gt 1 ]; then\n  srun {RUN}\nelse\n  torchrun --standalone --nproc_per_node 4 train.py\nfi\n',
+    + f'if [ "$SLURM_NNODES" -gt 1 ]; then\n  {SRUN}\nelse\n  torchrun --standalone --nproc_per_node 4 train.py\nfi\n',
     "a script is written first": SLURM
     + f"cat > node.sh <<'END'\ntorchrun --standalone train.py\n{RUN}\nEND\nsrun bash node.sh\n",
     "talk of torchrun": SLURM
     + 'echo "torchrun --standalone x.py"\nwhich torchrun\nsrun hostname\n',
     "by hand": "torchrun --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 train.py\n",
     "part of the nodes": SLURM
-    + f'srun -N1 -n1 -w "$HEAD" redis-server &\nsrun {RUN} 2>&1 | tee log.txt\n',
+    + f'srun -N1 -n1 -w "$HEAD" redis-server &\n{SRUN} 2>&1 | tee log.txt\n',
     "torchrun of a function": SLURM + f"go() {{\n  {RUN}\n}}\nsrun bash -c go\n",
     "accelerate that each node tells its rank": SLURM
     + f"srun bash -c 'accelerate launch {ACCELERATE} --machine_rank $SLURM_NODEID t.py --num_machines 9'\n",
@@ -99,18 +107,17 @@ GOOD = {
     "deepspeed that starts the nodes by Slurm": SLURM
     + "for n in $(scontrol show hostnames); do echo $n slots=4 >> hosts; done\ndeepspeed --hostfile hosts --launcher slurm t.py\n",
     "deepspeed on one node": "#SBATCH -N1 --gpus-per-node=2 -t 9\ndeepspeed --num_gpus 2 t.py\npip install deepspeed\n",
-    "Lightning": SLURM.replace("node=1", "node=4")
-    + "srun python fit.py --trainer.devices=4 --trainer.num_nodes=2\n",
-    "MPI, a rank for each GPU": PBS.replace("mpiprocs=1", "mpiprocs=4")
+    "Lightning": FOUR_TASKS + "srun python fit.py --trainer.devices=4 --trainer.num_nodes=2\n",
+    "MPI, a rank for each GPU": FOUR_SLOTS
     + "mpirun -np 8 python train.py\nmpirun -np 1 python look.py\n",
     "Ray": SLURM
     + "srun -N1 -n1 -w $HEAD ray start --head --port=6379 --block &\n"
     + "srun -N1 -n1 -x $HEAD ray start --address=$HEAD:6379 --block &\npython tune.py\n",
-    "python between other lines": SLURM + f"python prepare.py\nsrun {RUN}\n",
+    "python between other lines": SLURM + f"python prepare.py\n{SRUN}\n",
     "a loop over settings": SLURM
-    + f"for lr in 1 2; do srun {RUN}; done\n".replace("$SLURM_JOB_ID", "$RANDOM"),
+    + f"for lr in 1 2; do {SRUN}; done\n".replace("$SLURM_JOB_ID", "$RANDOM"),
     "options in a case": SLURM
-    + f"case $1 in\n  -q|--quick) Q=1;;\n  --full) Q=0;;\nesac\nsrun {RUN}\n",
+    + f"case $1 in\n  -q|--quick) Q=1;;\n  --full) Q=0;;\nesac\n{SRUN}\n",
     "variables that a line sets in any way": SLURM
     + "read -r A B <<< hosts\nmapfile -t HOSTS < hosts\nfor ((i = 0; i < 2; i++)); do echo $i $A ${B} ${HOSTS[0]}; done\n"
     + 'while getopts "x:" opt; do echo $opt; done\nprintf -v C "%s" x\n(( n = 2 ))\nlet "m=3"\necho $C $n $m ${LR:-0.1} ${STEPS:?}\n'
@@ -118,16 +125,15 @@ GOOD = {
     + RUN
     + " --fold $FOLD\n",
     "variables of a site": SLURM
-    + f"export OUT=$SCRATCH/out HF_HOME=$WORK/hf TMP=$SLURM_TMPDIR\nsource env.sh\nsrun {RUN} --lr $LR\n",
-    "conda with its hook": SLURM
-    + f'eval "$(conda shell.bash hook)"\nconda activate x\nsrun {RUN}\n',
+    + f"export OUT=$SCRATCH/out HF_HOME=$WORK/hf TMP=$SLURM_TMPDIR\nsource env.sh\n{SRUN} --lr $LR\n",
+    "conda with its hook": SLURM + f'eval "$(conda shell.bash hook)"\nconda activate x\n{SRUN}\n',
     "conda of a login shell": f"#!/bin/bash -l\n#SBATCH -N2 -t 9\nconda activate x\nmuster {RUN}\n",
-    "conda of a module": SLURM + f"module load anaconda3\nconda activate x\nsrun {RUN}\n",
+    "conda of a module": SLURM + f"module load anaconda3\nconda activate x\n{SRUN}\n",
     "srun that exports all": SLURM + f"srun --export=ALL,A=1 {RUN}\n",
     "GPUs that lines divide": "#SBATCH -N1 --gpus-per-node=2 -t 9\n"
     "CUDA_VISIBLE_DEVICES=0 torchrun --master-port=1 a.py &\nCUDA_VISIBLE_DEVICES=1 torchrun --master-port=2 b.py &\nwait\n",
-    "PBS with a full path": PBS.replace("cd $PBS_O_WORKDIR\n", "")
-    + f"mpiexec -n 2 --ppn 1 {PBS_RUN}\n".replace("train.py", "$PBS_O_WORKDIR/train.py"),
+    "PBS with a full path": NOT_IN_ITS_FOLDER
+    + f"{MPIEXEC}\n".replace("train.py", "$PBS_O_WORKDIR/train.py"),
     "own arguments": SLURM + "srun torchrun $DISTRIBUTED_ARGS train.py\n",
     "numbers that commands print": SLURM
     + 'N=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\nA=`wc -l < hosts`\nB="`nvidia-smi -L | wc -l`"\n'
@@ -136,12 +142,12 @@ GOOD = {
     + f'OPTIONS="{COUNTED.format(nodes="$N", workers="$(jq .gpus site.json)")}"\nsrun torchrun $OPTIONS\n',
     "options that a command prints": SLURM
     + f"srun torchrun $(cat options.txt) {MEET.replace('=', ' ')} train.py\n",
-    "a job in a here-document": f"N=2\nsbatch <<EOT\n{SLURM}srun {RUN}\nEOT\n".replace(
+    "a job in a here-document": f"N=2\nsbatch <<EOT\n{SLURM}{SRUN}\nEOT\n".replace(
         "$", "\\$"
     ).replace("nnodes=2", "nnodes=$N"),
-    "a job in a quoted here-document": f"mkdir -p logs\ncat <<'EOT' | sbatch\n{SLURM}srun {RUN}\nEOT\n",
+    "a job in a quoted here-document": f"mkdir -p logs\ncat <<'EOT' | sbatch\n{SLURM}{SRUN}\nEOT\n",
     "a job that submits another": SLURM
-    + f"srun {RUN}\nsbatch <<EOT\n#!/bin/sh\n#SBATCH -N1\ntrue\nEOT\n",
+    + f"{SRUN}\nsbatch <<EOT\n#!/bin/sh\n#SBATCH -N1\ntrue\nEOT\n",
 }
 
 
@@ -159,13 +165,13 @@ BAD = {
         standalone         error    7  srun torchrun --standalone --nproc_per_node 4 t.py
         nnodes             error    7  srun {RUN.replace("nnodes=2", "nnodes=4")}
         run-by-wrapper     error    7  srun muster run t.py
-        late-directive     error    7  #SBATCH --mem=4G\nsrun {RUN}
-        misspelt-variable  error    7  echo $SLURM_NNODE\nsrun {RUN}
-        unset-variable     note     7  srun {RUN} --lr $LR
-        launch-address     error    7  export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\nsrun {RUN}
+        late-directive     error    7  #SBATCH --mem=4G\n{SRUN}
+        misspelt-variable  error    7  echo $SLURM_NNODE\n{SRUN}
+        unset-variable     note     7  {SRUN} --lr $LR
+        launch-address     error    7  export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\n{SRUN}
         srun-export        warning  7  srun --export=NCCL_DEBUG=INFO {RUN}
-        visible-devices    warning  7  export CUDA_VISIBLE_DEVICES=0,1\nsrun {RUN}
-        conda-activate     warning  7  conda activate x\nsrun {RUN}
+        visible-devices    warning  7  export CUDA_VISIBLE_DEVICES=0,1\n{SRUN}
+        conda-activate     warning  7  conda activate x\n{SRUN}
         launcher-nodes     error    7  srun accelerate launch --multi_gpu t.py
         deepspeed-hosts    error    7  deepspeed --num_gpus=4 t.py
         deepspeed-ssh      note     7  deepspeed --hostfile hosts t.py
@@ -175,82 +181,42 @@ BAD = {
         rdzv-id            error    7  srun bash -c 'torchrun {MEET.replace("$HEAD", "n1")} --rdzv_id=$RANDOM t.py'
         own-endpoint       error    7  srun bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):1 t.py'
         loopback           error    7  srun {RUN.replace("$HEAD", "localhost")}
-        first-address      warning  7  HEAD=$(hostname -I | awk '{{print $1}}')\nsrun {RUN}
-        own-address        warning  7  HEAD=`hostname -i`\nsrun {RUN}
-        falls-back         warning  7  HEAD=$(scontrol show hostnames | head -1 || echo localhost)\nsrun {RUN}
+        first-address      warning  7  HEAD=$(hostname -I | awk '{{print $1}}')\n{SRUN}
+        own-address        warning  7  HEAD=`hostname -i`\n{SRUN}
+        falls-back         warning  7  HEAD=$(scontrol show hostnames | head -1 || echo localhost)\n{SRUN}
         node-rank          error    7  srun torchrun --nnodes=2 --nproc_per_node=4 --master_addr=$HEAD --node_rank=0 t.py
-        not-exported       warning  7  NCCL_DEBUG=INFO\nsrun {RUN}
-        own-nccl           warning  8  N=/opt/nccl-2.26\nexport LD_LIBRARY_PATH=$N/lib:$LD_LIBRARY_PATH\nsrun {RUN}
-        efa-provider       error    7  export FI_PROVIDER=efa\nexport NCCL_SOCKET_IFNAME=hsn\nsrun {RUN}
-        ping-to-itself     note     7  ping -c 1 $HEAD\nsrun {RUN}
+        not-exported       warning  7  NCCL_DEBUG=INFO\n{SRUN}
+        own-nccl           warning  8  N=/opt/nccl-2.26\nexport LD_LIBRARY_PATH=$N/lib:$LD_LIBRARY_PATH\n{SRUN}
+        efa-provider       error    7  export FI_PROVIDER=efa\nexport NCCL_SOCKET_IFNAME=hsn\n{SRUN}
+        ping-to-itself     note     7  ping -c 1 $HEAD\n{SRUN}
         """,
         4,
     )
 } | {
-    "several-per-node": (SLURM.replace("node=1", "node=4") + f"srun {RUN}", 7, "error"),
-    "workers-without-gpu": (
-        SLURM.replace("gpus-per-node=4", "gpus-per-node=2") + f"srun {RUN}",
-        7,
-        "error",
-    ),
+    "several-per-node": (FOUR_TASKS + SRUN, 7, "error"),
+    "workers-without-gpu": (SLURM.replace("gpus-per-node=4", "gpus-per-node=2") + SRUN, 7, "error"),
     "idle-gpus": ("#SBATCH -N1 --gres=gpu:a100:4 -t 9\ntorchrun --standalone t.py", 2, "warning"),
-    "no-gpus-requested": (
-        PBS.replace(":ngpus=4", "") + f"nvidia-smi\nmpiexec -n 2 --ppn 1 {PBS_RUN}",
-        3,
-        "warning",
-    ),
-    "cpus-not-inherited": (
-        SLURM.replace("#SBATCH --time", "#SBATCH -c 8 --time") + f"srun {RUN}",
-        7,
-        "warning",
-    ),
-    "gres-beside-gpus": (
-        SLURM.replace("#SBATCH --time", "#SBATCH --gres=gpu:4 --time") + f"srun {RUN}",
-        5,
-        "warning",
-    ),
-    "no-time-limit": (
-        SLURM.replace("#SBATCH --time", "##SBATCH --time") + f"srun {RUN}",
-        7,
-        "note",
-    ),
+    "no-gpus-requested": (PBS.replace(":ngpus=4", "") + f"nvidia-smi\n{MPIEXEC}", 3, "warning"),
+    "cpus-not-inherited": (slurm_with("-c 8") + SRUN, 7, "warning"),
+    "gres-beside-gpus": (slurm_with("--gres=gpu:4") + SRUN, 5, "warning"),
+    "no-time-limit": (SLURM.replace("#SBATCH --time", "##SBATCH --time") + SRUN, 7, "note"),
     "deprecated-launch": (
         "python -m torch.distributed.launch --nproc_per_node=2 t.py",
         1,
         "warning",
     ),
     "refused-line": ("torchrun --nproc_per_nodes=2 --nnode=x --rdzv-thing t.py", 1, "error"),
-    "pbs-home": (
-        PBS.replace("cd $PBS_O_WORKDIR\n", "") + f"mpiexec -n 2 --ppn 1 {PBS_RUN}",
-        6,
-        "warning",
-    ),
+    "pbs-home": (NOT_IN_ITS_FOLDER + MPIEXEC, 6, "warning"),
     "world-size-of-nodes": (
-        SLURM.replace("node=1", "node=4") + "export WORLD_SIZE=$SLURM_NNODES\nsrun python t.py",
+        FOUR_TASKS + "export WORLD_SIZE=$SLURM_NNODES\nsrun python t.py",
         7,
         "error",
     ),
-    "fixed-port": (
-        SLURM.replace("#SBATCH --time", "#SBATCH --array=0-9 --time") + f"srun {RUN}",
-        7,
-        "warning",
-    ),
-    "glued-continuation": (SLURM + f"srun {RUN}".replace(" --", "\\\n--"), 7, "error"),
-    "blanks-behind-backslash": (
-        SLURM + f"srun {RUN}".replace(" train", " \\  \n  train"),
-        7,
-        "error",
-    ),
-    "lost-continuation": (
-        SLURM + f"srun {RUN}".replace(" --rdzv_id", " \n  --rdzv_id"),
-        8,
-        "error",
-    ),
-    "comment-inside": (
-        SLURM + f"srun {RUN}".replace(" --rdzv_id", " \\\n  # an id\n  --rdzv_id"),
-        8,
-        "error",
-    ),
+    "fixed-port": (slurm_with("--array=0-9") + SRUN, 7, "warning"),
+    "glued-continuation": (SLURM + SRUN.replace(" --", "\\\n--"), 7, "error"),
+    "blanks-behind-backslash": (SLURM + SRUN.replace(" train", " \\  \n  train"), 7, "error"),
+    "lost-continuation": (SLURM + SRUN.replace(" --rdzv_id", " \n  --rdzv_id"), 8, "error"),
+    "comment-inside": (SLURM + SRUN.replace(" --rdzv_id", " \\\n  # x\n  --rdzv_id"), 8, "error"),
     "windows-lines": ("torchrun t.py\r\n", 1, "error"),
     "windows-path": ("source my\\bin\\activate\ntorchrun t.py", 1, "error"),
     "not-carried": (PBS + f"export NCCL_DEBUG=INFO\npbsdsh -- /opt/{PBS_RUN}", 8, "warning"),
@@ -258,7 +224,7 @@ BAD = {
     "bare-pbsdsh": (PBS + f"pbsdsh -- {PBS_RUN}", 7, "error"),
     "gpus-variable": (
         SLURM.replace("gpus-per-node=", "gres=gpu:")
-        + f"srun {RUN}".replace("node=4", "node=$SLURM_GPUS_PER_NODE"),
+        + SRUN.replace("node=4", "node=$SLURM_GPUS_PER_NODE"),
         7,
         "error",
     ),
@@ -273,7 +239,7 @@ def test_a_bad_script_has_the_one_finding_of_its_rule(rule):
 
 
 def test_the_job_in_a_here_document_is_the_one_that_is_judged():
-    text = f"N=4\nsbatch <<EOT\n{SLURM}srun {RUN}\nEOT\n".replace("$", "\\$")
+    text = f"N=4\nsbatch <<EOT\n{SLURM}{SRUN}\nEOT\n".replace("$", "\\$")
 
     assert found(text.replace("nnodes=2", "nnodes=$N")) == [(9, "error", "nnodes")]
 
@@ -282,36 +248,20 @@ def test_every_rule_has_a_bad_script():
     assert {text.cause for text in TEXTS.values()} == set(BAD)
 
 
+NOT_SPREAD = PBS + f"muster {PBS_RUN}".replace("torchrun", "torchrun --no-spread")
+WITH_CPUS = BAD["cpus-not-inherited"][0]
+
+
 @pytest.mark.parametrize(
     ("text", "rule", "words"),
     [
         (SLURM + RUN, "head-only", "write `muster torchrun ...`"),
         (PBS + PBS_RUN, "head-only", "write `muster torchrun ...`"),
-        (
-            PBS + f"muster {PBS_RUN}".replace("torchrun", "torchrun --no-spread"),
-            "head-only",
-            "leave --no-spread out",
-        ),
-        (
-            BAD["several-per-node"][0],
-            "several-per-node",
-            "srun --ntasks-per-node=1 muster torchrun",
-        ),
-        (
-            PBS.replace("mpiprocs=1", "mpiprocs=4") + f"pbsdsh -- /x/{PBS_RUN}",
-            "several-per-node",
-            "mpiprocs=1",
-        ),
-        (
-            PBS + f"mpiexec -n 2 --ppn 1 {PBS_RUN}".replace("$HEAD", "127.0.0.1"),
-            "loopback",
-            "$(head -n 1 $PBS_NODEFILE)",
-        ),
-        (
-            BAD["cpus-not-inherited"][0],
-            "cpus-not-inherited",
-            "--cpus-per-task=$SLURM_CPUS_PER_TASK",
-        ),
+        (NOT_SPREAD, "head-only", "leave --no-spread out"),
+        (FOUR_TASKS + SRUN, "several-per-node", "srun --ntasks-per-node=1 muster torchrun"),
+        (FOUR_SLOTS + f"pbsdsh -- /x/{PBS_RUN}", "several-per-node", "mpiprocs=1"),
+        (PBS + MPIEXEC.replace("$HEAD", "127.0.0.1"), "loopback", "$(head -n 1 $PBS_NODEFILE)"),
+        (WITH_CPUS, "cpus-not-inherited", "--cpus-per-task=$SLURM_CPUS_PER_TASK"),
     ],
 )
 def test_the_hint_is_the_line_that_works(text, rule, words):
@@ -330,11 +280,9 @@ def test_the_hint_is_the_line_that_works(text, rule, words):
     ],
 )
 def test_muster_run_is_started_once(line, times):
-    found = [
-        one.error for one in lint(parse(SLURM + line, "job.sh")) if one.cause == "run-by-wrapper"
-    ]
+    said = [f.error for f in lint(parse(SLURM + line, "j")) if f.cause == "run-by-wrapper"]
     wrapper = line.split()[0]
-    assert found == ([] if times is None else [f"{wrapper} starts muster run {times} times"])
+    assert said == ([] if times is None else [f"{wrapper} starts muster run {times} times"])
 
 
 @pytest.mark.parametrize(
@@ -413,27 +361,27 @@ def test_the_address_of_srun_is_another_under_salloc():
 
 def test_a_directive_that_exports_nothing_is_said_once():
     text = SLURM.replace("#SBATCH --time", "#SBATCH --export=NONE\n#SBATCH --time")
-    line = f"srun {RUN}\n"
+    line = f"{SRUN}\n"
 
     assert "(line 5)" in one(text + line * 2, "srun-export").because[0]
     assert found(text + "export SLURM_EXPORT_ENV=ALL\n" + line) == []
 
 
 def test_a_job_of_slurm_that_asks_for_no_gpus_and_shows_them():
-    text = SLURM.replace("#SBATCH --gpus-per-node=4\n", "") + f"nvidia-smi\nsrun {RUN}"
+    text = SLURM.replace("#SBATCH --gpus-per-node=4\n", "") + f"nvidia-smi\n{SRUN}"
 
     assert one(text, "no-gpus-requested").hint == "#SBATCH --gpus-per-node=4"
     assert found(text.replace("--nodes=2", "--nodes=2 --exclusive")) == []
 
 
 def test_conda_init_and_activate_are_one_finding():
-    finding = one(SLURM + f"conda init bash\nconda activate x\nsrun {RUN}", "conda-activate")
+    finding = one(SLURM + f"conda init bash\nconda activate x\n{SRUN}", "conda-activate")
 
     assert "`conda init`" in finding.error
 
 
 def test_what_holds_for_several_lines_is_said_once():
-    finding = one(SLURM + f"srun {RUN}\n" + "#SBATCH --mem=4G\n" * 3, "late-directive")
+    finding = one(SLURM + f"{SRUN}\n" + "#SBATCH --mem=4G\n" * 3, "late-directive")
 
     assert (finding.line, finding.because[-1]) == (8, "so it is in lines 9, 10")
 
@@ -450,12 +398,6 @@ def test_the_file_of_pbs_is_no_host_file_of_deepspeed():
     assert "PBS_NODEFILE" in one(text, "deepspeed-hosts").error
 
 
-def test_a_loop_over_srun_is_a_loop_over_nodes_only_with_a_node_for_each_turn():
-    line = f"for i in 0 1; do srun -N1 -w n$i torchrun {MEET} --rdzv_id=$RANDOM t.py & done"
-
-    assert rules(SLURM + line) == {"rdzv-id"}
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -470,26 +412,23 @@ def test_a_rank_that_is_filled_in_too_early_is_the_same_for_all(line):
 
 
 def test_a_rank_has_no_effect_with_c10d():
-    text = SLURM + f"srun {RUN}".replace("--rdzv_id", "--node_rank=$SLURM_NODEID --rdzv_id")
+    text = SLURM + SRUN.replace("--rdzv_id", "--node_rank=$SLURM_NODEID --rdzv_id")
 
     assert found(text) == [(7, "note", "node-rank")]
 
 
 @pytest.mark.parametrize(
-    "line",
+    "text",
     [
-        f"for n in a b; do ssh $n torchrun {MEET} --rdzv_id=$RANDOM t.py & done",
-        f"srun bash -c 'torchrun {MEET} --rdzv_id=$(date +%s) t.py'".replace("$HEAD", "n1"),
+        f"{SLURM}for n in a b; do ssh $n torchrun {MEET} --rdzv_id=$RANDOM t.py & done",
+        f"{SLURM}for i in 0 1; do srun -N1 -w n$i torchrun {MEET} --rdzv_id=$RANDOM t.py & done",
+        f"{SLURM}srun bash -c 'torchrun {MEET.replace('$HEAD', 'n1')} --rdzv_id=$(date +%s) t.py'",
+        "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=n1:29500 --rdzv_id=$RANDOM t.py",
     ],
+    ids=["by ssh", "a loop with a node for each turn", "in a shell on each node", "by hand"],
 )
-def test_an_id_that_each_node_makes_is_an_error(line):
-    assert rules(SLURM + line) == {"rdzv-id"}
-
-
-def test_an_id_by_hand_on_each_machine_is_an_error():
-    line = "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=n1:29500 --rdzv_id=$RANDOM t.py"
-
-    assert rules(line) == {"rdzv-id"}
+def test_an_id_that_each_node_makes_is_an_error(text):
+    assert rules(text) == {"rdzv-id"}
 
 
 def test_master_addr_without_effect_is_named():
@@ -501,7 +440,7 @@ def test_master_addr_without_effect_is_named():
 
 
 def test_the_lines_of_the_node_file_are_no_nodes():
-    text = PBS.replace("mpiprocs=1", "mpiprocs=4") + "N=`cat $PBS_NODEFILE | wc -l`\n"
+    text = FOUR_SLOTS + "N=`cat $PBS_NODEFILE | wc -l`\n"
     text += f"mpiexec -n 2 --ppn 1 {PBS_RUN.replace('nnodes=2', 'nnodes=$N')}"
 
     assert "slot" in one(text, "nnodes").because[0]
@@ -531,7 +470,7 @@ def test_muster_torchrun_that_names_a_port_keeps_it(options):
 
 
 def test_a_type_of_gpu_is_no_number_of_workers():
-    text = SLURM.replace("node=4", "node=a100:4") + f"srun {RUN}".replace(
+    text = SLURM.replace("node=4", "node=a100:4") + SRUN.replace(
         "node=4", "node=$SLURM_GPUS_PER_NODE"
     )
 
@@ -539,7 +478,7 @@ def test_a_type_of_gpu_is_no_number_of_workers():
 
 
 def test_efa_is_right_on_ec2():
-    text = SLURM + f"export FI_PROVIDER=efa\nexport FI_EFA_USE_DEVICE_RDMA=1\nsrun {RUN}"
+    text = SLURM + f"export FI_PROVIDER=efa\nexport FI_EFA_USE_DEVICE_RDMA=1\n{SRUN}"
 
     assert found(text) == []
 
@@ -552,7 +491,7 @@ def test_a_glued_line_is_shown_as_bash_reads_it():
 
 
 def test_set_a_exports_everything():
-    assert found(SLURM + f"set -a\nNCCL_DEBUG=INFO\nset +a\nsrun {RUN}") == []
+    assert found(SLURM + f"set -a\nNCCL_DEBUG=INFO\nset +a\n{SRUN}") == []
 
 
 def test_findings_come_by_line():
@@ -564,61 +503,26 @@ def test_findings_come_by_line():
 
 PIECES = st.sampled_from(
     [
+        *"'\")`}(&=# \n\x00\ue002\ue003",
         *(
-            "#SBATCH --nodes=2",
-            "#PBS -l select=2:ncpus=",
-            "#SBATCH -N",
-            "srun ",
-            "torchrun ",
-            "bash -c ",
-            "'",
-            '"',
             "$(",
-            ")",
-        ),
-        *(
-            "`",
-            "\\\n",
-            "\\ \n",
-            "\n",
-            " ",
             "${",
-            "}",
             "$X",
             "X=",
             "X=$X",
-            "export ",
             "<<E",
-            "(",
             ";;",
             "if ",
             "fi",
             "for ",
-            "&",
-        ),
-        *(
-            "--nnodes=$X",
-            "--rdzv_id=$RANDOM",
-            "--node_rank",
-            "-h",
-            "--help",
-            "#",
-            "-m torch.distributed.launch",
-            "python",
-        ),
-        *(
-            "ssh h ",
-            "pbsdsh -- ",
-            "99999999999999",
-            "=",
-            "\r\n",
-            "\x00",
-            "\ue002",
-            "\ue003",
-            "t.py",
+            "export ",
             "[@]",
-            "FI_PROVIDER=efa",
+            "\r\n",
         ),
+        *("#SBATCH --nodes=2", "#PBS -l select=2:ncpus=", "#SBATCH -N", "\\\n", "\\ \n", "t.py"),
+        *("srun ", "torchrun ", "bash -c ", "ssh h ", "pbsdsh -- ", "-m torch.distributed.launch"),
+        *("--nnodes=$X", "--rdzv_id=$RANDOM", "--node_rank", "-h", "--help", "99999999999999"),
+        *("python", "FI_PROVIDER=efa"),
     ]
 )
 

@@ -12,9 +12,7 @@ def timings(alpha, beta, n, sizes=SIZES):
     return [Timing(size_bytes=s, seconds=t) for s, t in zip(sizes, times, strict=True)]
 
 
-@given(
-    alpha=st.floats(1e-6, 1e-2), rate=st.floats(1e7, 1e11), n=st.sampled_from([2, 3, 8, 64, 512])
-)
+@given(st.floats(1e-6, 1e-2), st.floats(1e7, 1e11), st.sampled_from([2, 3, 8, 64, 512]))
 def test_the_fit_finds_the_latency_and_bandwidth_that_made_the_times(alpha, rate, n):
     found = fit_ring(timings(alpha, 1 / rate, n), n)
     assert found.bytes_per_s == pytest.approx(rate, rel=0.02)
@@ -47,9 +45,8 @@ def test_times_that_do_not_grow_have_a_latency_and_no_bound_on_the_bandwidth():
 
 
 def test_times_below_any_latency_fit_without_one():
-    found = fit_ring(
-        [Timing(size_bytes=10, seconds=1e-9), Timing(size_bytes=10**6, seconds=1.0)], 2
-    )
+    short, long = Timing(size_bytes=10, seconds=1e-9), Timing(size_bytes=10**6, seconds=1.0)
+    found = fit_ring([short, long], 2)
     assert found.latency_s == 0
     assert found.bytes_per_s == pytest.approx(1.1e6, rel=0.01)  # both sizes count
 

@@ -5,19 +5,19 @@ import sys
 
 import pytest
 
+from kit.command import spawned
 from kit.ports import reserve_port
 from torchmuster.diagnose.plan import tiny_job
 
 
-def start(rank, world_size, folder, *words, group_rank=None):
+def start(rank, node, world_size, folder, *words):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(common_port(folder))}
-    env |= {"GROUP_RANK": str(rank if group_rank is None else group_rank)}
+    env |= {"GROUP_RANK": str(node)}
     env |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, tiny_job.__file__, *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(argv, env=env, stdout=pipe, stderr=pipe, text=True, cwd=folder)
+    argv, pipes = [sys.executable, tiny_job.__file__, *words], {"stderr": subprocess.PIPE}
+    return spawned(argv, env=env, cwd=folder, **pipes)
 
 
 def common_port(folder):
@@ -29,10 +29,8 @@ def common_port(folder):
 
 
 def run_all(folder, num_ranks, *words, nodes=None):
-    nodes = nodes or list(range(num_ranks))
-    children = [
-        start(rank, num_ranks, folder, *words, group_rank=nodes[rank]) for rank in range(num_ranks)
-    ]
+    nodes = nodes or range(num_ranks)
+    children = [start(rank, node, num_ranks, folder, *words) for rank, node in enumerate(nodes)]
     try:
         said = [child.communicate(timeout=180) for child in children]
     finally:

@@ -2,6 +2,7 @@ import json
 import math
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,16 +18,13 @@ from torchmuster.launcher.ui.run_lines import status_rows
 from torchmuster.launcher.views.live import LiveReader
 from torchmuster.launcher.views.run_view import RunView
 
+RUN_ID = "20260101-000000-train-ab12"
+
 
 def view_of(tmp_path, **fields):
-    run_dir = RunDir(str(tmp_path / "20260101-000000-train-ab12"))
+    run_dir = RunDir(str(tmp_path / RUN_ID))
     os.makedirs(run_dir.path)
-    plan = run_plan(
-        run_id="20260101-000000-train-ab12",
-        target="/code/train.py",
-        args=("--lr", "1"),
-        python=("py",),
-    )
+    plan = run_plan(run_id=RUN_ID, target="/code/train.py", args=("--lr", "1"), python=("py",))
     write_json(run_dir.plan, codec.to_plain(plan))
     given = {"state": RunState.WAITING, "plan": plan, "result": None}
     return RunView(run_id=plan.run_id, run_dir=run_dir, **{**given, **fields})
@@ -53,8 +51,7 @@ def run_dir(tmp_path, monkeypatch):
     os.makedirs(tmp_path / "runs")
     made = view_of(tmp_path / "runs").run_dir
     os.makedirs(os.path.dirname(made.rank_log(0, 0)))
-    with open(made.rank_log(0, 0), "w") as log:
-        log.write("step 1\n")
+    Path(made.rank_log(0, 0)).write_text("step 1\n")
     return made
 
 
@@ -70,12 +67,6 @@ def muster(capsys):
     return run
 
 
-def leave_start(run_dir, world_size):
-    start = f'"event":"attempt_started","attempt":0,"num_nodes":1,"world_size":{world_size}'
-    with open(run_dir.events, "w") as file:
-        file.write(f'{{"time":"2026-01-01T00:00:00Z",{start}}}\n')
-
-
 def test_a_run_of_a_removed_engine_is_shown(run_dir, muster, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     write_json(run_dir.job, {"engine": "torque", "job_id": "10.server"})
@@ -88,7 +79,8 @@ def test_a_run_of_a_removed_engine_is_shown(run_dir, muster, monkeypatch):
 
 @pytest.mark.parametrize("world_size", ["1e400", '"many"', "null", "-1", "[2]", "9" * 400])
 def test_a_number_of_workers_that_is_none_is_not_shown(run_dir, muster, world_size):
-    leave_start(run_dir, world_size)
+    started = '{"time":"2026-01-01T00:00:00Z","event":"attempt_started","attempt":0,"num_nodes":1'
+    Path(run_dir.events).write_text(f'{started},"world_size":{world_size}}}\n')
 
     assert muster("logs last") == "step 1\n"
     row = muster("ps").splitlines()[-1].split()
@@ -115,25 +107,19 @@ def test_a_pipe_in_place_of_a_log_is_refused(run_dir, muster):
 
 @pytest.mark.parametrize(
     ("more", "shown"),
-    [
-        ("", "begin\n 2%\nend\n 5%\n"),
-        (" -n 3", " 2%\nend\n 5%\n"),
-        (" -n 1", " 5%\n"),
-    ],
+    [("", "begin\n 2%\nend\n 5%\n"), (" -n 3", " 2%\nend\n 5%\n"), (" -n 1", " 5%\n")],
 )
 def test_of_a_progress_bar_a_log_shows_the_last_state_as_a_line(run_dir, muster, more, shown):
-    with open(run_dir.rank_log(0, 0), "w", newline="") as log:
-        log.write("begin\n\r 1%\r 2%\nend\n\r 3%\r 4%\r 5%")
+    log = "begin\n\r 1%\r 2%\nend\n\r 3%\r 4%\r 5%"
+    Path(run_dir.rank_log(0, 0)).write_bytes(log.encode())
 
     assert muster(f"logs last{more}") == shown
 
 
 @pytest.mark.parametrize("words", ["logs last", "logs last -f", "ps", "status last"])
 def test_a_command_whose_reader_has_gone_ends_without_a_word(run_dir, words, monkeypatch, capfd):
-    with open(run_dir.rank_log(0, 0), "w") as log:
-        log.write("step\n" * 100_000)
-    with open(run_dir.result, "w") as file:
-        file.write("[1]")  # it is over
+    Path(run_dir.rank_log(0, 0)).write_text("step\n" * 100_000)
+    Path(run_dir.result).write_text("[1]")  # it is over
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     with open(write_fd, "w", closefd=False) as nobody:
@@ -149,8 +135,7 @@ def test_a_command_whose_reader_has_gone_ends_without_a_word(run_dir, words, mon
 
 
 def test_who_waits_for_a_run_with_a_damaged_result_is_told_of_the_damage(run_dir, muster):
-    with open(run_dir.result, "w") as file:
-        file.write("[1]")
+    Path(run_dir.result).write_text("[1]")
 
     told = muster("wait last")
 
@@ -162,8 +147,7 @@ def test_who_waits_for_a_run_with_a_damaged_result_is_told_of_the_damage(run_dir
 def test_a_plan_that_can_not_be_read_is_said(run_dir, muster, left):
     os.unlink(run_dir.plan)
     if left is not None:
-        with open(run_dir.plan, "w") as file:
-            file.write(left)
+        Path(run_dir.plan).write_text(left)
     write_owner(run_dir)  # it lives
 
     assert "(plan.json can't be read)" in muster("ps")
@@ -172,42 +156,27 @@ def test_a_plan_that_can_not_be_read_is_said(run_dir, muster, left):
 
 
 @pytest.mark.parametrize(
-    ("values", "in_list", "in_status"),
+    ("values", "said", "is_in_list"),
     [
-        ({"acc": 0.5, "loss": math.nan}, "loss nan (since step 100)", "loss nan (since step 100)"),
-        (
-            {"acc": 0.5, "loss": -math.inf},
-            "loss -inf (since step 100)",
-            "loss -inf (since step 100)",
-        ),
-        ({"loss": 0.5, "valid_loss": math.nan}, "", "valid_loss nan (since step 100)"),
-        ({"f1": math.nan}, "", "f1 nan (since step 100)"),
-        ({"loss": 0.5}, "", ""),
+        ({"acc": 0.5, "loss": math.nan}, "loss nan (since step 100)", True),
+        ({"acc": 0.5, "loss": -math.inf}, "loss -inf (since step 100)", True),
+        ({"loss": 0.5, "valid_loss": math.nan}, "valid_loss nan (since step 100)", False),
+        ({"f1": math.nan}, "f1 nan (since step 100)", False),
+        ({"loss": 0.5}, "", False),
     ],
 )
-def test_a_loss_that_is_not_finite_is_said_by_all_views(
-    run_dir, capsys, values, in_list, in_status
-):
+def test_a_loss_that_is_not_finite_is_said_by_all_views(run_dir, muster, values, said, is_in_list):
     with open(run_dir.training, "w") as record:
         for step, logged in [(50, dict.fromkeys(values, 1.0)), (100, values), (150, values)]:
             line = {"time": "2027-01-15T08:00:10Z", "event": "metrics", "step": step}
             record.write(json.dumps({**line, "values": logged}) + "\n")
-    ended = run_result()
-    write_json(run_dir.result, codec.to_plain(ended))
-    views = {
-        ("ps",): in_list,
-        ("top", "--once"): in_list,
-        ("status", "last"): in_status,
-        ("top", "last", "--once"): in_status.partition(" ")[2],
-    }
-    for command, words in views.items():
-        with pytest.raises(SystemExit):
-            main([*command])
-        said = capsys.readouterr().out
-        assert words in said
-        assert ("(since step 100)" in said) == bool(words)
-        with pytest.raises(SystemExit):
-            main([*(word for word in command if word != "--once"), "--json"])
-        json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    write_json(run_dir.result, codec.to_plain(run_result()))
+    in_list = said if is_in_list else ""
+    views = {"ps": in_list, "top --once": in_list, "status last": said}
+    for command, words in {**views, "top last --once": said.partition(" ")[2]}.items():
+        shown = muster(command)
+        assert words in shown
+        assert ("(since step 100)" in shown) == bool(words)
+        json.loads(muster(f"{command.removesuffix(' --once')} --json"), parse_constant=pytest.fail)
     live = replace(LiveReader(run_dir).read(), is_final=False)
     assert in_list in status_rows(live, 120, 1)[0]

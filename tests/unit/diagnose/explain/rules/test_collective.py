@@ -2,46 +2,28 @@
 
 import pytest
 
-from unit.diagnose.explain.logs import cause_of, explain, traceback_of
+from unit.diagnose.explain.logs import PEER, TIMED_OUT, cause_of, explain, failed, traceback_of
 
-FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n"
-CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.7.7.2]:197."
 RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [10.7.7.2]:197: Connection reset by peer."
 TELLS = "I0314 09:00:00.000000 9 torch/distributed/launcher/api.py:254]   min_nodes                : 2\n"
 STEPS = "step 1 loss 0.5\nstep 2 loss 0.4\n"
 
 
-@pytest.mark.parametrize(
-    ("error", "told", "cause"),
-    [
-        (CLOSED, "", "peer-lost"),
-        (CLOSED, TELLS, "peer-lost"),
-        (RESET, "", "peer-lost"),
-        (RESET, TELLS, "peer-lost"),
-    ],
-)
-def test_peer_that_was_killed_is_not_taken_for_one_that_ended_by_itself(
-    tmp_path, error, told, cause
-):
-    left = told + STEPS + traceback_of(error, rank=0) + FAILED
-    assert cause_of(tmp_path, n1=left, n2=told + STEPS) == cause
+@pytest.mark.parametrize("error", [PEER, RESET])
+@pytest.mark.parametrize("told", ["", TELLS])
+def test_peer_that_was_killed_is_not_taken_for_one_that_ended_by_itself(tmp_path, error, told):
+    left = told + STEPS + traceback_of(error, rank=0) + failed()
+    assert cause_of(tmp_path, n1=left, n2=told + STEPS) == "peer-lost"
 
 
 def test_peer_that_says_that_it_has_finished_ended_by_itself(tmp_path):
-    left = STEPS + traceback_of(CLOSED, rank=0) + FAILED
+    left = STEPS + traceback_of(PEER, rank=0) + failed()
     assert cause_of(tmp_path, n1=left, n2=STEPS + "training finished\n") == "rank-ended-early"
-
-
-TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 12000ms for recv operation to complete"
 
 
 @pytest.mark.parametrize(
     ("line", "size", "cause"),
-    [
-        (50, 2, "collectives-differ"),
-        (9, 2, "peer-lost"),
-        (50, 3, "rank-missing-in-collective"),
-    ],
+    [(50, 2, "collectives-differ"), (9, 2, "peer-lost"), (50, 3, "rank-missing-in-collective")],
 )
 def test_all_ranks_that_wait_at_different_lines_make_different_collectives(
     tmp_path, line, size, cause
@@ -66,17 +48,13 @@ ENDED = "W0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.p
 def test_rank_that_its_launcher_neither_calls_failed_nor_had_to_end_had_ended_well(
     tmp_path, teardown, cause
 ):
-    begin = "rank 2/4 ready\nrank 3/4 ready\n" + STEPS + traceback_of(CLOSED, rank=2)
-    assert cause_of(tmp_path, job=begin + teardown + FAILED + TABLE) == cause
+    begin = "rank 2/4 ready\nrank 3/4 ready\n" + STEPS + traceback_of(PEER, rank=2)
+    assert cause_of(tmp_path, job=begin + teardown + failed() + TABLE) == cause
 
 
 # Formats: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.4 (`[PG 0 (default_pg)`), 2.5 (`PG ID`), 2.6 to 2.15.
-ALL_4, ALL_5, ALL, TP = (
-    "PG 0 (default_pg)",
-    "PG ID 0 PG GUID 0(default_pg)",
-    "PG ID 0 PG GUID 0",
-    "PG ID 1 PG GUID 3(tp)",
-)
+ALL_4, ALL_5 = "PG 0 (default_pg)", "PG ID 0 PG GUID 0(default_pg)"
+ALL, TP = "PG ID 0 PG GUID 0", "PG ID 1 PG GUID 3(tp)"
 
 
 def fired(rank, number, enqueued, group=ALL_5, *, of_group=None, op="ALLREDUCE", old=False):
@@ -145,3 +123,73 @@ def test_no_rank_is_blamed_where_all_have_put_in_the_work_that_timed_out(tmp_pat
 
     assert verdict.first.cause == "peer-lost"
     assert "all 4 ranks waited in the same call" in verdict.first.error
+
+
+# Ranks held against each other.
+
+
+def table(**codes):
+    """Return torchrun's table of failures: table(r0=1, r2=-15)."""
+    rows = [
+        f"  rank      : {name[1:]} (local_rank: {name[1:]})\n  exitcode  : {code} (pid: 9)\n"
+        for name, code in codes.items()
+    ]
+    return "Failures:\n" + "Root Cause (first observed failure):\n".join(
+        ("".join(rows[1:]), rows[0])
+    )
+
+
+def test_all_ranks_that_raise_the_same_are_named_as_all(tmp_path):
+    ranks = "".join(
+        traceback_of(f"ValueError: layer {rank} is missing", rank=rank) for rank in range(3)
+    )
+    first = explain(tmp_path, job="world size: 3\n" + ranks).first
+    assert first.error.startswith("all 3 ranks raised: ValueError: layer 0")
+
+
+def test_the_ranks_that_lack_a_file_are_named(tmp_path):
+    error = "FileNotFoundError: [Errno 2] No such file or directory: '/local/train.idx'"
+    ranks = traceback_of(error, rank=2) + traceback_of(error, rank=3)
+    first = explain(tmp_path, job="world size: 4\n" + ranks).first
+    assert first.cause == "file-missing"
+    assert "ranks 2 and 3 raised it" in first.because
+
+
+def test_ranks_without_labels_that_wait_in_different_lines_differ(tmp_path):
+    waits = traceback_of(TIMED_OUT, line=9) + traceback_of(TIMED_OUT, line=50)
+    first = explain(tmp_path, job=waits + table(r0=1, r1=1)).first
+    assert first.cause == "collectives-differ"
+    assert "train.py:9" in first.error
+    assert "train.py:50" in first.error
+
+
+def test_nobody_is_missing_where_all_wait_in_the_same_collective(tmp_path):
+    waits = traceback_of(TIMED_OUT, rank=0) + traceback_of(TIMED_OUT, rank=1)
+    first = explain(tmp_path, job=waits + table(r0=1, r1=1)).first
+    assert first.cause == "peer-lost"
+    assert first.error.startswith("all 2 ranks waited")
+
+
+def test_the_rank_that_torchrun_had_to_end_is_the_one_that_did_not_come(tmp_path):
+    waits = traceback_of(TIMED_OUT) + traceback_of(TIMED_OUT)
+    first = explain(tmp_path, job=waits + table(r0=1, r1=1, r2=-15)).first
+    assert first.cause == "rank-missing-in-collective"
+    assert "rank 2" in first.error
+
+
+def test_ranks_that_all_receive_wait_for_what_nobody_sends(tmp_path):
+    def receives(rank):
+        text = traceback_of(TIMED_OUT, rank=rank)
+        frame = '  File "/e/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2, in recv'
+        return text.replace("    step()\n", f"    step()\n[rank{rank}]: {frame}\n")
+
+    first = explain(tmp_path, job=receives(0) + receives(1) + table(r0=1, r1=1)).first
+    assert first.cause == "collectives-differ"
+    assert "`recv`" in first.error
+
+
+def test_a_rank_that_torchrun_does_not_list_has_ended_well(tmp_path):
+    ranks = traceback_of(PEER, rank=0) + traceback_of(PEER, rank=2)
+    first = explain(tmp_path, job=ranks + failed() + table(r0=1, r2=1)).first
+    assert first.cause == "rank-ended-early"
+    assert "rank 1" in first.error

@@ -3,9 +3,8 @@
 import pytest
 
 from kit.tables import rows
-from unit.diagnose.explain.logs import cause_of, explain, traceback_of
+from unit.diagnose.explain.logs import cause_of, explain, steps, traceback_of
 
-STEPS = "".join(f"step {number} loss 0.5\n" for number in range(30))
 PLUGIN = "NCCL INFO NET/Plugin: dlerror=libnccl-net.so: cannot open shared object file: No such file or directory\n"
 DRIVER = "libibverbs: Warning: couldn't load driver 'libefa.so': libefa.so: cannot open shared object file: No such file\n"
 AUTOCAST = "a.py:1: UserWarning: User provided device_type of 'cuda', but CUDA is not available. Disabling\n"
@@ -61,6 +60,35 @@ def loader_error(type_name, message):
         driver-mismatch     RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver
         no-launcher         KeyError: 'LOCAL_RANK'
         exception           KeyError: 'RANKING'
+        # A name that the user's own file lacks is no missing package.
+        exception           ImportError: cannot import name 'f' from 'model' (/home/u/model.py)
+        import-path         ImportError: cannot import name 'f' from partially initialized module 'm' (most likely due to a circular import) (/home/u/m.py)
+        import-path         ImportError: attempted relative import with no known parent package
+        versions-differ     ImportError: cannot import name 'f' from 'x' (/v/lib/python3.11/site-packages/x/__init__.py)
+        # Nor is a library that the loader refuses.
+        wrong-library       ImportError: /opt/lib/libstdc++.so.6: file too short
+        wrong-library       ImportError: /opt/lib/libstdc++.so.6: invalid ELF header
+        wrong-library       ImportError: /opt/lib/libstdc++.so.6: cannot open shared object file: No such file
+        # The error of a file is told by the end of any message.
+        permission          RuntimeError: [enforce fail at x.cc:747] . open file failed with strerror: Permission denied
+        permission          safetensors_rust.SafetensorError: I/O error: Permission denied (os error 13)
+        file-missing        OSError: Unable to open file (name = '/d/x.h5', errno = 2, error message = 'x')
+        file-missing        RuntimeError: Parent directory /d/y does not exist.
+        file-missing        FileNotFoundError: /d/x.csv
+        read-only           RuntimeError: cannot save: Read-only file system
+        exception           FooError: to n1: Permission granted
+        # A program's own words are not those of its scheduler, and its own connection is not that of a rank.
+        exception           CacheError: entry Evicted, preempted by a newer one: time limit exceeded
+        exception           redis.exceptions.ConnectionError: Connection reset by peer
+        # What could not be fetched is a download.
+        download-failed     requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443)
+        download-failed     urllib.error.URLError: <urlopen error [Errno 110] Connection timed out>
+        download-failed     huggingface_hub.errors.LocalEntryNotFoundError: no network
+        # The end of a process is told by the exception of its parent.
+        segfault            torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGSEGV
+        exit-code           torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 3
+        small-dev-shm       RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.
+        cancelled           KeyboardInterrupt
         """
     ),
 )
@@ -74,6 +102,7 @@ def test_exception_of_any_library_is_named_by_what_it_means(tmp_path, error, cau
         ("KeyError", "'cat'", "exception"),
         ("OSError", "[Errno 5] Input/output error: '/data/x.jpg'", "disk-error"),
         ("OSError", "[Errno 24] Too many open files: '/data/x.jpg'", "open-files"),
+        ("RuntimeError", "Cannot re-initialize CUDA in forked subprocess.", "cuda-after-fork"),
     ],
 )
 def test_exception_of_a_loader_worker_means_what_it_meant_there(
@@ -102,7 +131,7 @@ def test_exception_group_means_what_is_in_it(tmp_path):
 
 
 @pytest.mark.parametrize("before", [PLUGIN, DRIVER, AUTOCAST, LOOPBACK, COMPILED, CONDA, REMAPPED])
-@pytest.mark.parametrize("steps", ["", STEPS], ids=["at-once", "after-steps"])
+@pytest.mark.parametrize("steps", ["", steps(0, 30)], ids=["at-once", "after-steps"])
 def test_what_was_said_in_passing_is_beaten_by_the_exception_after_it(tmp_path, before, steps):
     raised = traceback_of("ValueError: bad label 7", rank=1)
     assert cause_of(tmp_path, job=before + steps + raised) == "exception"
@@ -130,23 +159,6 @@ def test_exception_that_speaks_of_its_surroundings_is_not_surely_the_programs(
     assert explain(tmp_path, job=traceback_of(error)).first.confidence.value == sure
 
 
-def test_exception_of_a_loader_s_worker_is_told_by_its_own_traceback(tmp_path):
-    text = """Traceback (most recent call last):
-  File "/home/u/train.py", line 41, in <module>
-    for batch in loader:
-  File "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 630, in __next__
-    data = self._next_data()
-RuntimeError: Caught RuntimeError in DataLoader worker process 2.
-Original Traceback (most recent call last):
-  File "/v/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 308, in _worker_loop
-    data = fetcher.fetch(index)
-  File "/home/u/data.py", line 9, in __getitem__
-    return self.rows[i].cuda()
-RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
-"""
-    assert cause_of(tmp_path, job=text) == "cuda-after-fork"
-
-
 @pytest.mark.parametrize(
     ("folder", "module", "hint"),
     [
@@ -163,3 +175,29 @@ def test_what_torch_refuses_our_library_is_no_mistake_of_the_script(tmp_path, fo
     )
     verdict = explain(tmp_path, n1=traceback_of(mixed).replace(mixed, frames + mixed))
     assert verdict.first.hint.startswith(hint)
+
+
+# Programs that a rank started: what they said themselves is the cause, not their exit code.
+
+
+COUNTS = (
+    "subprocess.CalledProcessError: Command '['tar', 'xf', 'x']' returned non-zero exit status 2."
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("tar: /archive/photos.tar: Cannot open: No such file or directory", "file-missing"),
+        ("mkshards: error: 3 of 4 parts are invalid", "exception"),
+    ],
+)
+def test_the_words_of_a_program_that_was_started_come_first(tmp_path, said, cause):
+    first = explain(tmp_path, job=f"{said}\n{traceback_of(COUNTS)}").first
+    assert first.cause == cause
+    assert said in first.error
+    assert first.at == "/home/u/train.py:9"
+
+
+def test_a_program_that_said_nothing_leaves_its_exit_code(tmp_path):
+    assert "exit status 2" in explain(tmp_path, job=traceback_of(COUNTS)).first.error

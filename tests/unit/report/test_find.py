@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from kit.command import call
 from kit.records import (
     BEGAN,
     EVENTS,
@@ -19,14 +20,16 @@ from kit.records import (
     sample,
     start,
 )
+from kit.values import run_plan
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
+from torchmuster.core.model.plan import NodeSetup
 from torchmuster.core.model.states import RunState
-from torchmuster.core.model.text import HIDDEN
-from torchmuster.errors import NotFoundError
+from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.multirun.sweep.plan import MetricChoice, MetricGoal, SweepPlan
+from torchmuster.report.cli.report import report
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
-from torchmuster.report.read import hide_in_arguments
 from torchmuster.report.sheet import sheet_of
 
 
@@ -50,21 +53,14 @@ def test_attempts_are_joined_with_what_was_trained_in_them(folder):
 
     first, second = story_of(folder).attempts
 
-    assert (first.has_failed, first.ended_by, first.cause_rank) == (
-        True,
-        "SIGKILL in rank 3 on n2",
-        3,
-    )
+    assert (first.has_failed, first.cause_rank) == (True, 3)
+    assert first.ended_by == "SIGKILL in rank 3 on n2"
     assert (first.first_step, first.last_step, first.kept_step) == (0, 150, 100)
     assert first.kept_at == BEGAN + 9
-    assert (second.first_step, second.last_step, second.ended_by) == (
-        100,
-        200,
-        "all workers ended well",
-    )
-    assert [(end.rank, end.what) for end in first.ends] == [
-        (3, "SIGKILL")
-    ]  # the others were asked to
+    assert (second.first_step, second.last_step) == (100, 200)
+    assert second.ended_by == "all workers ended well"
+    # The others were asked to.
+    assert [(end.rank, end.what) for end in first.ends] == [(3, "SIGKILL")]
 
 
 def test_steps_that_were_done_again_are_kept_apart(folder):
@@ -73,12 +69,7 @@ def test_steps_that_were_done_again_are_kept_apart(folder):
     training = story_of(folder).training
     (loss,) = training.series
 
-    assert dict(zip(loss.steps, loss.values, strict=True)) == {
-        50: 2.0,
-        100: 1.0,
-        150: 0.8,
-        200: 0.5,
-    }
+    assert (loss.steps, loss.values) == ((50, 100, 150, 200), (2.0, 1.0, 0.8, 0.5))
     assert (loss.redone_steps, loss.redone_values) == ((150,), (0.9,))
     assert (training.step, training.steps_done) == (200, 250)
     assert training.order == (("seed", "0"), ("num_samples", "40"))
@@ -104,9 +95,8 @@ def test_without_the_library_goodput_is_a_range(folder):
     found = story_of(folder)
 
     assert found.training is None
-    assert found.cost.goodput == pytest.approx(
-        2 * 12 / 50
-    )  # the last attempt's workers, 13 s to 25 s
+    # The last attempt's workers, 13 s to 25 s.
+    assert found.cost.goodput == pytest.approx(2 * 12 / 50)
     assert found.cost.most_goodput == pytest.approx(2 * (12 + 8) / 50)
     assert any("does not use torchmuster.train" in gap for gap in found.gaps)
 
@@ -188,8 +178,6 @@ def test_a_long_run_has_a_bounded_number_of_spans_of_time(folder):
 def test_secrets_of_a_command_line_are_hidden(folder):
     args = ("--api-key", "abcdef", "--hf-token=xyz", "--num-tokens", "7", "http://u:pw1234@h/x")
     environment = (("WANDB_API_KEY", "abc"), ("OMP_NUM_THREADS", "4"))
-    from torchmuster.core.model.plan import NodeSetup
-
     make_run(folder, ended=result(), args=args, node_setup=NodeSetup(environment=environment))
 
     what = story_of(folder).what
@@ -204,14 +192,11 @@ def test_secrets_of_a_command_line_are_hidden(folder):
 # What is missing, damaged, older, foreign or hostile.
 
 
-def test_a_run_that_is_gone_is_named(folder):
+def test_a_run_that_is_gone_is_named_and_so_is_a_folder_that_is_none(folder):
     with pytest.raises(NotFoundError, match="there is no run `gone`"):
         find_story("gone")
-
-
-def test_a_folder_that_is_no_run_is_said(tmp_path):
     with pytest.raises(NotFoundError, match="no run directory"):
-        find_story(str(tmp_path))
+        find_story(os.path.dirname(folder))
 
 
 def test_a_run_of_another_user_is_said(folder, monkeypatch):
@@ -284,31 +269,28 @@ def test_values_that_are_no_numbers_are_named_and_leave_a_gap(folder):
     assert loss.values == (None, None, None, 1e308, -1e308)
 
 
+IS_BAD = ("Has it learned?", "last loss +inf (since step 2)", "bad")
+HAS_SUCCEEDED = ("How did it end?", "succeeded", "good")
+
+
 @pytest.mark.parametrize(
-    ("name", "values", "first"),
+    ("name", "values", "first", "last"),
     [
-        (
-            "loss",
-            [1.0, math.nan, math.inf],
-            ("Has it learned?", "last loss +inf (since step 2)", "bad"),
-        ),
-        ("loss", [1.0, math.nan, 0.5], ("How did it end?", "succeeded", "good")),
-        ("f1", [1.0, math.nan, math.nan], ("How did it end?", "succeeded", "good")),
+        ("loss", [1.0, math.nan, math.inf], IS_BAD, "last loss +inf (since step 2)"),
+        ("loss", [1.0, math.nan, 0.5], HAS_SUCCEEDED, "last loss 0.5"),
+        ("f1", [1.0, math.nan, math.nan], HAS_SUCCEEDED, "last f1 nan (since step 2)"),
     ],
 )
-def test_the_first_card_of_a_run_whose_loss_is_not_finite_says_so(folder, name, values, first):
+def test_the_first_card_of_a_run_whose_loss_is_not_finite_says_so(
+    folder, name, values, first, last
+):
     rows = [event(6 + n, "metrics", step=n + 1, values={name: v}) for n, v in enumerate(values)]
     make_run(folder, training=[TRAINING[0], *rows], ended=result())
 
     card, *others = sheet_of(story_of(folder)).answers
 
     assert (card.question, card.answer, card.tone) == first
-    last = (
-        "0.5"
-        if values[-1] == 0.5
-        else f"{'+inf' if values[-1] == math.inf else 'nan'} (since step 2)"
-    )
-    assert f"last {name} {last}" in [one.more for one in others]
+    assert last in [one.more for one in others]
 
 
 def test_of_ten_thousand_attempts_the_first_and_the_last_are_kept(folder):
@@ -330,6 +312,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'\x1b
 
 def test_hostile_names_are_text(folder):
     nodes = [{"node": HOSTILE, "host": HOSTILE, "ranks": HOSTILE}]
+    pair = [0, 1, HOSTILE, None, None]
     events = [
         event(0, "run_started"),
         start(1, 0, why=HOSTILE, nodes=nodes),
@@ -337,29 +320,16 @@ def test_hostile_names_are_text(folder):
         event(3, "worker_ended", attempt=0, rank=1, node=HOSTILE, what=HOSTILE),
         event(3, "worker_ended", attempt=0, rank=2, node=HOSTILE, what=HOSTILE),
         failure(3, 0, what=HOSTILE, node=HOSTILE, tail=[HOSTILE]),
-        event(
-            4,
-            "network",
-            interface=HOSTILE,
-            nodes=[HOSTILE, "b"],
-            pairs=[[0, 1, HOSTILE, None, None]],
-        ),
+        event(4, "network", interface=HOSTILE, nodes=[HOSTILE, "b"], pairs=[pair]),
         event(4, "preflight", form="short", findings=[], software=[{"python": HOSTILE}]),
     ]
     training = [event(2, "resumed", step=0, folder=HOSTILE, order={HOSTILE: HOSTILE})]
     training += [event(2 + n, "metrics", step=n, values={HOSTILE: 1.0}) for n in (1, 2)]
     samples = [{**sample(n * 10, steps=(n, n)), "nodes": [HOSTILE, HOSTILE]} for n in (1, 2)]
-    made = make_run(
-        folder, events, training, samples, result(RunState.FAILED, HOSTILE), args=(HOSTILE,)
-    )
-    code = {
-        "root": HOSTILE,
-        "branch": HOSTILE,
-        "commit": "c",
-        "difference": f"+{HOSTILE}",
-        "num_changed": 1,
-        "changed": [HOSTILE],
-    }
+    ended = result(RunState.FAILED, HOSTILE)
+    made = make_run(folder, events, training, samples, ended, args=(HOSTILE,))
+    code = {"root": HOSTILE, "branch": HOSTILE, "commit": "c", "difference": f"+{HOSTILE}"}
+    code |= {"num_changed": 1, "changed": [HOSTILE]}
     origin = {"user": HOSTILE, "host": HOSTILE, "torchmuster": "1", "python": "3", "code": code}
     with open(made.origin, "w") as file:
         json.dump(origin, file)
@@ -383,10 +353,8 @@ def test_a_link_or_name_cannot_leave_the_record(folder):
 
 def test_only_lines_that_are_objects_count(folder):
     make_run(folder, ended=result())
-    lines(
-        RunDir(str(folder)).samples,
-        [1, [], "x", {"time": "yesterday", "nodes": ["a"]}, {"nodes": 3}],
-    )
+    odd = [1, [], "x", {"time": "yesterday", "nodes": ["a"]}, {"nodes": 3}]
+    lines(RunDir(str(folder)).samples, odd)
 
     found = story_of(folder)
 
@@ -394,12 +362,162 @@ def test_only_lines_that_are_objects_count(folder):
     assert any("samples.jsonl" in gap for gap in found.gaps)
 
 
-def test_the_word_after_an_option_is_hidden():
-    assert hide_in_arguments(["--token", "abc", "--lr", "1", "--token", "--x"]) == (
-        "--token",
-        HIDDEN,
-        "--lr",
-        "1",
-        "--token",
-        "--x",
-    )
+# The story of a workflow: its groups and tasks, and the runs of its training tasks.
+
+
+PLAN = {
+    "name": "pipe",
+    "groups": [
+        {"name": "prepare", "after": [], "tasks": [{"name": "make", "lead": True}]},
+        {"name": "learn", "after": ["prepare"], "tasks": [{"name": "train"}, {"name": "watch"}]},
+    ],
+}
+OUTCOME = {"group": "learn", "state": "FAILED", "exit_code": 3, "elapsed_s": 5.0}
+OUTCOME |= {"report": {"error": "task train failed: exit code 3"}}
+
+
+def state(after_s, task, word, attempt=0, **fields):
+    return event(after_s, "task_state", task=task, state=word, attempt=attempt, **fields)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    made = RunDir(str(tmp_path / "20260101-000000-pipe-ab12"))
+    for group in ("prepare", "learn"):
+        os.makedirs(made.group(group).path)
+    with open(made.workflow, "w") as file:
+        json.dump(PLAN, file)
+    prepared = event(1, "group_state", group="prepare", state="COMPLETED")
+    lines(made.events, [event(0, "workflow_started"), prepared])
+    started = [event(1, "task_started", task="make"), state(1, "make", "RUNNING")]
+    lines(made.group("prepare").events, [*started, state(4, "make", "COMPLETED", code=0)])
+    tries = [event(5, "task_started", task="train"), state(6, "train", "RESCHEDULED")]
+    tries += [event(7, "task_started", task="train", attempt=1)]
+    ended = state(9, "train", "FAILED", attempt=1, why="exit code 3", code=3)
+    lines(made.group("learn").events, [*tries, ended])
+    with open(made.group("learn").result, "w") as file:
+        json.dump(OUTCOME, file)
+    return made
+
+
+def story_and_page(run_dir):
+    found = find_story(run_dir.path)
+    json.dumps(codec.to_plain(found), allow_nan=False)
+    return found, render_page(found)
+
+
+def test_tasks_have_their_times_attempts_and_ends(run_dir):
+    story, page = story_and_page(run_dir)
+
+    assert story.kind == "workflow"
+    (make,), (train, watch) = (group.tasks for group in story.groups)
+    assert (make.state, make.attempts) == ("COMPLETED", 1)
+    assert (make.began, make.ended) == (BEGAN + 1, BEGAN + 4)
+    assert (train.state, train.attempts, train.why, train.code) == ("FAILED", 2, "exit code 3", 3)
+    assert (watch.began, watch.attempts) == (None, 0)
+    assert [(g.name, g.state, g.after) for g in story.groups] == [
+        ("prepare", "COMPLETED", ()),
+        ("learn", "FAILED", ("prepare",)),
+    ]
+    assert "task train failed: exit code 3" in page
+
+
+def test_a_training_task_has_its_own_run_in_the_page(run_dir):
+    for attempt in (0, 1):
+        folder = run_dir.training_folder("train", attempt)
+        make_run(os.path.join(folder, f"run-{attempt}"), ended=result())
+
+    story, page = story_and_page(run_dir)
+
+    ((name, training),) = story.trainings
+    assert (name, training.name, training.training.step) == ("train", "run-1", 200)
+    assert 'href="#t0-run"' in page
+    assert 'id="t0-run"' in page
+    assert page.count('id="t0-metrics"') == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", '{"groups": 3}'),
+        '{"groups": [1, {"name": "../x", "tasks": [2, {"name": "/y"}]}]}',
+    ],
+)
+def test_a_damaged_plan_is_said(run_dir, content):
+    with open(run_dir.workflow, "w") as file:
+        file.write(content)
+
+    story, page = story_and_page(run_dir)
+
+    assert story.name == "pipe-ab12"
+    assert "<h1>" in page
+
+
+def test_two_workflows_are_not_compared(run_dir):
+    with pytest.raises(UsageError, match="is a workflow"):
+        call(report, run_dir.path, run_dir.path)
+
+
+# The page of a sweep: members with their values, sorted by the metric; two sweeps are not compared.
+
+
+VALUES = [0.5, math.nan, 0.25, None, 0.9]
+
+
+def made(folder, goal=MetricGoal.MIN, values=VALUES):
+    run_dir = RunDir(str(folder / "20270115-080000-tune-3f2a"))
+    os.makedirs(run_dir.path)
+    run = run_plan(run_id="20270115-080000-tune-3f2a", target="train.py", python=("python",))
+    members = tuple((f"1e-{n}", "x<y") for n in range(len(values)))
+    metric = MetricChoice(name="loss", goal=goal)
+    plan = SweepPlan(run=run, names=("lr", "<b>"), members=members, metric=metric)
+    with open(run_dir.sweep, "w") as file:
+        json.dump(codec.to_plain(plan), file)
+    rows = [event(0, "sweep_started")]
+    for number, value in enumerate(values):
+        rows.append(event(1, "member_started", member=number, attempt=0))
+        state, why = ("succeeded", None) if value is not None else ("failed", "exit code 3")
+        ended = {"state": state, "exit_code": 0, "elapsed_s": 5.0, "why": why}
+        told = {"value": value, "step": 10} if value is not None else {}
+        rows.append(event(9, "member_ended", member=number, **ended, **told))
+    lines(run_dir.events, [*rows, event(10, "sweep_ended")])
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("goal", "order"), [(MetricGoal.MIN, [2, 0, 4, 1, 3]), (MetricGoal.MAX, [4, 0, 2, 1, 3])]
+)
+def test_members_are_sorted_by_the_metric(tmp_path, goal, order):
+    story = find_story(made(tmp_path, goal).path)
+    assert [member.number for member in story.sweep.members] == order
+    assert story.sweep.best == order[0]
+    assert [member.not_finite for member in story.sweep.members][3] == "nan"
+    json.dumps(codec.to_plain(story), allow_nan=False)
+
+
+def test_the_page_has_a_table_of_members_and_each_parameter_against_the_metric(tmp_path):
+    page = render_page(find_story(made(tmp_path).path))
+    assert "<h1>Sweep tune-3f2a</h1>" in page
+    assert "Which member is the best?" in page
+    assert page.count('<th scope="row" class="n">') == len(VALUES)
+    assert "exit code 3" in page
+    assert "x&lt;y" in page
+    assert "samples.jsonl" not in page, "no gaps of a run that it is not"
+    assert "<h3>loss against lr</h3>" in page
+    assert (page.count('class="dot best"'), page.count('class="dot"')) == (1, 2)
+
+
+def test_a_sweep_of_another_version_says_what_is_not_known(tmp_path):
+    run_dir = made(tmp_path)
+    with open(run_dir.sweep, "w") as file:
+        file.write("{}")
+    story = find_story(run_dir.path)
+    assert any("sweep.json can't be read" in gap for gap in story.gaps)
+    assert "No member is known" in render_page(story)
+
+
+def test_sweeps_are_not_compared_but_their_members_are(tmp_path):
+    sweep = made(tmp_path).path
+    with pytest.raises(UsageError, match="is a sweep") as caught:
+        call(report, sweep, sweep)
+    assert caught.value.fix == "two of its members are: muster report tune-3f2a.0 tune-3f2a.1"

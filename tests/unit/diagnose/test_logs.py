@@ -1,16 +1,23 @@
 """Files as they come: none may make a traceback, and none an endless read."""
 
+import bz2
 import gzip
 import io
+import lzma
 import os
+import random
 import shutil
 import subprocess
+import sys
 import tarfile
+import threading
+import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.diagnose import logs
 from torchmuster.diagnose import logs as sources
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.judge import judge
@@ -18,7 +25,7 @@ from torchmuster.diagnose.explain.own_run import as_values, render_verdict
 from torchmuster.diagnose.explain.reading import ends
 from torchmuster.diagnose.explain.reading.ends import Notes, first_and_last
 from torchmuster.diagnose.explain.reading.scan import read_sources
-from torchmuster.diagnose.logs import read_logs
+from torchmuster.diagnose.logs import Stream, by_hand, can_unpack, packing_of, read_logs, unpacked
 from unit.diagnose.explain.logs import traceback_of
 
 TEXT = traceback_of("ValueError: bad label 7")
@@ -39,6 +46,20 @@ def write(folder, data, name="job.log"):
     path = folder / name
     path.write_bytes(data)
     return path
+
+
+needs_program = pytest.mark.skipif(shutil.which("zstd") is None, reason="no program zstd")
+
+
+def pack(data, *options):
+    done = subprocess.run(["zstd", "-cq", *options], input=data, capture_output=True, check=True)
+    return done.stdout
+
+
+def add(archive, name, data):
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
 
 
 @given(data=st.binary(max_size=3000))
@@ -97,7 +118,8 @@ def test_other_encodings_are_read(tmp_path, encoding):
 
 
 def test_ends_of_lines_of_other_systems_are_ends_of_lines(tmp_path):
-    assert "bad label 7" in found(verdict_on(write(tmp_path, TEXT.replace("\n", "\r\n").encode())))
+    path = write(tmp_path, TEXT.replace("\n", "\r\n").encode())
+    assert found(verdict_on(path)) == "a process failed first: ValueError: bad label 7"
 
 
 def test_colours_and_progress_bars_do_not_hide_an_error(tmp_path):
@@ -180,33 +202,26 @@ def test_gzip_is_read(tmp_path):
     assert "bad label 7" in found(verdict_on(write(tmp_path, gzip.compress(TEXT.encode()), "a.gz")))
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
 def test_archive_is_read_without_unpacking_it(tmp_path, mode):
     path = tmp_path / "logs.tar"
     with tarfile.open(path, mode) as archive:
-        member = tarfile.TarInfo("../../etc/n1.log")
-        member.size = len(TEXT)
-        archive.addfile(member, io.BytesIO(TEXT.encode()))
-    verdict = verdict_on(path)
-    assert "bad label 7" in found(verdict)
+        add(archive, "../../etc/n1.log", TEXT.encode())
+    assert "bad label 7" in found(verdict_on(path))
     assert os.listdir(tmp_path) == ["logs.tar"]
 
 
 @pytest.mark.parametrize("cut", [5, 20, 60])
 def test_damaged_gzip_is_noted(tmp_path, cut):
     data = gzip.compress(TEXT.encode() * 3)
-    verdict = verdict_on(write(tmp_path, data[:cut], "a.gz"))
-    assert verdict.notes
+    assert verdict_on(write(tmp_path, data[:cut], "a.gz")).notes
 
 
 def test_damaged_archive_is_noted(tmp_path):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        member = tarfile.TarInfo("n1.log")
-        member.size = 5000
-        archive.addfile(member, io.BytesIO(b"step 1\n" * 1000))
-    verdict = verdict_on(write(tmp_path, buffer.getvalue()[:2000], "a.tar"))
-    assert verdict.notes
+        add(archive, "n1.log", b"step 1\n" * 1000)
+    assert verdict_on(write(tmp_path, buffer.getvalue()[:2000], "a.tar")).notes
 
 
 def test_bomb_ends_at_the_limit(tmp_path, monkeypatch):
@@ -262,11 +277,8 @@ def test_link_that_leads_out_of_a_folder_is_not_followed(tmp_path):
 )
 @pytest.mark.parametrize("numbered", [False, True])
 def test_full_disk_is_known_in_other_languages(tmp_path, words, numbered):
-    line = (
-        traceback_of(f"OSError: [Errno 28] {words}: '/scratch/a.pt'")
-        if numbered
-        else f"cp: a: {words}\n"
-    )
+    raised = traceback_of(f"OSError: [Errno 28] {words}: '/scratch/a.pt'")
+    line = raised if numbered else f"cp: a: {words}\n"
     assert verdict_on(write(tmp_path, line.encode())).first.cause == "disk-full"
 
 
@@ -291,14 +303,6 @@ def test_ten_million_lines_are_read_in_bounded_memory(tmp_path):
     assert peak < 100 << 20
 
 
-@pytest.mark.parametrize("mode", ["w:xz", "w:bz2"])
-def test_archive_of_xz_or_bz2_is_read(tmp_path, mode):
-    path = tmp_path / "logs.tar.packed"
-    with tarfile.open(path, mode) as archive:
-        add(archive, "n1.log", TEXT.encode())
-    assert "bad label 7" in found(verdict_on(path))
-
-
 def test_packed_log_within_an_archive_is_read(tmp_path):
     path = tmp_path / "logs.tgz"
     with tarfile.open(path, "w:gz") as archive:
@@ -306,20 +310,15 @@ def test_packed_log_within_an_archive_is_read(tmp_path):
     assert "bad label 7" in found(verdict_on(path))
 
 
-@pytest.mark.skipif(shutil.which("zstd") is None, reason="no program zstd")
+@needs_program
 def test_zstd_is_read_alone_in_an_archive_and_around_one(tmp_path):
-    def pack(data):
-        done = subprocess.run(["zstd", "-cq"], input=data, capture_output=True, check=True)
-        return done.stdout
-
     path = write(tmp_path, pack(TEXT.encode()), "a.zst")
     assert "bad label 7" in found(verdict_on(path))
     with tarfile.open(tmp_path / "b.tar", "w") as archive:
         add(archive, "n1.log.zst", pack(TEXT.encode()))
         add(archive, "n2.log", TEXT.encode())
     packed = pack((tmp_path / "b.tar").read_bytes())
-    path = write(tmp_path, packed, "b.tar.zst")
-    verdict = verdict_on(path)
+    verdict = verdict_on(write(tmp_path, packed, "b.tar.zst"))
     assert "bad label 7" in found(verdict)
     assert verdict.num_files == 2
     assert not verdict.notes
@@ -412,7 +411,113 @@ def test_line_behind_one_without_an_end_has_its_number(tmp_path):
     assert event.line.number == 5
 
 
-def add(archive, name, data):
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    archive.addfile(member, io.BytesIO(data))
+# Packed streams: a part at a time, bounded, and what is damaged ends with one error.
+
+
+DATA = random.Random(1).randbytes(300_000) + b"a line of text\n" * 20_000
+ROWS = b"a line of text, and another one\n" * 90_000
+PACK = {"xz": lzma.compress, "bz2": bz2.compress, "zstd": pack}
+
+
+def read_all(plain):
+    try:
+        return list(iter(lambda: plain.read(1000), b""))
+    finally:
+        if isinstance(plain, logs.ZstdProgram):
+            plain.close()
+
+
+@pytest.fixture
+def no_module(monkeypatch):
+    monkeypatch.setattr(logs, "new_frame", lambda: None)
+
+
+@pytest.fixture(params=["xz", "bz2", "zstd by a module", "zstd by its program"])
+def packing(request):
+    """Return how it is packed; zstd is unpacked by what is there: a module of Python, a package, or the program."""
+    name = request.param.partition(" ")[0]
+    if name == "zstd" and shutil.which("zstd") is None:
+        pytest.skip("no program zstd")
+    if request.param == "zstd by its program":
+        request.getfixturevalue("no_module")
+    elif name == "zstd" and logs.new_frame() is None:
+        pytest.skip("neither Python 3.14 nor the package zstandard")
+    return name
+
+
+def test_several_streams_after_each_other_are_one_file(packing):
+    packed = PACK[packing](DATA) + PACK[packing](b"the end")
+    parts = read_all(unpacked(packing, io.BytesIO(packed)))
+    assert b"".join(parts) == DATA + b"the end"
+    assert max(map(len, parts)) == 1000
+
+
+@pytest.mark.parametrize("cut", [30, 5000, 200_000])
+def test_file_that_ends_too_early_is_an_os_error(packing, cut):
+    plain = unpacked(packing, io.BytesIO(PACK[packing](DATA)[:cut]))
+    with pytest.raises(OSError, match="ends too early"):
+        read_all(plain)
+
+
+@pytest.mark.parametrize(("data", "begin", "end"), [(DATA, 2000, 2100), (ROWS, 20, 60)])
+def test_damaged_file_is_an_os_error(packing, data, begin, end):
+    packed = bytearray(PACK[packing](data))
+    packed[begin:end] = bytes(end - begin)
+    with pytest.raises(OSError, match=r"."):
+        read_all(unpacked(packing, io.BytesIO(bytes(packed))))
+
+
+def test_a_bomb_gives_no_more_than_asked_for(packing):
+    plain = unpacked(packing, io.BytesIO(PACK[packing](bytes(8 << 20))))
+    assert max(map(len, read_all(plain))) == 1000
+
+
+def test_xz_file_that_asks_for_much_memory_is_refused():
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    with pytest.raises(OSError, match=r"(?i)memory"):
+        unpacked("xz", io.BytesIO(lzma.compress(b"x", filters=filters))).read(10)
+
+
+@pytest.mark.parametrize("packing", ["zstd by a module", "zstd by its program"], indirect=True)
+def test_zstd_that_asks_for_much_memory_is_refused(packing):
+    packed = pack(bytes(1 << 20), "--ultra", "--long=31", "--no-content-size")
+    with pytest.raises(OSError, match=r"."):
+        read_all(unpacked(packing, io.BytesIO(packed)))
+
+
+def test_head_comes_before_the_rest_of_a_stream():
+    stream = Stream(b"abc", io.BytesIO(b"def"))
+    assert [stream.read(size) for size in (2, 2, 9, 9)] == [b"ab", b"c", b"def", b""]
+
+
+def test_packing_is_known_by_the_first_bytes():
+    assert packing_of(lzma.compress(b"x")) == "xz"
+    assert packing_of(bz2.compress(b"x")) == "bz2"
+    assert packing_of(b"step 1") is None
+
+
+def test_command_to_type_quotes_the_name():
+    assert by_hand("zstd", "a b.zst") == "zstd -dc 'a b.zst' | muster explain -"
+
+
+@needs_program
+def test_program_that_nobody_reads_any_more_ends(no_module):
+    plain = unpacked("zstd", io.BytesIO(pack(DATA * 20)))
+    assert plain.read(10) == DATA[:10]
+    before = threading.active_count()
+    plain.close()
+    assert threading.active_count() <= before
+
+
+def test_module_of_python_3_14_comes_first(monkeypatch):
+    own = types.SimpleNamespace(ZstdDecompressor=lzma.LZMADecompressor)
+    monkeypatch.setitem(sys.modules, "compression", types.ModuleType("compression"))
+    monkeypatch.setitem(sys.modules, "compression.zstd", own)
+    assert unpacked("zstd", io.BytesIO(lzma.compress(DATA))).read(len(DATA)) == DATA
+
+
+def test_without_any_way_it_is_an_os_error(no_module, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert not can_unpack("zstd")
+    with pytest.raises(OSError, match="zstd is not unpacked here"):
+        unpacked("zstd", io.BytesIO(b"\x28\xb5\x2f\xfd"))

@@ -1,10 +1,53 @@
-"""Lanes over time: every rank or node is where its attempts were, and only what failed by itself has a cross."""
+"""The network of a page: a table of few nodes, a picture of many."""
 
+import itertools
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
-from kit.records import EVENTS, event, make_run, start
+import pytest
+
+from kit.records import EVENTS, event, make_run, over, result, start
 from torchmuster.report.find import find_story
-from torchmuster.report.sheet import rank_lanes_plot
+from torchmuster.report.page import render_page
+from torchmuster.report.sheet import rank_lanes_plot, sheet_of
+from torchmuster.report.story import NetworkStory, NodePair
+
+
+def story_of(tmp_path, count):
+    pairs = tuple(
+        NodePair(source=a, target=b, mb_per_s=100.0 if a else 10.0, latency_us=20.0, why="")
+        for a, b in itertools.permutations(range(count), 2)
+    )
+    made = make_run(tmp_path / "r", events=[over(0, "failed")], ended=result())
+    network = NetworkStory(sentence="eth0", nodes=tuple(f"n{n}" for n in range(count)), pairs=pairs)
+    return replace(find_story(made.path), network=network)
+
+
+@pytest.mark.parametrize("count", [4, 24])
+def test_few_nodes_are_a_table(tmp_path, count):
+    sheet = sheet_of(story_of(tmp_path, count))
+    assert (len(sheet.matrix), sheet.pairs) == (count, None)
+
+
+@pytest.mark.parametrize("count", [25, 300])
+def test_many_nodes_are_a_picture(tmp_path, count):
+    story = story_of(tmp_path, count)
+    sheet = sheet_of(story)
+    assert sheet.matrix == ()
+    told = f"{count * (count - 1)} pairs, median 100 MB/s, least 10 MB/s"
+    assert told in sheet.pairs.labels.words
+    page = render_page(story)
+    assert "Rates between nodes" in page
+    assert f"The order of the {count} nodes" in page
+
+
+def test_nodes_of_which_nothing_was_measured_have_no_picture(tmp_path):
+    story = story_of(tmp_path, 30)
+    story = replace(story, network=replace(story.network, pairs=()))
+    assert sheet_of(story).pairs is None
+
+
+# Lanes over time: every rank or node is where its attempts were, and only what failed by itself has a cross.
 
 
 def drawn(run):
@@ -45,10 +88,8 @@ def test_of_many_ranks_the_nodes_have_a_lane_first_those_where_something_failed(
 
 
 def test_nodes_that_cannot_be_read_make_no_lane(tmp_path):
-    odd = [
-        {"node": "n1", "host": "h1", "ranks": "all of them"},
-        {"node": "n2", "host": "h2", "ranks": "9-99999999999"},
-    ]
+    ranks = {"n1": "all of them", "n2": "9-99999999999"}
+    odd = [{"node": name, "host": name, "ranks": text} for name, text in ranks.items()]
     run = make_run(tmp_path / "r", events=[EVENTS[0], start(1, 0, nodes=odd)], training=None)
 
     _, names, *_ = drawn(run)

@@ -4,10 +4,9 @@ import pytest
 
 from torchmuster.diagnose.explain.events import JobOutcome
 from torchmuster.diagnose.finding import Confidence
-from unit.diagnose.explain.logs import explain
+from unit.diagnose.explain.logs import cause_of, explain, steps, traceback_of
 
-STEPS = "".join(f"step {number}/400 loss {3 - number / 200:.3f}\n" for number in range(1, 40))
-MORE = "".join(f"step {number}/400 loss {2 - number / 400:.3f}\n" for number in range(40, 99))
+STEPS, MORE = steps(1, 40), steps(40, 99)
 SACCT = "       JobID      State ExitCode\n------------ ---------- --------\n"
 
 
@@ -34,10 +33,7 @@ SACCT = "       JobID      State ExitCode\n------------ ---------- --------\n"
         ("[supervisor] child train.py ended rc=3", "exit code 3"),
         ("JobState=FAILED Reason=NonZeroExitCode Dependency=(null)", "Slurm says"),
         (f"{SACCT}4711        FAILED      1:0", "Slurm says"),
-        (
-            "    Last State:     Terminated\n      Reason:       Error\n      Exit Code:    3",
-            "code 3",
-        ),
+        ("    Last State:  Terminated\n      Reason:    Error\n      Exit Code:   3", "code 3"),
     ],
 )
 def test_a_failing_line_that_no_rule_knows_is_shown_as_a_guess(tmp_path, line, words):
@@ -58,9 +54,13 @@ def test_a_failing_line_that_no_rule_knows_is_shown_as_a_guess(tmp_path, line, w
         ("Command exited with non-zero status 139", "segfault"),
         ("[supervisor] child train.py ended rc=134", "aborted"),
         (f"{SACCT}4711        FAILED     0:11", "segfault"),
+        ("run.sh: line 3:  1234 Segmentation fault      (core dumped) python train.py", "segfault"),
+        ("run.sh: line 3:  1234 Killed                  python train.py --lr 1", "killed"),
+        ("run.sh: line 3:  1234 Killed                  torchrun --nproc 2 train.py", "killed"),
+        ("Illegal instruction (core dumped)", "illegal-instruction"),
     ],
 )
-def test_a_signal_is_told_from_its_number_and_in_other_languages(tmp_path, line, cause):
+def test_a_signal_is_told_by_a_shell_from_its_number_and_in_other_languages(tmp_path, line, cause):
     assert explain(tmp_path, job=f"{STEPS}{line}\n").first.cause == cause
 
 
@@ -81,3 +81,46 @@ def test_a_signal_is_told_from_its_number_and_in_other_languages(tmp_path, line,
 def test_frightening_words_of_a_healthy_log_accuse_nobody(tmp_path, lines):
     verdict = explain(tmp_path, job=lines)
     assert verdict.outcome in (JobOutcome.ENDED_WELL, JobOutcome.RUNNING)
+
+
+# Lines that name a cause themselves, and what of them is only left behind by another.
+
+
+IB = "n2:12:34 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB: Got completion from peer 10.0.0.1<12> with status=12 opcode=129\n"
+BARRIER = traceback_of("RuntimeError: Rank 1 failed to pass monitoredBarrier in 10000 ms", rank=0)
+XID = "NVRM: Xid (PCI:0000:01:00): {number}, pid=1, name=python\n"
+
+
+@pytest.mark.parametrize(
+    ("left", "cause"), [(IB, "ib-path"), (BARRIER, "ranks-missing-at-barrier")]
+)
+def test_what_a_rank_that_is_gone_leaves_behind_is_beaten_by_its_exception(tmp_path, left, cause):
+    raised = traceback_of("ValueError: x", rank=1)
+    assert cause_of(tmp_path, n1=raised, n2=left) == "exception"
+    alone = explain(tmp_path, n2=left, n1="step 1\n")
+    assert alone.first.cause == cause
+    assert alone.first.confidence.value == "medium"
+
+
+@pytest.mark.parametrize(("number", "cause"), [(79, "gpu-hardware"), (31, "cuda-error")])
+def test_fault_of_a_program_on_a_gpu_is_no_broken_gpu(tmp_path, number, cause):
+    error = traceback_of("RuntimeError: CUDA error: an illegal memory access was encountered")
+    assert cause_of(tmp_path, job=XID.format(number=number) + error) == cause
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("bash: /v/bin/torchrun: /v/bin/python3: bad interpreter: Permission denied", "permission"),
+        ("/var/spool/job1/slurm_script: line 12: ./run.sh: Permission denied", "permission"),
+        ("python: can't open file '/p/train.py': [Errno 13] Permission denied", "permission"),
+        ("bash: ./t: /v/bin/python3: bad interpreter: No such file or directory", "command-missing"),
+        ("bash: line 1: ./t: cannot execute: required file not found", "command-missing"),
+        ("zsh: command not found: torchrun", "command-missing"),
+        ('exec: "torchrun": executable file not found in $PATH: unknown', "command-missing"),
+        ("[proxy:0:0@n1] execvp error on file torchrun (No such file or directory)", "command-missing"),
+        ("python: can't open file '/p/train.py': [Errno 2] No such file or directory", "script-missing"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_run_is_told_from_what_is_not_there(tmp_path, line, cause):
+    assert cause_of(tmp_path, job=f"loading\n{line}\n") == cause

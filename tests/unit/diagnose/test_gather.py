@@ -2,9 +2,11 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
+from kit.records import event, lines
 from kit.values import run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
@@ -54,21 +56,13 @@ def written(tmp_path):
     def write(*, findings=(), said=None, ended=None, looked=True):
         run_dir = RunDir(str(tmp_path))
         if looked:
-            event = {
-                "time": "2026-01-01T00:00:00Z",
-                "event": "preflight",
-                "form": "long",
-                "findings": list(findings),
-                "num_nodes": 2,
-            }
-            event |= {"took_s": 0.5, "held_s": 0.0, "nodes": NODES, "pairs": PAIRS}
-            (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+            seen = {"form": "long", "findings": list(findings), "num_nodes": 2, "took_s": 0.5}
+            seen |= {"held_s": 0.0, "nodes": NODES, "pairs": PAIRS}
+            lines(run_dir.events, [event(0, "preflight", **seen)])
         if said is not None:
             os.makedirs(os.path.dirname(run_dir.rank_log(0, 0)), exist_ok=True)
-            with open(run_dir.rank_log(0, 0), "w") as file:
-                file.write(
-                    f"a warning of torch\n{said if isinstance(said, str) else json.dumps(said)}\n"
-                )
+            text = said if isinstance(said, str) else json.dumps(said)
+            Path(run_dir.rank_log(0, 0)).write_text(f"a warning of torch\n{text}\n")
         if ended is not None:
             (tmp_path / "result.json").write_text(json.dumps(codec.to_plain(ended)))
         return run_dir
@@ -76,71 +70,58 @@ def written(tmp_path):
     return write
 
 
+@pytest.fixture
+def outcome_of(written):
+    """Return a function that writes a run's folder and reads what it comes to."""
+    return lambda **given: read_outcome(written(**given), has_job=True)
+
+
 NEEDED = {"agent_joined": {"node": "n1"}, "workers_started": {"attempt": 0}}
 
 
 def test_phases_are_the_times_between_events():
-    def event(name, second):
+    def at(second, name):
         time = f"2026-01-01T00:00:{second:06.3f}Z"
         return Stamped(time, moment_of(time), RecordEvent.kinds[name](**NEEDED.get(name, {})))
 
-    events = [
-        event("run_started", 1.0),
-        event("agent_joined", 1.5),
-        event("agent_joined", 2.0),
-        event("preflight", 2.25),
-        event("workers_started", 4.0),
-        event("run_ended", 5.5),
-    ]
+    joined = [at(1.5, "agent_joined"), at(2.0, "agent_joined"), at(2.25, "preflight")]
+    events = [at(1.0, "run_started"), *joined, at(4.0, "workers_started"), at(5.5, "run_ended")]
     assert phases(events) == {"agents": 1.0, "nodes": 0.25, "workers": 1.75, "job": 1.5}
-    assert phases([event("run_started", 1.0)]) == {}
+    assert phases(events[:1]) == {}
 
 
-def test_a_good_run_has_no_findings(written):
-    outcome = read_outcome(written(said=job(), ended=result()), has_job=True)
+def test_a_good_run_has_no_findings(outcome_of):
+    outcome = outcome_of(said=job(), ended=result())
     assert (outcome.findings, outcome.exit_code) == ((), 0)
     values = as_values(outcome)
-    assert values["pairs"][0] == {
-        "from": "n1",
-        "to": "n2",
-        "why_not": None,
-        "latency_s": 1e-4,
-        "bytes_per_s": 9e8,
-    }
+    rate = {"why_not": None, "latency_s": 1e-4, "bytes_per_s": 9e8}
+    assert values["pairs"][0] == {"from": "n1", "to": "n2", **rate}
     assert values["fit"]["r_squared"] > 0.99
 
 
-def test_wrong_sums_are_a_failure(written):
-    outcome = read_outcome(written(said=job(right=False), ended=result()), has_job=True)
+def test_wrong_sums_are_a_failure(outcome_of):
+    outcome = outcome_of(said=job(right=False), ended=result())
     assert [f.cause for f in outcome.findings] == ["wrong-sums"]
     assert outcome.exit_code == 2
 
 
-def test_a_job_that_failed_is_a_finding_in_its_own_words(written):
+def test_a_job_that_failed_is_a_finding_in_its_own_words(outcome_of):
     report = Report(error="rank 1 raised RuntimeError", because=("Gloo connectFullMesh failed",))
-    run_dir = written(ended=result(RunState.FAILED, report))
-    outcome = read_outcome(run_dir, has_job=True)
+    outcome = outcome_of(ended=result(RunState.FAILED, report))
     assert outcome.findings[0].error == "rank 1 raised RuntimeError"
     assert outcome.exit_code == 2
 
 
-def test_a_certain_failure_is_not_followed_by_a_complaint_about_the_job(written):
-    certain = {
-        "level": "failure",
-        "cause": "port-blocked",
-        "error": "e",
-        "is_certain": True,
-    }
-    run_dir = written(findings=[certain], ended=result(RunState.FAILED))
-    outcome = read_outcome(run_dir, has_job=True)
+def test_a_certain_failure_is_not_followed_by_a_complaint_about_the_job(outcome_of):
+    certain = {"level": "failure", "cause": "port-blocked", "error": "e", "is_certain": True}
+    outcome = outcome_of(findings=[certain], ended=result(RunState.FAILED))
     assert [f.cause for f in outcome.findings] == ["port-blocked"]
     assert (outcome.could_tell, outcome.exit_code) == (True, 2)
 
 
-def test_a_run_that_never_looked_says_why(written):
+def test_a_run_that_never_looked_says_why(outcome_of):
     report = Report(error="only 1 of 2 nodes came within 8 s", at="n2")
-    run_dir = written(looked=False, ended=result(RunState.FAILED, report))
-    outcome = read_outcome(run_dir, has_job=True)
+    outcome = outcome_of(looked=False, ended=result(RunState.FAILED, report))
     assert outcome.findings[0].error == "only 1 of 2 nodes came within 8 s"
     assert not outcome.could_tell
 
@@ -152,13 +133,11 @@ def test_a_run_that_never_looked_says_why(written):
 def test_a_node_that_called_the_head_in_vain_is_named_with_its_reason(written, why, cause):
     report = Report(error="only 1 of 3 nodes came within 8 s", at="n2, n3")
     run_dir = written(looked=False, ended=result(RunState.FAILED, report))
-    joined = {"time": "2026-01-01T00:00:00Z", "event": "agent_joined", "node": "n1"}
-    with open(run_dir.events, "w") as file:
-        file.write(json.dumps(joined) + "\n")
+    lines(run_dir.events, [event(0, "agent_joined", node="n1")])
     os.makedirs(os.path.dirname(run_dir.agent_log("n1")))
     for node in ("n1", "n2"):
-        with open(run_dir.agent_log(node), "w") as file:
-            file.write(f"muster: waiting for the head at 10.0.0.1:4711 ({why}); 5 s left\n")
+        said = f"muster: waiting for the head at 10.0.0.1:4711 ({why}); 5 s left\n"
+        Path(run_dir.agent_log(node)).write_text(said)
     (finding,) = read_outcome(run_dir, has_job=True).findings
     assert (finding.cause, finding.at) == (cause, "n2")
     assert finding.error == f"n2 can't reach the head at 10.0.0.1:4711: {why}"
@@ -166,8 +145,8 @@ def test_a_node_that_called_the_head_in_vain_is_named_with_its_reason(written, w
 
 
 @pytest.mark.parametrize("said", [None, "", "{broken", "[1]", "no json"])
-def test_a_job_that_said_nothing_readable_is_a_warning(written, said):
-    outcome = read_outcome(written(said=said, ended=result()), has_job=True)
+def test_a_job_that_said_nothing_readable_is_a_warning(outcome_of, said):
+    outcome = outcome_of(said=said, ended=result())
     assert [f.level for f in outcome.findings] == [Level.WARNING]
     assert outcome.job is None
 
@@ -189,19 +168,12 @@ def test_the_tiny_job_is_put_where_hosts_can_get_it(tmp_path, monkeypatch):
 
 
 def test_what_kept_the_nodes_from_starting_is_a_finding_each():
-    errors = [
-        MusterError("a can't be used", where="a", why="no route", fix="ping a"),
-        MusterError("b can't be used"),
-    ]
-    outcome = outcome_of_errors(errors)
-    assert [f.error for f in outcome.findings] == ["a can't be used", "b can't be used"]
-    first = outcome.findings[0]
-    assert (first.cause, first.at, first.because, first.hint) == (
-        "not-started",
-        "a",
-        ("no route",),
-        "ping a",
-    )
+    first = MusterError("a can't be used", where="a", why="no route", fix="ping a")
+    outcome = outcome_of_errors([first, MusterError("b can't be used")])
+    told = [(f.error, f.at, f.because, f.hint) for f in outcome.findings]
+    assert told[0] == ("a can't be used", "a", ("no route",), "ping a")
+    assert told[1][0] == "b can't be used"
+    assert outcome.findings[0].cause == "not-started"
     assert (outcome.exit_code, outcome.could_tell) == (2, False)
 
 
@@ -215,30 +187,24 @@ def test_the_folder_of_a_doctor_in_a_job_is_kept_until_the_job_has_ended(tmp_pat
     assert states == []
 
 
-def test_the_traceback_of_a_job_that_failed_is_kept_apart_from_the_findings(written):
-    lines = (
-        "GLOO_SOCKET_IFNAME names no interface",
-        "Traceback (most recent call last):",
-        "  x",
-        "RuntimeError: no",
-    )
-    report = Report(error="rank 1 raised RuntimeError", because=lines)
-    outcome = read_outcome(written(ended=result(RunState.FAILED, report)), has_job=True)
-    assert outcome.findings[0].because == lines[:1]
-    assert outcome.traceback == lines[1:]
+def test_the_traceback_of_a_job_that_failed_is_kept_apart_from_the_findings(outcome_of):
+    reason = ("GLOO_SOCKET_IFNAME names no interface",)
+    traceback = ("Traceback (most recent call last):", "  x", "RuntimeError: no")
+    report = Report(error="rank 1 raised RuntimeError", because=reason + traceback)
+    outcome = outcome_of(ended=result(RunState.FAILED, report))
+    assert (outcome.findings[0].because, outcome.traceback) == (reason, traceback)
 
     text = render(outcome)
-    assert (
-        text.index("rank 1 raised") < text.index("the test job:") < text.index("RuntimeError: no")
-    )
+    places = [text.index(one) for one in ("rank 1 raised", "the test job:", "RuntimeError: no")]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("hosts", [{"n1": 2}, {"n1": 1, "n2": 1}])
-def test_times_that_scatter_are_never_a_poor_fit_above_nothing_is_wrong(written, hosts):
+def test_times_that_scatter_are_never_a_poor_fit_above_nothing_is_wrong(outcome_of, hosts):
     said = job() | {"ranks_per_host": hosts}
     for one, seconds in zip(said["between"], (9e-2, 1e-4, 8e-2, 1e-2), strict=True):
         one["seconds"] = seconds
-    outcome = read_outcome(written(said=said, ended=result()), has_job=True)
+    outcome = outcome_of(said=said, ended=result())
     text = render(outcome)
     assert "scatter" in text
     assert "poor" not in text
