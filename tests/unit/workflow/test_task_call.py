@@ -1,3 +1,5 @@
+"""What user code in a task calls: `torchmuster.barrier()`, and `muster` as tasks have it."""
+
 import contextlib
 import os
 import shutil
@@ -25,10 +27,11 @@ from torchmuster.errors import (
     BarrierTimeoutError,
     ChannelError,
     JoinTimeoutError,
+    MusterError,
     UsageError,
 )
 from torchmuster.workflow import task_call
-from torchmuster.workflow.task_call import wait_at_barrier
+from torchmuster.workflow.task_call import main, wait_at_barrier
 from unit.workflow.fake_head import FakeHead
 
 
@@ -233,3 +236,22 @@ def test_the_library_s_barrier_needs_neither_click_nor_asyncio():
     done = ran([sys.executable, "-c", code], env={**environment, "PYTHONPATH": SOURCE})
 
     assert done.stdout.splitlines() == ["UsageError", "[]"]
+
+
+@pytest.mark.parametrize("words", [["run", "train.py"], ["status"], []])
+def test_other_commands_are_said_to_be_elsewhere(words):
+    with pytest.raises(UsageError, match="there is no `muster") as caught:
+        main(words)
+    assert "muster barrier" in caught.value.why
+
+
+@pytest.mark.parametrize("limit", ["0", "soon"])
+def test_a_limit_of_the_command_that_is_none_is_refused(limit):
+    with pytest.raises(UsageError, match="the limit is not a time above 0"):
+        main(["barrier", "--timeout", limit])
+
+
+def test_the_words_of_a_barrier_outside_of_a_workflow_are_taken_and_it_needs_a_task(monkeypatch):
+    monkeypatch.delenv("TORCHMUSTER_TASK_SOCKET", raising=False)
+    with pytest.raises(MusterError):
+        main(["barrier", "--num_nodes", "2", "--connect", "host", "--rank", "1", "--port", "1"])

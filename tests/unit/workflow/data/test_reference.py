@@ -3,7 +3,12 @@ import os
 import pytest
 
 from torchmuster.errors import UsageError
-from torchmuster.workflow.data.reference import check_tag, datasets_url, parse_reference
+from torchmuster.workflow.data.reference import (
+    check_tag,
+    datasets_url,
+    parse_metadata,
+    parse_reference,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +78,31 @@ def test_the_settings_of_another_user_say_nothing_of_where_datasets_are(
 
     assert datasets_url() == str(tmp_path / "home/datasets")
     assert "is not used: it belongs to another user" in capsys.readouterr().err
+
+
+def test_words_and_files_are_put_together(tmp_path):
+    (tmp_path / "m.yaml").write_text("a: [1, 2]\nday: 2026-01-02\nb: old\n")
+
+    found = parse_metadata([str(tmp_path / "m.yaml"), "b=0.5", "c=x=y", "d=true", "e=null"])
+
+    assert found == {
+        "a": [1, 2],
+        "day": "2026-01-02",
+        "b": 0.5,
+        "c": "x=y",
+        "d": True,
+        "e": "null",
+    }
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "!!python/object:os.system {}"])
+def test_a_file_without_keys_and_values_is_a_sentence(tmp_path, text):
+    (tmp_path / "m.yaml").write_text(text)
+
+    with pytest.raises(UsageError):
+        parse_metadata([str(tmp_path / "m.yaml")])
+
+
+def test_what_is_neither_a_pair_nor_a_file_is_refused():
+    with pytest.raises(UsageError, match="neither `key=value`"):
+        parse_metadata(["nothing"])
