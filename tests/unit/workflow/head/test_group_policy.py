@@ -61,10 +61,23 @@ def prepare(machine, *tasks):
     return orders
 
 
-def running(*, backoff_s=1.0, workers=("w",), **options):
-    """Return a group whose commands all run."""
-    machine = GroupPolicy(group(workers=workers, **options), grace_s=30.0, backoff_s=backoff_s)
+def finish(machine, *tasks):
+    """Let commands end well, and what they wrote arrive."""
+    for task in tasks:
+        machine.ended(task, code=0, signum=None)
+        machine.uploaded(task, None)
+
+
+def started(**options):
+    """Return a group whose agents start."""
+    machine = GroupPolicy(group(**options), grace_s=30.0, backoff_s=1.0)
     machine.start()
+    return machine
+
+
+def running(*, workers=("w",), **options):
+    """Return a group whose commands all run."""
+    machine = started(workers=workers, **options)
     prepare(machine, "lead", *workers)
     assert all(machine.phase(name) is TaskPhase.RUNNING for name in ("lead", *workers))
     return machine
@@ -83,16 +96,14 @@ def test_no_command_begins_before_all_are_prepared():
 
 
 def test_what_a_task_prepares_is_in_the_sentence_on_the_wait():
-    machine = GroupPolicy(group())
-    machine.start()
+    machine = started()
     machine.joined("lead")
     machine.doing("lead", "downloading input 0")
     assert machine.waits_for() == ["lead (downloading input 0)", "w (its agent starts)"]
 
 
 def test_without_a_barrier_a_command_begins_as_soon_as_all_agents_are_known():
-    machine = GroupPolicy(group(barrier=False))
-    machine.start()
+    machine = started(barrier=False)
     assert not kinds(prepare(machine, "lead"), gang.StartCommand), (
         "the address of w is not known yet"
     )
@@ -113,8 +124,7 @@ def test_a_message_twice_changes_nothing():
 
 
 def test_a_task_that_can_not_prepare_is_waited_for_no_more():
-    machine = GroupPolicy(group())
-    machine.start()
+    machine = started()
     prepare(machine, "lead")
     machine.joined("w")
     orders = machine.could_not_prepare("w", State.FAILED, "no such input", 2010)
@@ -124,8 +134,7 @@ def test_a_task_that_can_not_prepare_is_waited_for_no_more():
 
 
 def test_the_group_fails_when_its_lead_can_not_prepare():
-    machine = GroupPolicy(group())
-    machine.start()
+    machine = started()
     machine.joined("lead")
     orders = machine.could_not_prepare("lead", State.FAILED_START_ERROR, "no room", 3003)
     assert told(orders, "w") == [State.FAILED]
@@ -136,8 +145,7 @@ def test_the_group_fails_when_its_lead_can_not_prepare():
 
 def test_preparing_is_tried_again_only_when_a_rule_says_so():
     rules = (ExitRule(action=ExitAction.RESTART, ranges=((2010, 2010),)),)
-    machine = GroupPolicy(group(rules=rules, max_retries=1))
-    machine.start()
+    machine = started(rules=rules, max_retries=1)
     machine.joined("lead")
     orders = machine.could_not_prepare("lead", State.FAILED_IMAGE_PULL, "no input", 2010)
     assert kinds(orders, gang.StartAgent) == [
@@ -183,8 +191,7 @@ def test_the_lead_s_failure_stops_the_others_and_fails_the_group(ignore_nonlead)
     assert kinds(orders, gang.StopCommand) == [
         gang.StopCommand(task="w", grace_s=gang.FAILURE_GRACE_S)
     ]
-    machine.ended("w", code=0, signum=None)
-    machine.uploaded("w", None)
+    finish(machine, "w")
     machine.uploaded("lead", None)
     assert machine.state is State.FAILED
     assert machine.first_failure.why == "exit code 3"
@@ -196,10 +203,7 @@ def test_a_worker_s_failure_is_only_its_own():
     assert not kinds(orders, gang.StopCommand)
     machine.uploaded("w", None)
     assert machine.phase("v") is machine.phase("lead") is TaskPhase.RUNNING
-    machine.ended("lead", code=0, signum=None)
-    machine.ended("v", code=0, signum=None)
-    machine.uploaded("v", None)
-    machine.uploaded("lead", None)
+    finish(machine, "lead", "v")
     assert machine.state is State.COMPLETED
 
 
@@ -219,8 +223,7 @@ def test_a_worker_may_end_well_before_its_lead():
     machine = running(ignore_nonlead=False)
     assert not kinds(machine.ended("w", code=0, signum=None), gang.StopCommand)
     machine.uploaded("w", None)
-    machine.ended("lead", code=0, signum=None)
-    machine.uploaded("lead", None)
+    finish(machine, "lead")
     assert machine.state is State.COMPLETED
 
 
@@ -392,9 +395,7 @@ def test_a_lead_that_is_lost_while_it_uploads_has_failed_and_is_reported():
     machine = running(ignore_nonlead=False)
     machine.ended("lead", code=0, signum=None)
     machine.lost("lead", "gone")
-    for other in ("lead", "w"):
-        machine.ended(other, code=0, signum=None)
-        machine.uploaded(other, None)
+    finish(machine, "lead", "w")
     assert machine.is_over
     assert machine.state is not State.COMPLETED
     assert machine.first_failure.task == "lead"
@@ -440,8 +441,7 @@ def test_the_lead_s_upload_error_fails_the_group_and_lets_the_others_wind_down()
     machine.ended("lead", code=0, signum=None)
     orders = machine.uploaded("lead", "access denied")
     assert not kinds(orders, gang.StopCommand), "they have been told already"
-    machine.ended("w", code=0, signum=None)
-    machine.uploaded("w", None)
+    finish(machine, "w")
     assert machine.state is State.FAILED
     assert machine.first_failure.why == "access denied"
 
@@ -485,44 +485,29 @@ def test_a_command_that_took_too_long_keeps_what_it_wrote():
     assert machine.state is State.FAILED_EXEC_TIMEOUT
 
 
-def absent(machine):
-    return machine
+BOTH = ("lead", "w")
 
 
-def preparing(machine):
-    machine.joined("lead")
-    machine.joined("w")
-    return machine
-
-
-def ready(machine):
-    preparing(machine).prepared("lead")
-    return machine
-
-
-def pausing(machine):
-    preparing(machine)
-    machine.prepared("lead")
-    machine.prepared("w")
-    machine.ended("lead", code=IN_PLACE, signum=None)
-    machine.ended("w", code=137, signum=9)
-    return machine
-
-
-def uploading(machine):
-    preparing(machine)
-    machine.prepared("lead")
-    machine.prepared("w")
-    machine.ended("w", code=3, signum=None)
-    machine.ended("lead", code=0, signum=None)
-    return machine
-
-
-@pytest.mark.parametrize("phase", [absent, preparing, ready, pausing, uploading])
-def test_where_no_command_runs_a_cancellation_ends_at_once(phase):
-    machine = GroupPolicy(group())
-    machine.start()
-    orders = phase(machine).stop(State.FAILED_CANCELED, "stopped by the user")
+@pytest.mark.parametrize(
+    ("joined", "prepared", "codes"),
+    [
+        ((), (), {}),
+        (BOTH, (), {}),
+        (BOTH, ("lead",), {}),
+        (BOTH, BOTH, {"lead": IN_PLACE, "w": 137}),
+        (BOTH, BOTH, {"w": 3, "lead": 0}),
+    ],
+    ids=["absent", "preparing", "ready", "pausing", "uploading"],
+)
+def test_where_no_command_runs_a_cancellation_ends_at_once(joined, prepared, codes):
+    machine = started()
+    for task in joined:
+        machine.joined(task)
+    for task in prepared:
+        machine.prepared(task)
+    for task, code in codes.items():
+        machine.ended(task, code=code, signum=None)
+    orders = machine.stop(State.FAILED_CANCELED, "stopped by the user")
     assert not kinds(orders, gang.StopCommand)
     assert sorted(tasks_of(orders, gang.ReleaseAgent)) == ["lead", "w"]
     assert machine.is_over

@@ -75,21 +75,25 @@ def test_what_a_token_stands_for_is_not_read_again():
 
 def test_every_word_of_a_command_is_resolved():
     task = TaskPlan(name="w", command=("cp", "{{output}}/a", "{{output}}/b"))
-    assert tuple(map(facts_of(task).resolve, task.command)) == (
-        "cp",
-        "/place/output/a",
-        "/place/output/b",
-    )
+    resolved = tuple(map(facts_of(task).resolve, task.command))
+    assert resolved == ("cp", "/place/output/a", "/place/output/b")
 
 
-def test_inline_files_get_their_tokens_and_others_stay_as_they_are():
-    inline = TaskFile(path="/x", content="{{output}}")
-    local = TaskFile(path="/x", content="{{output}}", tokens=False)
-    binary = TaskFile(path="/x", content=base64.b64encode(b"\xff{{output}}").decode())
-    binary = TaskFile(path="/x", content=binary.content, is_base64=True)
-    assert file_content(inline, facts_of()) == b"/place/output"
-    assert file_content(local, facts_of()) == b"{{output}}"
-    assert file_content(binary, facts_of()) == b"\xff{{output}}"
+BINARY = b"\xff{{output}}"
+
+
+@pytest.mark.parametrize(
+    ("content", "how", "expected"),
+    [
+        ("{{output}}", {}, b"/place/output"),
+        ("{{output}}", {"tokens": False}, b"{{output}}"),
+        (base64.b64encode(BINARY).decode(), {"is_base64": True}, BINARY),
+    ],
+    ids=["inline", "local", "binary"],
+)
+def test_inline_files_get_their_tokens_and_others_stay_as_they_are(content, how, expected):
+    file = TaskFile(path="/x", content=content, **how)
+    assert file_content(file, facts_of()) == expected
 
 
 def test_a_relative_path_of_a_file_starts_at_the_working_directory():
