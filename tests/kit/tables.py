@@ -13,3 +13,8 @@ def rows(text, columns=2):
     ]
     assert all(len(row) == columns for row in found), found
     return found
+
+
+def words(text):
+    """Return the words of a text: a list of names, of which none has a blank."""
+    return text.split()

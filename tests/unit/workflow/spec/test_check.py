@@ -50,9 +50,8 @@ def test_two_tasks_can_t_have_one_name(names):
 def test_a_task_can_t_have_the_name_of_its_group():
     found = findings([a_task("G0")])
 
-    assert one(found.errors, "have the same name").path == (
-        *("workflow", "groups", 0, "tasks", 0, "name"),
-    )
+    path = ("workflow", "groups", 0, "tasks", 0, "name")
+    assert one(found.errors, "have the same name").path == path
 
 
 @pytest.mark.parametrize(("leads", "words"), [([], "no lead"), ([0, 1], "2 leads")])
@@ -169,9 +168,8 @@ def test_an_input_that_is_not_there_is_refused(token):
 def test_tokens_are_found_at_any_depth():
     files = [{"path": "/tmp/a", "contents": "a\n{{input:0}}"}]
 
-    assert one(findings([a_task("a", files=files)]), "names an input").path[-3:] == (
-        *("files", 0, "contents"),
-    )
+    error = one(findings([a_task("a", files=files)]), "names an input")
+    assert error.path[-3:] == ("files", 0, "contents")
 
 
 def test_an_unknown_task_is_refused_with_a_near_miss():
@@ -192,13 +190,9 @@ def test_a_task_that_comes_later_is_a_warning_alone():
 
 
 def test_a_circle_is_refused_and_shown():
-    error = one(
-        findings(
-            [a_task("a", reads=["c"])], [a_task("b", reads=["a"])], [a_task("c", reads=["b"])]
-        ).errors,
-        "wait for each other",
-    )
+    found = findings(*([a_task(name, reads=[of])] for name, of in ("ac", "ba", "cb")))
 
+    error = one(found.errors, "wait for each other")
     assert error.what.count("->") == 3
 
 

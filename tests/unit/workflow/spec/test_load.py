@@ -1,7 +1,6 @@
 """From the text of a workflow file to a plan: its sections, its template, its mistakes."""
 
 import os
-import re
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.tables import rows
 from torchmuster.core import proc
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import ManyErrors, UsageError
@@ -234,7 +234,6 @@ def test_a_file_full_of_keys_is_refused_with_a_few_of_them_soon(text):
     assert time.process_time() - began < 20  # it takes less than one; a quadratic search, minutes
 
 
-SEEDS = [folder / "shared/seeds/osmo-multi-node-training.rst" for folder in Path(__file__).parents]
 # Comparing these two takes 2**40 steps inside one operation, where no Python handler runs.
 LONG_IN_C = (
     "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(40) %}"
@@ -295,16 +294,13 @@ def line_of(found, text):
     return next(n for n, line in enumerate(found.text.split("\n"), 1) if text in line)
 
 
-def seed_blocks():
-    seed = next((path for path in SEEDS if path.exists()), None)
-    if seed is None:
-        pytest.skip("the seed is not here")
-    blocks = re.findall(r"\.\. code-block:: (?:yaml|jinja)\n\n((?:  .*\n|\n)+)", seed.read_text())
-    return [re.sub(r"^  ", "", block, flags=re.MULTILINE) for block in blocks]
+def seed(name):
+    """Return a workflow file of the tutorial that the format comes from."""
+    return (Path(__file__).parents[3] / "seeds" / "osmo" / f"{name}.yaml").read_text()
 
 
 def test_the_seed_s_two_nodes_need_no_rendering():
-    found = rendered(seed_blocks()[0])
+    found = rendered(seed("two_nodes"))
     assert not found.is_template
     tasks = yaml.safe_load(found.text)["workflow"]["groups"][0]["tasks"]
     assert [task["name"] for task in tasks] == ["master", "worker"]
@@ -312,18 +308,17 @@ def test_the_seed_s_two_nodes_need_no_rendering():
 
 
 def test_the_seed_s_template_makes_as_many_tasks_as_asked_for():
-    found = rendered(seed_blocks()[1], {"n_nodes": 4, "n_gpus_per_node": 4})
+    found = rendered(seed("any_nodes"), {"n_nodes": 4, "n_gpus_per_node": 4})
     workflow = yaml.safe_load(found.text)["workflow"]
-    assert [task["name"] for task in workflow["groups"][0]["tasks"]] == [
-        "master", "worker_1", "worker_2", "worker_3",
-    ]  # fmt: skip
+    names = [task["name"] for task in workflow["groups"][0]["tasks"]]
+    assert names == ["master", "worker_1", "worker_2", "worker_3"]
     assert workflow["resources"]["default"]["gpu"] == 4
     assert found.values["n_nodes"] == 4
     assert found.warnings == ()
 
 
 def test_the_seed_s_fragment_is_told_what_misses_around_it():
-    (problem,) = refused(seed_blocks()[2])
+    (problem,) = refused(seed("barrier"))
     assert problem.fix == "put it under `workflow:` with a `name:`"
 
 
@@ -363,34 +358,27 @@ def test_a_token_survives_with_and_without_spaces(token):
         assert f"x: {token}" in rendered(text).text
 
 
-def test_a_token_with_an_expression_inside_names_the_task():
-    found = rendered(HEAD + "  {% for i in range(2) %}\n  {{host:t{{i}}}}{% endfor %}")
-    assert "{{host:t0}}" in found.text
-    assert "{{host:t1}}" in found.text
+COMES_TO = r"""
+    an expression in a token         {% for i in (0, 1) %}{{host:t{{i}}}}{% endfor %}  {{host:t0}}{{host:t1}}
+    the old way to write it          {% raw %}{{host:t{% endraw %}{{i}}{% raw %}}}{% endraw %}  {{host:t3}}
+    a raw block is kept              {% raw %}{{foo}} ${#a[@]} {{output}}{% endraw %}  {{foo}} ${#a[@]} {{output}}
+    a value may hold a token         {{ p }}  {{output}}/y
+    a string beats a set beats a default  {{ a }} {{ b }} {{ c }}  1 2 3
+    false is false                   {% if flag %}yes{% else %}no{% endif %}  no
+    a variable named like a token of ours  {{port}} {{ port }}  29400 29400
+    a loop's variable named like it  {% for rank in range(2) %}{{rank}}{% endfor %}  01
+    one that is set in the text      {% set attempt = 3 %}{{attempt}}  3
+"""
 
 
-def test_the_old_way_to_write_such_a_token_works_too():
-    text = "{% raw %}{{host:t{% endraw %}{{i}}{% raw %}}}{% endraw %}"
-    assert "x: {{host:t3}}" in rendered(f"{HEAD}  x: {text}", {"i": 3}).text
-
-
-def test_a_raw_block_keeps_what_is_in_it():
-    text = "{% raw %}{{foo}} ${#a[@]} {{output}}{% endraw %}"
-    assert "x: {{foo}} ${#a[@]} {{output}}" in rendered(f"{HEAD}  x: {text}").text
-
-
-def test_a_value_may_hold_a_token():
-    assert "x: {{output}}/y" in rendered(f"{HEAD}  x: {{{{ p }}}}", {"p": "{{output}}/y"}).text
-
-
-def test_string_beats_set_beats_default():
-    text = HEAD + "  x: {{ a }} {{ b }} {{ c }}\ndefault-values:\n  a: 1\n  b: 1\n  c: 1\n"
-    assert "x: 1 2 3" in rendered(text, {"b": 2, "c": 2}, {"c": "3"}).text
-
-
-def test_false_is_false():
-    text = HEAD + "  x: {% if flag %}yes{% else %}no{% endif %}"
-    assert "x: no" in rendered(text, {"flag": False}).text
+@pytest.mark.parametrize(
+    ("text", "shown"), [pytest.param(*row, id=claim) for claim, *row in rows(COMES_TO, 3)]
+)
+def test_what_a_line_of_a_template_comes_to(text, shown):
+    defaults = "default-values: {a: 1, b: 1, c: 1, port: 29400}\n"
+    sets = {"b": 2, "c": 2, "i": 3, "p": "{{output}}/y", "flag": False}
+    found = rendered(f"{HEAD}  x: {text}\n{defaults}", sets, {"c": "3"})
+    assert f"x: {shown}" in found.text
 
 
 def test_a_default_named_like_a_token_counts_where_spaces_stand():
@@ -400,14 +388,6 @@ def test_a_default_named_like_a_token_counts_where_spaces_stand():
     (warning,) = found.warnings
     assert "`output` is also the name of a token" in warning.what
     assert warning.where == "f.yaml:5"
-
-
-def test_a_variable_named_like_a_token_of_ours_is_the_variable():
-    text = HEAD + "  x: {{port}} {{ port }}\ndefault-values:\n  port: 29400\n"
-    assert "x: 29400 29400" in rendered(text).text
-    loop = HEAD + "  x: {% for rank in range(2) %}{{rank}}{% endfor %}"
-    assert "x: 01" in rendered(loop).text
-    assert "x: 3" in rendered(HEAD + "  {% set port = 3 %}\n  x: {{port}}").text
 
 
 def test_a_missing_name_has_its_line_and_a_near_miss():
@@ -517,16 +497,11 @@ def test_no_text_crashes(text):
     assert (found is None) == bool(problems.found)
 
 
-def test_a_child_that_its_time_limit_ended_in_the_middle_is_told_as_that(tmp_path, monkeypatch):
+def test_a_child_that_its_time_limit_ended_in_the_middle_is_told_as_that(monkeypatch):
     stderr = b"Traceback ...\ntorchmuster.workflow.spec.sandbox.TooLongError"
     dead = proc.CommandOutput(status=1, stdout=b"", stderr=stderr)
     monkeypatch.setattr(proc, "ask", lambda *_: dead)
 
-    problems = Problems()
-    assert (
-        render_file(Source(path="f.yaml", text="workflow: {{x}}"), {"x": 1}, {}, problems) is None
-    )
-
-    (error,) = problems.found
+    (error,) = refused("workflow: {{x}}", {"x": 1})
     assert error.what == "the template takes too much time"
     assert "TooLongError" not in f"{error.why}"
