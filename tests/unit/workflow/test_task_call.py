@@ -11,7 +11,6 @@ import pytest
 
 import torchmuster
 from kit.command import SOURCE, ran
-from kit.waiting import wait_until
 from torchmuster.core.model.contract import TASK_SOCKET_VARIABLE
 from torchmuster.core.net import ipc
 from torchmuster.core.net.ipc import (
@@ -53,7 +52,7 @@ def agent(monkeypatch, serve):
         playing.start()
         monkeypatch.setenv(TASK_SOCKET_VARIABLE, path)
         try:
-            yield path
+            yield
         finally:
             playing.join(20)
             os.unlink(path)
@@ -70,15 +69,6 @@ def says(*messages):
             connection.sendall(ipc.pack(message))
 
     return serve
-
-
-def test_outside_of_a_workflow_it_says_where_it_works_and_what_to_use(monkeypatch):
-    monkeypatch.delenv(TASK_SOCKET_VARIABLE, raising=False)
-
-    with pytest.raises(UsageError, match="not part of a workflow") as caught:
-        torchmuster.barrier()
-    assert "muster submit" in caught.value.fix
-    assert "torch.distributed.barrier" in caught.value.fix
 
 
 def test_an_agent_that_can_t_be_reached_is_named(monkeypatch, tmp_path):
@@ -169,15 +159,6 @@ def test_at_the_limit_it_names_who_is_missing_and_exits_as_a_time_out(monkeypatc
     assert isinstance(caught.value, BarrierError)
 
 
-def test_a_lost_task_fails_the_wait_with_its_name(monkeypatch):
-    with FakeHead(("a", "b")) as head:
-        monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
-        head.end_member("b", "exit code 3")
-        with pytest.raises(BarrierError, match="task `b` has ended") as caught:
-            torchmuster.barrier()
-    assert (caught.value.why, caught.value.exit_code) == ("b: exit code 3", 12)
-
-
 def test_a_call_that_the_agent_does_not_understand_is_refused_with_the_field(monkeypatch):
     with FakeHead(("a",)) as head:
         monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
@@ -204,25 +185,6 @@ def test_threads_of_one_process_wait_together_round_after_round(monkeypatch):
         for thread in threads:
             thread.join(60)
     assert orders == [True] * (num_threads * num_rounds)
-
-
-def test_an_agent_lost_in_the_wait_is_an_error_at_once(monkeypatch):
-    caught = []
-
-    def wait():
-        try:
-            torchmuster.barrier(timeout_s=3600.0)
-        except ChannelError as error:
-            caught.append(error.what)
-
-    with FakeHead(("a", "b")) as head:
-        monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        wait_until(lambda: head.num_waiting == 1)
-        head.lose_agent("a")
-        waiting.join(20)
-    assert caught == ["the agent of this task has ended"]
 
 
 def test_the_library_s_barrier_needs_neither_click_nor_asyncio():

@@ -67,11 +67,8 @@ def test_a_group_that_asks_for_more_than_there_is_runs_alone():
 
 def test_tasks_get_gpus_of_their_own():
     capacity = Capacity(machine(cpus=16, gpus=4))
-    assert capacity.try_take(group("a", {"gpu": 2}, {}, {"gpu": 1})) == {
-        "a-0": ["0", "1"],
-        "a-1": [],
-        "a-2": ["2"],
-    }
+    taken = capacity.try_take(group("a", {"gpu": 2}, {}, {"gpu": 1}))
+    assert taken == {"a-0": ["0", "1"], "a-1": [], "a-2": ["2"]}
     assert capacity.try_take(group("b", {"gpu": 2})) is None
     assert capacity.try_take(group("c", {"gpu": 1})) == {"c-0": ["3"]}
     capacity.give_back("a")
@@ -120,14 +117,11 @@ def test_a_training_task_asks_for_each_of_its_nodes():
 
 
 def test_what_a_group_asks_for_too_much_is_said_for_each_kind():
-    found = describe_shortfalls(
-        workflow_plan(
-            group("a", {"gpu": 2, "cpu": 3}, {"cpu": 3}),
-            group("b", {"memory_bytes": 128 * GIB, "storage_bytes": 50 * GIB}),
-        ),
-        machine(cpus=4),
+    plan = workflow_plan(
+        group("a", {"gpu": 2, "cpu": 3}, {"cpu": 3}),
+        group("b", {"memory_bytes": 128 * GIB, "storage_bytes": 50 * GIB}),
     )
-    assert found == [
+    assert describe_shortfalls(plan, machine(cpus=4)) == [
         "gpu: 2 asked for, 0 here: tasks run without one",
         "cpu: 6 asked for, 4 here: tasks share what there is",
         "memory: 128 GiB asked for, 64 GiB here: tasks share what there is",
@@ -135,12 +129,8 @@ def test_what_a_group_asks_for_too_much_is_said_for_each_kind():
 
 
 def test_what_fits_is_not_spoken_of():
-    assert (
-        describe_shortfalls(
-            workflow_plan(group("a", {"cpu": 4}), group("b", {"cpu": 4})), machine(cpus=4)
-        )
-        == []
-    )
+    plan = workflow_plan(group("a", {"cpu": 4}), group("b", {"cpu": 4}))
+    assert describe_shortfalls(plan, machine(cpus=4)) == []
 
 
 def test_this_machine_has_what_the_process_may_use(tmp_path):
@@ -151,13 +141,9 @@ def test_this_machine_has_what_the_process_may_use(tmp_path):
     assert found.storage_bytes > 0
 
 
-asks = st.fixed_dictionaries(
-    {
-        "cpu": st.integers(0, 6),
-        "gpu": st.integers(0, 6),
-        "memory_bytes": st.integers(0, 100).map(lambda n: n * GIB),
-    }
-)
+gib = st.integers(0, 100).map(lambda n: n * GIB)
+some = st.integers(0, 6)
+asks = st.fixed_dictionaries({"cpu": some, "gpu": some, "memory_bytes": gib})
 
 
 @given(st.lists(st.lists(asks, min_size=1, max_size=3), min_size=1, max_size=8), st.data())
