@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.tables import words
 from torchmuster.multirun.cli import dev
 from torchmuster.multirun.cli.dev import Act, DevLoop, SavedFiles, list_files, name_for, status_of
 
@@ -53,11 +54,11 @@ def test_who_leaves_during_a_run_ends_it_first_and_no_later_save_keeps_him():
 
 
 @given(st.lists(st.sampled_from(["saved", "r", "q", "x", "ended", "failed"]), max_size=30))
-def test_no_run_begins_beside_another_and_every_wish_is_answered(words):
+def test_no_run_begins_beside_another_and_every_wish_is_answered(wishes):
     loop = DevLoop()
     loop.start()
     runs, cancelled, leaves = 1, False, False
-    for word in words:
+    for word in wishes:
         is_end = word in ("ended", "failed")
         if is_end and not runs:
             continue
@@ -86,9 +87,8 @@ def test_the_line_below_says_what_was_saved_how_it_went_and_what_is_awaited():
     line = status_of(0, 0.42, ("train.py", "model.py"), "12:03:11", has_keys=False)
     assert line == "saved train.py and 1 more 12:03:11; ran 420 ms; waiting for a change"
 
-    assert status_of(1, 250.0, (), "", has_keys=True) == (
-        "failed in 4 min 10 s (exit code 1); waiting for a change (Enter: again, q: quit)"
-    )
+    failed = "failed in 4 min 10 s (exit code 1); waiting for a change (Enter: again, q: quit)"
+    assert status_of(1, 250.0, (), "", has_keys=True) == failed
 
 
 def test_a_session_has_the_name_of_its_folder_unless_another_folder_has_taken_it():
@@ -101,39 +101,28 @@ def test_a_session_has_the_name_of_its_folder_unless_another_folder_has_taken_it
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     folder = tmp_path / "project"
-    for name in (
-        "train.py",
-        "lib/model.py",
-        "conf/base.yaml",
-        "runs/old.py",
-        "notes.txt",
-        "a.json",
-    ):
+    monkeypatch.setenv("MUSTER_HOME", str(folder / "home"))
+    ours = "train.py lib/model.py conf/base.yaml runs/old.py notes.txt a.json"
+    for name in words(f"{ours} venv/pyvenv.cfg venv/module.py home/runs/one/copy.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("1\n")
-    (folder / "venv").mkdir()
-    (folder / "venv" / "pyvenv.cfg").touch()
-    (folder / "venv" / "module.py").touch()
-    monkeypatch.setenv("MUSTER_HOME", str(folder / "home"))
-    (folder / "home" / "runs" / "one").mkdir(parents=True)
-    (folder / "home" / "runs" / "one" / "copy.py").touch()
     return folder
 
 
-def names(project):
-    return sorted(os.path.relpath(path, project) for path in list_files([str(project)]))
+def names(project, found):
+    return sorted(os.path.relpath(path, project) for path in found)
 
 
-def git(project, *words):
-    subprocess.run(["git", "-C", str(project), *words], check=True, capture_output=True)
+def watched(project):
+    return names(project, list_files([str(project)]))
 
 
-def saved(project, watch):
-    return sorted(os.path.relpath(path, project) for path in watch.look())
+def git(project, *argv):
+    subprocess.run(["git", "-C", str(project), *argv], check=True, capture_output=True)
 
 
 def test_code_and_settings_are_watched_and_what_runs_write_is_not(project):
-    assert names(project) == ["conf/base.yaml", "lib/model.py", "train.py"]
+    assert watched(project) == ["conf/base.yaml", "lib/model.py", "train.py"]
 
 
 def test_in_a_work_tree_what_git_tracks_is_watched_and_new_code_that_it_does_not_ignore(project):
@@ -143,7 +132,7 @@ def test_in_a_work_tree_what_git_tracks_is_watched_and_new_code_that_it_does_not
     git(project, "add", "runs/old.py", "conf/base.yaml")
     (project / "written.yaml").touch()  # perhaps by a run
 
-    assert names(project) == ["conf/base.yaml", "lib/model.py", "runs/old.py", "train.py"]
+    assert watched(project) == ["conf/base.yaml", "lib/model.py", "runs/old.py", "train.py"]
     assert list_files([str(project / "lib")]) == list_files([str(project)])
 
 
@@ -157,7 +146,7 @@ def test_a_file_is_saved_by_writing_it_and_by_putting_another_in_its_place(proje
     else:
         os.utime(project / "train.py", ns=(1, 1))
 
-    assert saved(project, watch) == ["train.py"]
+    assert names(project, watch.look()) == ["train.py"]
     assert watch.look() == ()
 
 
@@ -166,11 +155,11 @@ def test_a_file_that_is_new_counts_and_one_that_is_removed_does_not(project, mon
     watch = SavedFiles([str(project)])
 
     (project / "lib" / "new.py").write_text("")
-    assert saved(project, watch) == ["lib/new.py"]
+    assert names(project, watch.look()) == ["lib/new.py"]
     (project / "lib" / "new.py").unlink()
     assert watch.look() == ()
     (project / "lib" / "new.py").write_text("")
-    assert saved(project, watch) == ["lib/new.py"]
+    assert names(project, watch.look()) == ["lib/new.py"]
 
 
 def test_files_that_are_saved_together_are_one_change(project, monkeypatch):
@@ -182,7 +171,7 @@ def test_files_that_are_saved_together_are_one_change(project, monkeypatch):
     monkeypatch.setattr(dev, "pause", another)
     os.utime(project / "train.py", ns=(1, 1))
 
-    assert saved(project, watch) == ["lib/model.py", "train.py"]
+    assert names(project, watch.look()) == ["lib/model.py", "train.py"]
 
 
 def test_of_a_very_large_project_the_folders_alone_are_watched(project, monkeypatch):
