@@ -8,12 +8,6 @@ from hypothesis import strategies as st
 
 from torchmuster.core.model.states import State
 from torchmuster.workflow.head import group_policy as gang
-from torchmuster.workflow.head.group_policy import (
-    CODE_AGENT_LOST,
-    CODE_UPLOAD,
-    GroupPolicy,
-    TaskPhase,
-)
 from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan
 
 AGAIN = 7  # the exit code with RESCHEDULE
@@ -70,7 +64,7 @@ def finish(machine, *tasks):
 
 def started(**options):
     """Return a group whose agents start."""
-    machine = GroupPolicy(group(**options), grace_s=30.0, backoff_s=1.0)
+    machine = gang.GroupPolicy(group(**options), grace_s=30.0, backoff_s=1.0)
     machine.start()
     return machine
 
@@ -79,7 +73,7 @@ def running(*, workers=("w",), **options):
     """Return a group whose commands all run."""
     machine = started(workers=workers, **options)
     prepare(machine, "lead", *workers)
-    assert all(machine.phase(name) is TaskPhase.RUNNING for name in ("lead", *workers))
+    assert all(machine.phase(name) is gang.TaskPhase.RUNNING for name in ("lead", *workers))
     return machine
 
 
@@ -87,7 +81,7 @@ def running(*, workers=("w",), **options):
 
 
 def test_no_command_begins_before_all_are_prepared():
-    machine = GroupPolicy(group(workers=("w", "v")))
+    machine = gang.GroupPolicy(group(workers=("w", "v")))
     assert tasks_of(machine.start(), gang.StartAgent) == ["lead", "w", "v"]
     assert not kinds(prepare(machine, "lead", "w"), gang.StartCommand)
     assert machine.waits_for() == ["v (its agent starts)"]
@@ -108,7 +102,7 @@ def test_without_a_barrier_a_command_begins_as_soon_as_all_agents_are_known():
         "the address of w is not known yet"
     )
     assert tasks_of(machine.joined("w"), gang.StartCommand) == ["lead"]
-    assert machine.phase("w") is TaskPhase.PREPARING
+    assert machine.phase("w") is gang.TaskPhase.PREPARING
     assert tasks_of(machine.prepared("w"), gang.StartCommand) == ["w"]
 
 
@@ -202,7 +196,7 @@ def test_a_worker_s_failure_is_only_its_own():
     orders = machine.ended("w", code=3, signum=None)
     assert not kinds(orders, gang.StopCommand)
     machine.uploaded("w", None)
-    assert machine.phase("v") is machine.phase("lead") is TaskPhase.RUNNING
+    assert machine.phase("v") is machine.phase("lead") is gang.TaskPhase.RUNNING
     finish(machine, "lead", "v")
     assert machine.state is State.COMPLETED
 
@@ -355,7 +349,7 @@ def test_an_exit_code_of_an_earlier_attempt_is_not_that_of_the_last():
 
 
 def test_after_a_lost_head_attempts_go_on():
-    machine = GroupPolicy(group())
+    machine = gang.GroupPolicy(group())
     orders = machine.start({"w": 4})
     assert [o.attempt for o in kinds(orders, gang.StartAgent)] == [0, 4]
 
@@ -381,11 +375,11 @@ def test_an_agent_that_is_lost_too_often_is_a_backend_error():
     machine.lost("lead", "gone")
     assert machine.is_over
     assert machine.state is State.FAILED_BACKEND_ERROR
-    assert machine.first_failure.code == CODE_AGENT_LOST
+    assert machine.first_failure.code == gang.CODE_AGENT_LOST
 
 
 def test_a_rule_may_forbid_to_replace_a_lost_agent():
-    rule = ExitRule(action=ExitAction.FAIL, ranges=((CODE_AGENT_LOST, CODE_AGENT_LOST),))
+    rule = ExitRule(action=ExitAction.FAIL, ranges=((gang.CODE_AGENT_LOST, gang.CODE_AGENT_LOST),))
     machine = running(rules=(rule,), workers=())
     machine.lost("lead", "gone")
     assert machine.state is State.FAILED_BACKEND_ERROR
@@ -426,7 +420,7 @@ def test_an_output_that_does_not_arrive_fails_a_task_that_had_succeeded():
     machine.ended("lead", code=0, signum=None)
     machine.uploaded("lead", "access denied")
     assert machine.state is State.FAILED
-    assert machine.first_failure.code == CODE_UPLOAD
+    assert machine.first_failure.code == gang.CODE_UPLOAD
 
 
 def test_an_upload_error_after_a_failure_is_not_the_cause():
@@ -530,7 +524,7 @@ class Agents:
     """Agents of tasks: they do what the head orders, in random order, and may be lost at any time."""
 
     def __init__(self, plan, draw):
-        self.machine = GroupPolicy(plan, grace_s=30.0, backoff_s=1.0)
+        self.machine = gang.GroupPolicy(plan, grace_s=30.0, backoff_s=1.0)
         self.draw = draw
         self.can_do = []  # (task, attempt, what)
         self.alive = {}  # task -> the attempt that its agent works on
@@ -572,7 +566,7 @@ class Agents:
 
     def check(self):
         for member in self.machine.plan.tasks:
-            if self.machine.phase(member.name) is TaskPhase.OVER:
+            if self.machine.phase(member.name) is gang.TaskPhase.OVER:
                 last = self.states[member.name, self.machine.attempt(member.name)][-1]
                 assert last.is_final
                 assert last is not State.RESCHEDULED
@@ -592,7 +586,7 @@ class Agents:
         if what == "join":
             if (
                 attempt == self.machine.attempt(task)
-                and self.machine.phase(task) is TaskPhase.ABSENT
+                and self.machine.phase(task) is gang.TaskPhase.ABSENT
             ):
                 self.alive[task] = attempt
                 self.can_do.append((task, attempt, "prepare"))
@@ -623,7 +617,11 @@ class Agents:
         """The same message once more, as the head would pass it on."""
         name, task, attempt, rest = entry
         same_attempt = attempt == self.machine.attempt(task)
-        expected = {"joined": (), "prepared": (), "ended": (TaskPhase.RUNNING, TaskPhase.ENDING)}
+        expected = {
+            "joined": (),
+            "prepared": (),
+            "ended": (gang.TaskPhase.RUNNING, gang.TaskPhase.ENDING),
+        }
         if name in expected and same_attempt and self.machine.phase(task) not in expected[name]:
             self.call(name, task, rest)
 

@@ -7,12 +7,7 @@ import pytest
 from kit.command import ran
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.launcher.node import namespaces
-from torchmuster.workflow.sandbox.place import (
-    PlacedFile,
-    plan_view,
-    view_argv,
-    write_view,
-)
+from torchmuster.workflow.sandbox.place import PlacedFile, plan_view, view_argv, write_view
 
 LIMIT_S = 90.0
 

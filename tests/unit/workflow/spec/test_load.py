@@ -13,17 +13,7 @@ from kit.tables import rows
 from torchmuster.core import proc
 from torchmuster.core.spec.problems import Problems
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.workflow.spec.load import (
-    LoadOptions,
-    list_values,
-    load_workflow,
-    plan_workflow,
-    protect_tokens,
-    read_source,
-    render_file,
-    render_workflow,
-    split_sections,
-)
+from torchmuster.workflow.spec import load as loader
 from torchmuster.workflow.spec.source import MAX_BYTES, Source
 from torchmuster.workflow.tokens import find_tokens
 from unit.workflow.spec.workflow_files import ONE_TASK, load, one
@@ -56,7 +46,7 @@ def test_errors_come_in_the_order_of_the_file_each_once(tmp_path):
 
 
 def test_an_error_behind_a_template_is_at_the_line_that_the_user_wrote(tmp_path):
-    errors = load_workflow(LoadOptions(path=write(tmp_path, TEMPLATE))).errors
+    errors = loader.load_workflow(loader.LoadOptions(path=write(tmp_path, TEMPLATE))).errors
 
     assert len(errors) == 2
     assert all(f"{tmp_path}/train.yaml:9:5" in error.where for error in errors)
@@ -113,7 +103,7 @@ def test_a_value_without_use_is_a_warning_and_no_error(tmp_path):
 def test_a_missing_file_has_a_near_miss(tmp_path):
     write(tmp_path, "")
     with pytest.raises(UsageError, match="does not exist") as caught:
-        read_source(str(tmp_path / "trian.yaml"))
+        loader.read_source(str(tmp_path / "trian.yaml"))
 
     assert caught.value.fix == f"did you mean `{tmp_path}/train.yaml`?"
 
@@ -122,7 +112,7 @@ def test_a_missing_file_has_a_near_miss(tmp_path):
 def test_a_file_that_is_no_text_is_refused(tmp_path, data):
     (tmp_path / "train.yaml").write_bytes(data)
     with pytest.raises(UsageError, match="not UTF-8 text") as caught:
-        read_source(str(tmp_path / "train.yaml"))
+        loader.read_source(str(tmp_path / "train.yaml"))
 
     assert caught.value.where == f"{tmp_path}/train.yaml:1"
 
@@ -130,11 +120,11 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, data):
 def test_a_huge_file_is_refused(tmp_path):
     write(tmp_path, "#" * (5 << 20))
     with pytest.raises(UsageError, match="larger than 4 MiB"):
-        read_source(str(tmp_path / "train.yaml"))
+        loader.read_source(str(tmp_path / "train.yaml"))
 
 
 def test_the_values_of_a_file_have_their_help(tmp_path):
-    (value,) = list_values(write(tmp_path, TEMPLATE))
+    (value,) = loader.list_values(write(tmp_path, TEMPLATE))
 
     assert (value.name, value.value, value.help) == ("n_nodes", 2, "how many nodes")
 
@@ -142,14 +132,14 @@ def test_the_values_of_a_file_have_their_help(tmp_path):
 def test_rendering_stops_with_every_problem(tmp_path):
     text = "workflow:\n  name: {{a}}\n  pool: {{b}}\n"
     with pytest.raises(ManyErrors) as caught:
-        render_workflow(LoadOptions(path=write(tmp_path, text)))
+        loader.render_workflow(loader.LoadOptions(path=write(tmp_path, text)))
 
     assert len(caught.value.errors) == 2
 
 
 def test_rendering_does_not_check_what_comes_out(tmp_path):
-    text, warnings = render_workflow(
-        LoadOptions(path=write(tmp_path, TEMPLATE), sets=["n_nodes=1"])
+    text, warnings = loader.render_workflow(
+        loader.LoadOptions(path=write(tmp_path, TEMPLATE), sets=["n_nodes=1"])
     )
 
     assert text.count("comand") == 1
@@ -157,7 +147,7 @@ def test_rendering_does_not_check_what_comes_out(tmp_path):
 
 
 def test_a_plan_names_the_file_and_its_folder(tmp_path):
-    plan = plan_workflow(load(tmp_path, ONE_TASK), "r", grace_s=7.0)
+    plan = loader.plan_workflow(load(tmp_path, ONE_TASK), "r", grace_s=7.0)
 
     assert (plan.run_id, plan.name, plan.grace_s) == ("r", "digits", 7)
     assert (plan.spec_path, plan.cwd) == (str(tmp_path / "train.yaml"), str(tmp_path))
@@ -165,7 +155,7 @@ def test_a_plan_names_the_file_and_its_folder(tmp_path):
 
 def split(text):
     problems = Problems()
-    return split_sections(Source(path="f.yaml", text=text), problems), problems.found
+    return loader.split_sections(Source(path="f.yaml", text=text), problems), problems.found
 
 
 def test_sections_know_their_first_line():
@@ -273,14 +263,16 @@ version: 2
 
 def rendered(text, sets=None, strings=None):
     problems = Problems()
-    found = render_file(Source(path="f.yaml", text=text), sets or {}, strings or {}, problems)
+    found = loader.render_file(
+        Source(path="f.yaml", text=text), sets or {}, strings or {}, problems
+    )
     assert problems.found == []
     return found
 
 
 def refused(text, sets=None):
     problems = Problems()
-    found = render_file(Source(path="f.yaml", text=text), sets or {}, {}, problems)
+    found = loader.render_file(Source(path="f.yaml", text=text), sets or {}, {}, problems)
     assert found is None
     return problems.found
 
@@ -482,7 +474,7 @@ def test_a_file_over_the_limit_is_refused():
 @given(st.lists(st.sampled_from(["{{", "}}", "output", "host:", "a", " ", "\n", "{{i}}", "rank",
                                  "{{port}}", "{{host:t{{i}}}}", "1", ":"])).map("".join))  # fmt: skip
 def test_hiding_the_tokens_and_bringing_them_back_changes_nothing(text):
-    hidden, restore = protect_tokens(text, frozenset())
+    hidden, restore = loader.protect_tokens(text, frozenset())
     assert restore(hidden) == text
     assert find_tokens(hidden) == []
 
@@ -493,7 +485,7 @@ def test_hiding_the_tokens_and_bringing_them_back_changes_nothing(text):
                                  "{{", "- ", "é\x00\ud800", "\r", "|"])).map("".join) | st.text())  # fmt: skip
 def test_no_text_crashes(text):
     problems = Problems()
-    found = render_file(Source(path="f.yaml", text=text), {"x": 1}, {}, problems)
+    found = loader.render_file(Source(path="f.yaml", text=text), {"x": 1}, {}, problems)
     assert (found is None) == bool(problems.found)
 
 

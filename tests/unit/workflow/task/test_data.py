@@ -9,25 +9,8 @@ import pytest
 
 from torchmuster.core.files.layout import RunDir, WorkingFolder
 from torchmuster.errors import MusterError
-from torchmuster.workflow.plan import (
-    CheckpointPlan,
-    Credential,
-    InputKind,
-    InputPlan,
-    OutputKind,
-    OutputPlan,
-    TaskPlan,
-)
+from torchmuster.workflow import plan
 from torchmuster.workflow.task import data
-from torchmuster.workflow.task.data import (
-    copy_with_progress,
-    credential_variables_of,
-    fetch_inputs,
-    publish,
-    start_checkpoint,
-    task_output,
-    upload_outputs,
-)
 
 
 @pytest.fixture
@@ -45,7 +28,7 @@ def leave_output(run_dir, task, files):
         path = Path(place.output, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    publish(run_dir.task_output(task), place.output)
+    data.publish(run_dir.task_output(task), place.output)
 
 
 @pytest.fixture
@@ -59,13 +42,13 @@ def place(tmp_path):
 def fetch(run_dir, place, **options):
     """Fetch the output of the task `make`; return what was said meanwhile."""
     doing = []
-    task = TaskPlan(name="use", inputs=(from_task("make", **options),))
-    asyncio.run(fetch_inputs(task, place, run_dir, doing.append, str))
+    task = plan.TaskPlan(name="use", inputs=(from_task("make", **options),))
+    asyncio.run(data.fetch_inputs(task, place, run_dir, doing.append, str))
     return doing
 
 
 def from_task(source, **options):
-    return InputPlan(kind=InputKind.TASK, source=source, **options)
+    return plan.InputPlan(kind=plan.InputKind.TASK, source=source, **options)
 
 
 def test_an_input_is_a_copy_of_another_task_s_output(run_dir, place):
@@ -88,7 +71,7 @@ def test_an_input_can_come_from_another_run(run_dir, place, tmp_path):
 
 def test_a_task_without_an_output_is_named(run_dir):
     with pytest.raises(MusterError, match="`other` has left no output"):
-        task_output(from_task("other"), run_dir)
+        data.task_output(from_task("other"), run_dir)
 
 
 def test_the_published_output_is_that_of_the_last_attempt(tmp_path):
@@ -97,7 +80,7 @@ def test_the_published_output_is_that_of_the_last_attempt(tmp_path):
         folder = tmp_path / f"place-{attempt}" / "output"
         folder.mkdir(parents=True)
         (folder / "which").write_text(str(attempt))
-        publish(str(link), str(folder))
+        data.publish(str(link), str(folder))
     assert (link / "which").read_text() == "1"
     assert not os.path.isabs(os.readlink(link)), "a run directory can be moved"
     assert sorted(os.listdir(tmp_path)) == ["output", "place-0", "place-1"]
@@ -105,20 +88,20 @@ def test_the_published_output_is_that_of_the_last_attempt(tmp_path):
 
 def upload(place, succeeded=True, **output):
     doing = []
-    task = TaskPlan(name="make", outputs=(OutputPlan(**output),))
+    task = plan.TaskPlan(name="make", outputs=(plan.OutputPlan(**output),))
     given = {"run_id": "r", "resolve": lambda text: text.replace("{{workflow_id}}", "r")}
-    uploading = upload_outputs(task, place, doing.append, succeeded=succeeded, **given)
+    uploading = data.upload_outputs(task, place, doing.append, succeeded=succeeded, **given)
     stored = asyncio.run(uploading)
     return stored.notes, doing
 
 
 def test_a_dataset_gets_no_version_after_a_failure(place):
-    of_run = {"kind": OutputKind.DATASET, "target": "set-{{workflow_id}}"}
+    of_run = {"kind": plan.OutputKind.DATASET, "target": "set-{{workflow_id}}"}
     notes = ["the dataset set-r gets no version: the command failed"]
     assert upload(place, succeeded=False, **of_run) == (notes, [])
 
 
-@pytest.mark.parametrize("kind", [OutputKind.URL, OutputKind.DATASET])
+@pytest.mark.parametrize("kind", [plan.OutputKind.URL, plan.OutputKind.DATASET])
 def test_an_empty_output_is_said_and_not_uploaded(place, kind):
     os.makedirs(os.path.join(place.output, "only", "folders"))
     notes = ["nothing to upload to there: output is empty or missing"]
@@ -128,7 +111,7 @@ def test_an_empty_output_is_said_and_not_uploaded(place, kind):
 def test_a_missing_part_of_a_dataset_is_named(place):
     Path(place.output, "a").mkdir()
     Path(place.output, "a", "x").touch()
-    notes, _ = upload(place, kind=OutputKind.DATASET, target="set", paths=("a", "b"))
+    notes, _ = upload(place, kind=plan.OutputKind.DATASET, target="set", paths=("a", "b"))
     assert notes == ["nothing to upload to set: output/b is empty or missing"]
 
 
@@ -139,7 +122,7 @@ def test_a_long_copy_says_how_far_it_is(tmp_path):
         (source / f"part-{number}").write_bytes(bytes(8 << 20))
 
     where = str(source), str(tmp_path / "in")
-    asyncio.run(copy_with_progress(*where, None, "copying", said.append, 0.0005))
+    asyncio.run(data.copy_with_progress(*where, None, "copying", said.append, 0.0005))
 
     assert len(os.listdir(tmp_path / "in")) == 12
     assert all(one.startswith("copying: ") for one in said)
@@ -152,7 +135,7 @@ def test_a_copy_that_fails_says_why(tmp_path):
 
     where = str(tmp_path / "made"), str(tmp_path / "in")
     with pytest.raises(MusterError, match="points outside"):
-        asyncio.run(copy_with_progress(*where, None, "copying", print))
+        asyncio.run(data.copy_with_progress(*where, None, "copying", print))
 
 
 @pytest.fixture
@@ -177,21 +160,21 @@ def test_data_moves_with_the_credentials_of_its_task_alone(run_dir, place, tmp_p
     keys = tmp_path / "credentials.toml"
     keys.touch(mode=0o600)
     keys.write_text("[s3]\nsecret = 'not-to-be-seen'\n[other]\nsecret = 'not-given'\n")
-    task = TaskPlan(
+    task = plan.TaskPlan(
         name="use",
-        inputs=(InputPlan(kind=InputKind.URL, source="s3://b/in"),),
-        outputs=(OutputPlan(kind=OutputKind.URL, target="s3://b/out"),),
-        credentials=(Credential(name="s3", variables={"AWS_SECRET_ACCESS_KEY": "secret"}),),
+        inputs=(plan.InputPlan(kind=plan.InputKind.URL, source="s3://b/in"),),
+        outputs=(plan.OutputPlan(kind=plan.OutputKind.URL, target="s3://b/out"),),
+        credentials=(plan.Credential(name="s3", variables={"AWS_SECRET_ACCESS_KEY": "secret"}),),
     )
     Path(place.output, "x").touch()
     said = []
 
     async def move():
-        await fetch_inputs(task, place, run_dir, said.append, str)
-        entry = CheckpointPlan(path="/c", url="s3://b/c", frequency_s=1, regex=None)
-        variables = credential_variables_of(task)
-        await start_checkpoint(entry, "/c", str, said.append, variables).finish()
-        await upload_outputs(task, place, said.append, succeeded=True, run_id="r", resolve=str)
+        await data.fetch_inputs(task, place, run_dir, said.append, str)
+        entry = plan.CheckpointPlan(path="/c", url="s3://b/c", frequency_s=1, regex=None)
+        variables = data.credential_variables_of(task)
+        await data.start_checkpoint(entry, "/c", str, said.append, variables).finish()
+        await data.upload_outputs(task, place, said.append, succeeded=True, run_id="r", resolve=str)
 
     asyncio.run(move())
     assert {words[0] for words, _ in movers()} == {"download", "checkpoint", "upload"}
