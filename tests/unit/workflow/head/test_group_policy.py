@@ -21,17 +21,9 @@ RULES = (
 
 
 def group(*, workers=("w",), max_retries=3, rules=RULES, **given_options):
+    same = {"command": ("true",), "exit_rules": rules, "max_retries": max_retries}
     names = ("lead", *workers)
-    tasks = tuple(
-        TaskPlan(
-            name=name,
-            lead=name == "lead",
-            command=("true",),
-            exit_rules=rules,
-            max_retries=max_retries,
-        )
-        for name in names
-    )
+    tasks = tuple(TaskPlan(name=name, lead=name == "lead", **same) for name in names)
     return GroupPlan(name="g", tasks=tasks, **given_options)
 
 
@@ -55,11 +47,11 @@ def prepare(machine, *tasks):
     return orders
 
 
-def finish(machine, *tasks):
-    """Let commands end well, and what they wrote arrive."""
+def finish(machine, *tasks, code=0, signum=None, error=None):
+    """Let commands end, by default well, and what they wrote arrive, or not for a reason."""
     for task in tasks:
-        machine.ended(task, code=0, signum=None)
-        machine.uploaded(task, None)
+        machine.ended(task, code=code, signum=signum)
+        machine.uploaded(task, error)
 
 
 def started(**options):
@@ -205,8 +197,7 @@ def test_a_worker_s_failure_fails_a_group_that_counts_all():
     machine = running(ignore_nonlead=False)
     orders = machine.ended("w", code=137, signum=9)
     assert tasks_of(orders, gang.StopCommand) == ["lead"]
-    machine.ended("lead", code=143, signum=15)
-    machine.uploaded("lead", None)
+    finish(machine, "lead", code=143, signum=15)
     machine.uploaded("w", None)
     assert machine.state is State.FAILED
     assert machine.first_failure.task == "w"
@@ -417,16 +408,14 @@ def test_a_loss_during_a_restart_in_place_is_a_new_place():
 
 def test_an_output_that_does_not_arrive_fails_a_task_that_had_succeeded():
     machine = running(workers=())
-    machine.ended("lead", code=0, signum=None)
-    machine.uploaded("lead", "access denied")
+    finish(machine, "lead", error="access denied")
     assert machine.state is State.FAILED
     assert machine.first_failure.code == gang.CODE_UPLOAD
 
 
 def test_an_upload_error_after_a_failure_is_not_the_cause():
     machine = running(workers=())
-    machine.ended("lead", code=3, signum=None)
-    machine.uploaded("lead", "access denied")
+    finish(machine, "lead", code=3, error="access denied")
     assert machine.first_failure.why == "exit code 3"
 
 
@@ -474,8 +463,7 @@ def test_a_command_that_took_too_long_keeps_what_it_wrote():
     machine.stop(State.FAILED_EXEC_TIMEOUT, "too long")
     assert tasks_of(machine.ended("lead", code=143, signum=15), gang.UploadOutputs) == ["lead"]
     machine.uploaded("lead", None)
-    machine.ended("w", code=143, signum=15)
-    machine.uploaded("w", None)
+    finish(machine, "w", code=143, signum=15)
     assert machine.state is State.FAILED_EXEC_TIMEOUT
 
 
@@ -635,20 +623,19 @@ class Agents:
 @given(
     st.data(),
     st.integers(0, 3),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 3),
+    st.fixed_dictionaries(
+        {
+            "barrier": st.booleans(),
+            "ignore_nonlead": st.booleans(),
+            "max_retries": st.integers(0, 3),
+        }
+    ),
     st.sampled_from([None, State.FAILED_CANCELED, State.FAILED_EXEC_TIMEOUT]),
 )
 def test_every_life_of_a_group_ends_and_leaves_each_task_in_a_final_state(
-    data, num_workers, barrier, ignore_nonlead, max_retries, stop
+    data, num_workers, options, stop
 ):
-    plan = group(
-        workers=tuple(f"w{n}" for n in range(num_workers)),
-        barrier=barrier,
-        ignore_nonlead=ignore_nonlead,
-        max_retries=max_retries,
-    )
+    plan = group(workers=tuple(f"w{n}" for n in range(num_workers)), **options)
     agents = Agents(plan, data.draw)
     stop_after = data.draw(st.integers(0, 40)) if stop else None
     for step in range(2000):
