@@ -351,15 +351,15 @@ def test_a_token_survives_with_and_without_spaces(token):
 
 
 COMES_TO = r"""
-    an expression in a token         {% for i in (0, 1) %}{{host:t{{i}}}}{% endfor %}  {{host:t0}}{{host:t1}}
-    the old way to write it          {% raw %}{{host:t{% endraw %}{{i}}{% raw %}}}{% endraw %}  {{host:t3}}
-    a raw block is kept              {% raw %}{{foo}} ${#a[@]} {{output}}{% endraw %}  {{foo}} ${#a[@]} {{output}}
-    a value may hold a token         {{ p }}  {{output}}/y
+    expression in a token  {% for i in (0, 1) %}{{host:t{{i}}}}{% endfor %}  {{host:t0}}{{host:t1}}
+    the old way to write it  {% raw %}{{host:t{% endraw %}{{i}}{% raw %}}}{% endraw %}  {{host:t3}}
+    raw text is kept  {% raw %}{{foo}} ${#a[@]} {{output}}{% endraw %}  {{foo}} ${#a[@]} {{output}}
+    a value may hold a token  {{ p }}  {{output}}/y
     a string beats a set beats a default  {{ a }} {{ b }} {{ c }}  1 2 3
-    false is false                   {% if flag %}yes{% else %}no{% endif %}  no
+    false is false  {% if flag %}yes{% else %}no{% endif %}  no
     a variable named like a token of ours  {{port}} {{ port }}  29400 29400
     a loop's variable named like it  {% for rank in range(2) %}{{rank}}{% endfor %}  01
-    one that is set in the text      {% set attempt = 3 %}{{attempt}}  3
+    one that is set in the text  {% set attempt = 3 %}{{attempt}}  3
 """
 
 
