@@ -44,13 +44,13 @@ async def wait_until_async(condition, what="the condition", limit_s=LIMIT_S):
 
 
 def run(coroutine, limit_s=60.0):
-    """Run a coroutine to its end in a loop of its own; one that hangs fails."""
+    """Return what a coroutine comes to in a loop of its own; one that hangs fails."""
 
     async def limited():
         async with asyncio.timeout(limit_s):
-            await coroutine
+            return await coroutine
 
-    asyncio.run(limited())
+    return asyncio.run(limited())
 
 
 def _pauses(what, limit_s):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import muster_env, run_muster, spawned
+from kit.command import MUSTER, muster_env, run_muster, spawned
 from kit.records import newest_run
 from kit.waiting import wait_until
 from torchmuster.core import proc
@@ -99,16 +99,42 @@ def processes_of(place):
     return found
 
 
-def begin(place, *words):
+def begin(place):
     """Start a run in the session and return its client."""
-    return spawned(
-        [*_muster(), "run", "--session", "main", *words, "train.py"],
-        env=place.env,
-        cwd=place.project,
-    )
+    argv = [*MUSTER, "run", "--session", "main", "train.py"]
+    return spawned(argv, env=place.env, cwd=place.project)
 
 
-def _muster():
-    from kit.command import MUSTER
+WAITING = """\
+import os, pathlib, time, torch.distributed as dist
+dist.init_process_group("gloo")
+pathlib.Path(f"began-{os.environ['RANK']}").write_text(str(os.getpid()))
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
 
-    return MUSTER
+
+def waiting_run(place, num_workers=2):
+    """Begin a run that waits to be let go; return its client and its workers when all have met."""
+    place.write("train.py", WAITING)
+    client = begin(place)
+    return client, workers_of(place, num_workers)
+
+
+def workers_of(place, num_workers=2):
+    """Wait for the workers of an attempt, and return their processes; their files are removed."""
+    files = [place.project / f"began-{rank}" for rank in range(num_workers)]
+    wait_until(lambda: all(file.exists() and file.read_text() for file in files), "the workers")
+    pids = [int(file.read_text()) for file in files]
+    for file in files:
+        file.unlink()
+    return pids
+
+
+def let_go(place, client):
+    """Let a waiting run end well; return what its client has said."""
+    (place.project / "go").touch()
+    said, _ = client.communicate(timeout=180)
+    assert client.returncode == 0, said
+    return said

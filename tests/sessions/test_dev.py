@@ -1,5 +1,6 @@
 """`muster dev`: what was saved runs at once, on a session of its own."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -30,17 +31,12 @@ while True:
 class Dev:
     """The command with its standard input as a pipe, and what it has said."""
 
-    def __init__(self, place, *words, script="train.py", log="first"):
+    def __init__(self, place, *words, log="first"):
         self.out, self.err = place.folder / f"{log}.out", place.folder / f"{log}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [*MUSTER, "dev", *words, script],
-                cwd=place.project,
-                env=place.env,
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
-            )
+            where = {"cwd": place.project, "env": place.env, "stdout": out, "stderr": err}
+            argv = [*MUSTER, "dev", *words, "train.py"]
+            self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, **where)
 
     def __enter__(self):
         return self
@@ -69,6 +65,18 @@ class Dev:
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
 
+    def leave(self):
+        """Type `q`, and return the exit code."""
+        self.type("q")
+        return self.process.wait(LIMIT_S)
+
+
+@pytest.fixture
+def on_terminal(place, monkeypatch):
+    """Return a function that starts a command in the project on a terminal."""
+    monkeypatch.chdir(place.project)
+    return lambda *argv: TerminalOf(argv, {**place.env, "TERM": "xterm", "PS1": "shell> "})
+
 
 def states(place):
     """Return how each run of the script has ended, the oldest first."""
@@ -92,8 +100,7 @@ def test_a_saved_module_runs_again_with_the_new_code_and_the_session_ends_with_t
         dev.wait_for_success(3)
         dev.type("r")
         dev.wait_for_success(4)
-        dev.type("q")
-        assert dev.process.wait(LIMIT_S) == 0
+        assert dev.leave() == 0
 
     said = dev.out.read_text()
     assert said == "answer 0 of 4\nanswer 1 of 4\nnew 1\nnew 1\n"
@@ -102,13 +109,10 @@ def test_a_saved_module_runs_again_with_the_new_code_and_the_session_ends_with_t
 
 
 def test_a_save_during_a_run_ends_it_at_once_and_starts_the_new_code(place):
-    place.write("train.py", ENDLESS)
-    with Dev(place) as dev:
-        wait_until((place.project / "begun").exists, "the first run", LIMIT_S)
+    with endless_run(place) as dev:
         place.write("train.py", "print('after', flush=True)\n")
         assert dev.wait_for_status(1).startswith("muster: saved train.py ")
-        dev.type("q")
-        assert dev.process.wait(LIMIT_S) == 0
+        assert dev.leave() == 0
 
     assert dev.out.read_text() == "begun\nafter\n"
     assert states(place) == ["cancelled", "succeeded"]
@@ -119,8 +123,7 @@ def test_a_failure_shows_why_and_the_exit_code_is_the_last_run_s(place):
     place.write("train.py", "raise ValueError('no such batch')\n")
     with Dev(place) as dev:
         assert "failed in" in dev.wait_for_status(1)
-        dev.type("q")
-        assert dev.process.wait(LIMIT_S) == 1
+        assert dev.leave() == 1
 
     said = dev.err.read_text()
     assert "error: rank 0 raised ValueError: no such batch" in said
@@ -154,8 +157,7 @@ def test_a_session_that_has_ended_meanwhile_is_started_again(place):
         dev.type("r")
         dev.wait_for_status(2)
         assert living_session(place) == ["dev-project"]
-        dev.type("q")
-        assert dev.process.wait(LIMIT_S) == 0
+        assert dev.leave() == 0
 
     assert states(place) == ["succeeded"] * 2
 
@@ -164,18 +166,24 @@ def test_a_session_of_the_user_s_is_used_and_left(place):
     place.start("--nodes", "2")
     with Dev(place, "--session", "main") as dev:
         dev.wait_for_status(1)
-        dev.type("q")
-        assert dev.process.wait(LIMIT_S) == 0
+        assert dev.leave() == 0
 
     assert dev.out.read_text() == "answer 0 of 2\n"
     assert living_session(place) == ["main"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_and_the_session(place, signum):
+@contextlib.contextmanager
+def endless_run(place):
+    """Let the command run a script that goes on until it is ended."""
     place.write("train.py", ENDLESS)
     with Dev(place) as dev:
         wait_until((place.project / "begun").exists, "the first run", LIMIT_S)
+        yield dev
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_and_the_session(place, signum):
+    with endless_run(place) as dev:
         dev.process.send_signal(signum)
         assert dev.process.wait(LIMIT_S) == 128 + signum
 
@@ -184,9 +192,7 @@ def test_a_signal_ends_the_run_and_the_session(place, signum):
 
 
 def test_the_death_of_the_command_ends_its_run_and_its_session(place):
-    place.write("train.py", ENDLESS)
-    with Dev(place) as dev:
-        wait_until((place.project / "begun").exists, "the first run", LIMIT_S)
+    with endless_run(place) as dev:
         worker = int((place.project / "pid").read_text())
         dev.process.kill()
         wait_until(lambda: not proc.is_running(worker), "the end of the worker")
@@ -203,22 +209,18 @@ def test_a_second_command_in_the_folder_has_a_session_of_its_own(place):
             second.wait_for_status(1)
             assert sorted(living_session(place)) == ["dev-project", "dev-project-2"]
             said = f"another `muster dev` runs in this folder (process {first.process.pid})"
-            assert f"{said}; this one has a session of its own, dev-project-2" in (
-                second.err.read_text()
-            )
+            said += "; this one has a session of its own, dev-project-2"
+            assert said in second.err.read_text()
             place.write("model.py", "ANSWER = 3\n")
             first.wait_for_status(2)
             second.wait_for_status(2)
-            first.type("q")
-            assert first.process.wait(LIMIT_S) == 0
+            assert first.leave() == 0
             assert living_session(place) == ["dev-project-2"]
             second.type("r")
             second.wait_for_status(3)
-            assert living_session(place) == [
-                "dev-project-2"
-            ]  # its own, also where the first name is free
-            second.type("q")
-            assert second.process.wait(LIMIT_S) == 0
+            # Its own, also where the first name is free.
+            assert living_session(place) == ["dev-project-2"]
+            assert second.leave() == 0
 
     assert first.out.read_text() == "answer 0 of 1\nanswer 3 of 1\n"
     assert second.out.read_text() == "answer 0 of 1\nanswer 3 of 1\nanswer 3 of 1\n"
@@ -245,14 +247,11 @@ def test_two_of_one_instant_have_a_session_each(place):
                 assert dev.wait_for_success(1).startswith("muster: ran ")
             assert sorted(living_session(place)) == ["dev-project", "dev-project-2"]
             for dev in (first, second):
-                dev.type("q")
-                assert dev.process.wait(LIMIT_S) == 0
+                assert dev.leave() == 0
 
 
-def test_keys_of_a_terminal_run_again_and_leave(place, monkeypatch):
-    monkeypatch.chdir(place.project)
-    command = [*MUSTER, "dev", "train.py"]
-    with TerminalOf(command, {**place.env, "TERM": "xterm"}) as terminal:
+def test_keys_of_a_terminal_run_again_and_leave(place, on_terminal):
+    with on_terminal(*MUSTER, "dev", "train.py") as terminal:
         terminal.wait_for("answer 0 of 1", "Enter: again, q: quit", limit_s=LIMIT_S)
         place.write("model.py", "ANSWER = 5\n")
         text = terminal.wait_for("answer 5 of 1", "saved model.py", limit_s=LIMIT_S)
@@ -263,10 +262,8 @@ def test_keys_of_a_terminal_run_again_and_leave(place, monkeypatch):
         assert terminal.wait_for_end(LIMIT_S) == 0
 
 
-def test_keys_are_heard_again_after_ctrl_z_and_fg(place, monkeypatch):
-    monkeypatch.chdir(place.project)
-    env = {**place.env, "TERM": "xterm", "PS1": "shell> "}
-    with TerminalOf(["/bin/bash", "--norc", "--noprofile", "-i"], env) as terminal:
+def test_keys_are_heard_again_after_ctrl_z_and_fg(place, on_terminal):
+    with on_terminal("/bin/bash", "--norc", "--noprofile", "-i") as terminal:
         terminal.wait_for("shell>", limit_s=LIMIT_S)
         terminal.press(f"{shlex.join([*MUSTER, 'dev', 'train.py'])}\n")
         terminal.wait_for("answer 0 of 1", "q: quit", limit_s=LIMIT_S)
@@ -285,15 +282,14 @@ def test_keys_are_heard_again_after_ctrl_z_and_fg(place, monkeypatch):
         terminal.wait_for_end(LIMIT_S)
 
 
-def test_pdb_opens_on_the_rank_that_failed_and_a_save_leaves_it(place, monkeypatch):
-    monkeypatch.chdir(place.project)
+def test_pdb_opens_on_the_rank_that_failed_and_a_save_leaves_it(place, on_terminal):
     place.write(
         "train.py",
         "import os\nbatch = 41\nif os.environ['RANK'] == '1':\n    raise ValueError(batch)\n"
         "import time\ntime.sleep(600)\n",
     )
     command = [*MUSTER, "dev", "--nproc-per-node", "2", "--pdb", "train.py"]
-    with TerminalOf(command, {**place.env, "TERM": "xterm"}) as terminal:
+    with on_terminal(*command) as terminal:
         terminal.wait_for("(Pdb)", "rank 1 on n1 has failed", limit_s=LIMIT_S)
         terminal.press("p batch + 1\n")
         terminal.wait_for("\n42", limit_s=LIMIT_S)

@@ -4,36 +4,10 @@ import json
 import os
 import signal
 
-from conftest import begin, processes_of
+from conftest import let_go, processes_of, waiting_run, workers_of
 from kit.records import newest_run
 from kit.waiting import wait_until
 from torchmuster.core import proc
-
-WAITING = """\
-import os, pathlib, time, torch.distributed as dist
-dist.init_process_group("gloo")
-pathlib.Path(f"began-{os.environ['RANK']}").write_text(str(os.getpid()))
-while not pathlib.Path("go").exists():
-    time.sleep(0.02)
-dist.destroy_process_group()
-"""
-
-
-def waiting_run(place):
-    """Begin a run on two nodes; return its client and the processes of its workers when all have met."""
-    place.write("train.py", WAITING)
-    client = begin(place)
-    return client, workers_of(place)
-
-
-def workers_of(place):
-    """Wait for both workers of an attempt, and return their processes; their files are removed."""
-    files = [place.project / f"began-{rank}" for rank in (0, 1)]
-    wait_until(lambda: all(file.exists() and file.read_text() for file in files), "the workers")
-    pids = [int(file.read_text()) for file in files]
-    for file in files:
-        file.unlink()
-    return pids
 
 
 def parent_of(pid):
@@ -49,9 +23,7 @@ def test_a_killed_spawner_is_replaced_and_the_run_goes_on(place):
     os.kill(spawner, signal.SIGKILL)
     again = workers_of(place)
     assert not any(map(proc.is_running, workers))
-    (place.project / "go").touch()
-    said, _ = client.communicate(timeout=180)
-    assert client.returncode == 0, said
+    let_go(place, client)
     run = newest_run(place.home, "train")
     assert json.loads((run / "result.json").read_text())["attempts"] == 2
     wait_until(lambda: not any(map(proc.is_running, again)), "the end of all workers")
@@ -67,9 +39,7 @@ def test_a_door_that_is_killed_with_a_run_in_it_opens_again_and_the_run_goes_on(
     os.kill(old[1], signal.SIGKILL)
     again = workers_of(place)
     assert not any(map(proc.is_running, [*workers, *old]))
-    (place.project / "go").touch()
-    said, _ = client.communicate(timeout=180)
-    assert client.returncode == 0, said
+    let_go(place, client)
     wait_until(lambda: not any(map(proc.is_running, again)), "the end of all workers")
     assert all(map(proc.is_running, place.doors()))
     done = place.run()

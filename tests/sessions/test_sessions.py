@@ -9,19 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import begin, processes_of
+from conftest import WAITING, begin, let_go, processes_of, waiting_run, workers_of
 from kit.records import newest_run
 from kit.waiting import wait_until
 from torchmuster.core import proc
-
-WAITING = """\
-import pathlib, time, torch.distributed as dist
-dist.init_process_group("gloo")
-pathlib.Path("began").touch()
-while not pathlib.Path("go").exists():
-    time.sleep(0.02)
-dist.destroy_process_group()
-"""
 
 
 @pytest.mark.short
@@ -57,9 +48,8 @@ def test_two_hundred_edits_within_the_same_second_and_size_each_run(place):
         text = f"ANSWER = {100 + edit % 900}\n"
         place.write("model.py", text)
         done = place.run()
-        assert (done.returncode, f"answer {100 + edit % 900} of 1" in done.stdout) == (0, True), (
-            done.stderr
-        )
+        assert done.returncode == 0, done.stderr
+        assert f"answer {100 + edit % 900} of 1" in done.stdout
         run = newest_run(place.home, "train")
         ran = {file["path"]: file for file in code_of(run)["files"]}
         assert set(ran) == {"train.py", "model.py"}
@@ -135,9 +125,7 @@ def test_a_variable_that_changed_is_seen_by_imports(place):
 
 def test_a_second_run_at_the_same_time_is_refused(place):
     place.start()
-    place.write("train.py", WAITING)
-    first = begin(place)
-    wait_until((place.project / "began").exists, "the first run to begin")
+    first, _ = waiting_run(place, 1)
     second = place.run()
     assert second.returncode == 2
     assert "error: the session main is busy" in second.stderr
@@ -147,25 +135,20 @@ def test_a_second_run_at_the_same_time_is_refused(place):
     assert "is in the session main" in refused.stderr
     behind = place.run("--detach")
     assert behind.returncode == 0, behind.stderr
-    plans = (place.home / "runs").glob("*-train-*/plan.json")
-    refused_run = max(plans, key=lambda plan: plan.stat().st_mtime_ns).parent
+    refused_run = newest_run(place.home, "train")
     wait_until((refused_run / "result.json").exists, "the result of a run that could not begin")
     result = json.loads((refused_run / "result.json").read_text())
     assert (result["state"], result["attempts"]) == ("failed", 0)
     assert result["report"]["error"] == "the session main is busy"
     assert "muster wait" in result["report"]["hint"]
     assert place.muster("wait", refused_run.name).returncode == 2
-    (place.project / "go").touch()
-    assert first.communicate(timeout=180)
-    assert first.returncode == 0
+    let_go(place, first)
     assert place.run().returncode == 0
 
 
 def test_the_death_of_a_client_ends_its_run_and_leaves_the_session(place):
     place.start("--nodes", "2")
-    place.write("train.py", WAITING)
-    client = begin(place)
-    wait_until((place.project / "began").exists, "the run to begin")
+    client, _ = waiting_run(place)
     before = {pid for door in place.doors() for pid in proc.descendants(door)}
     client.kill()
     client.communicate(timeout=180)
@@ -176,27 +159,22 @@ def test_the_death_of_a_client_ends_its_run_and_leaves_the_session(place):
 
 def test_a_killed_agent_with_the_head_is_forked_again(place):
     place.start("--nodes", "2")
-    place.write("train.py", WAITING)
-    client = begin(place)
-    wait_until((place.project / "began").exists, "the run to begin")
-    (place.project / "began").unlink()
+    client, _ = waiting_run(place)
     head = proc.children_of(place.doors()[0])[0]
     os.kill(head, signal.SIGKILL)
-    wait_until((place.project / "began").exists, "the next attempt to begin")
-    (place.project / "go").touch()
-    said, _ = client.communicate(timeout=180)
-    assert client.returncode == 0, said
-    assert "the head's agent ended" in said
+    workers_of(place)
+    assert "the head's agent ended" in let_go(place, client)
 
 
 def test_a_killed_door_opens_again(place):
     place.start("--nodes", "2")
     old = place.doors()
     os.kill(old[1], signal.SIGKILL)
-    wait_until(
-        lambda: not set(old) & set(place.doors()) and all(map(proc.is_running, place.doors())),
-        "both doors to open again",
-    )
+
+    def are_new():
+        return not set(old) & set(place.doors()) and all(map(proc.is_running, place.doors()))
+
+    wait_until(are_new, "both doors to open again")
     assert "answer 0 of 2" in place.run().stdout
 
 
@@ -210,12 +188,17 @@ def test_the_death_of_a_session_s_owner_ends_all_of_it(place):
     assert "muster session start --name main" in done.stderr
 
 
+def last_words(folder):
+    """Return what the first door of a session has said up to its end."""
+    log = folder / "logs/main/train/attempt-0/rank-0.log"
+    wait_until(lambda: "main ends: " in log.read_text(), "its last words")
+    return log.read_text()
+
+
 def test_an_idle_session_says_so_and_ends(place):
     folder = place.start("--idle", "4s")
-    log = folder / "logs/main/train/attempt-0/rank-0.log"
     wait_until((folder / "result.json").exists, "the session to end")
-    wait_until(lambda: "main ends: " in log.read_text(), "its last words")
-    said = log.read_text()
+    said = last_words(folder)
     warned, ended = said.index("ends in "), said.index("main ends: no run began for 4 s")
     assert warned < ended
     assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
@@ -230,9 +213,7 @@ def test_the_time_limit_of_a_session_is_said_before_and_ends_the_run_in_it(place
     assert "its time limit of 25 s" in said
     assert client.returncode != 0
     wait_until((folder / "result.json").exists, "the session to end")
-    said_by = folder / "logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: "main ends: " in said_by.read_text(), "its last words")
-    log = said_by.read_text()
+    log = last_words(folder)
     assert log.index("main ends in ") < log.index("main ends: its time limit of 25 s")
     assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
     run = newest_run(place.home, "train")

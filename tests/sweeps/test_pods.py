@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from kit.command import SOURCE, run_muster
+from kit.command import SOURCE, muster_env, run_muster
 from kit.packages import keep_package
 
 FAKES = SOURCE.parent / "tests" / "fakes" / "kubernetes"
@@ -22,19 +22,10 @@ def muster(tmp_path):
     (tmp_path / "muster.toml").write_text(SITE)
     case = tmp_path / "case.json"
     case.write_text(json.dumps({"pods": "job-pods-running"}))
-    environment = {
-        "PATH": f"{FAKES}:{os.environ['PATH']}",
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(tmp_path / "home"),
-        "FAKE_KUBECTL": str(case),
-    }
-
-    keep_package(tmp_path / "home")
-
-    def call(*words):
-        return run_muster(*words, env=environment, cwd=tmp_path)
-
-    return call
+    home, path = tmp_path / "home", f"{FAKES}:{os.environ['PATH']}"
+    environment = muster_env(home, PATH=path, FAKE_KUBECTL=str(case))
+    keep_package(home)
+    return lambda *words: run_muster(*words, env=environment, cwd=tmp_path)
 
 
 def objects(text):
@@ -81,18 +72,16 @@ def test_members_of_several_pods_are_jobs_of_their_own(muster):
     assert job["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 
 
+UNFOLLOWED = "`--stop` can't end members that nobody follows"
+TWO_NODES = "members of several nodes are for clusters whose nodes are pods"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--per-gpu", "2"), "a pod has its GPUs for itself"),
-        (
-            ("--metric", "loss", "--stop", "median", "--detach"),
-            "`--stop` can't end members that nobody follows",
-        ),
-        (
-            ("--on", "local", "--nodes", "2"),
-            "members of several nodes are for clusters whose nodes are pods",
-        ),
+        (("--metric", "loss", "--stop", "median", "--detach"), UNFOLLOWED),
+        (("--on", "local", "--nodes", "2"), TWO_NODES),
     ],
 )
 def test_what_pods_have_not_is_refused_with_what_to_use(muster, words, says):
@@ -127,9 +116,8 @@ def test_a_sweep_whose_pods_were_slots_is_still_shown(muster, tmp_path):
     end = {**event, "event": "member_ended", "state": "succeeded", "elapsed_s": 1, "exit_code": 0}
     lines = (event, {**end, "why": None}, {**event, "member": 1})
     (run_dir / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    (run_dir / "job.json").write_text(
-        json.dumps({"engine": "kubernetes", "job_id": "lab/research/s"})
-    )
+    job = {"engine": "kubernetes", "job_id": "lab/research/s"}
+    (run_dir / "job.json").write_text(json.dumps(job))
     result = {"run_id": "s", "state": "failed", "exit_code": 1, "attempts": 2}
     result |= {"restarts_spent": 0, "elapsed_s": 1.0, "report": None}
     (run_dir / "result.json").write_text(json.dumps(result))
@@ -138,10 +126,8 @@ def test_a_sweep_whose_pods_were_slots_is_still_shown(muster, tmp_path):
     log.write_text("loss=1\n")
 
     status = json.loads(muster("status", "s", "--json").stdout)
-    assert (status["state"], [one["state"] for one in status["members"]]) == (
-        "failed",
-        ["succeeded", "lost"],
-    )
+    assert status["state"] == "failed"
+    assert [one["state"] for one in status["members"]] == ["succeeded", "lost"]
     assert muster("logs", "s.0").stdout == "loss=1\n"
     again = muster("restart", "s")
     assert (again.returncode, "earlier version of muster" in again.stderr) == (2, True)

@@ -65,9 +65,24 @@ class Lab(live.Lab):
         for name in names:
             (self.folder / name).touch()
 
+    def hold(self, *numbers):
+        self.touch(*(f"hold-{number}" for number in numbers))
+
     def release(self, *numbers):
         for number in numbers:
             (self.folder / f"hold-{number}").unlink()
+
+    def first_pod(self):
+        """Begin a sweep of two whose member 0 waits; return its client when that member's pod runs."""
+        self.hold(0)
+        client = self.popen(*self.words(members=2))
+        wait_until(lambda: self.begun(0) == 1, "its first pod")
+        return client
+
+    def lose_pod(self):
+        """Kill the pod of member 0."""
+        (pod,) = [one for one in self.pods() if one["metadata"]["name"].startswith("s-0-")]
+        os.kill(int(pod["metadata"]["annotations"]["pid"]), signal.SIGKILL)
 
     def begun(self, number=None):
         which = "*" if number is None else f"{number}-*"
@@ -106,7 +121,7 @@ def test_a_failed_member_stops_no_other_and_only_it_runs_again(lab):
 
 
 def test_members_run_without_a_client_and_any_machine_sees_what_they_left(lab):
-    lab.touch(*(f"hold-{number}" for number in range(5)))
+    lab.hold(*range(5))
     client = lab.popen(*lab.words())
     wait_until(lambda: lab.begun() == 2, "two members")
     client.send_signal(signal.SIGKILL)
@@ -163,7 +178,7 @@ def test_a_cancel_ends_what_runs_and_what_waits_and_a_restart_goes_on(lab):
 
 @pytest.mark.lab
 def test_one_member_is_stopped_by_its_own_name_and_by_a_rule(lab):
-    lab.touch(*(f"hold-{number}" for number in range(3)))
+    lab.hold(*range(3))
     (lab.folder / "code" / "rules.py").write_text(RULE)
     client = lab.popen(*lab.words("--stop", "rules:Above", members=3, slots=3))
     wait_until(lambda: lab.begun() == 3, "three members")
@@ -207,11 +222,8 @@ def test_members_of_several_pods_are_runs_that_this_machine_submits(lab):
 
 
 def test_a_member_whose_pod_is_lost_begins_again_in_another(lab):
-    lab.touch("hold-0")
-    client = lab.popen(*lab.words(members=2))
-    wait_until(lambda: lab.begun(0) == 1, "its first pod")
-    (pod,) = [one for one in lab.pods() if one["metadata"]["name"].startswith("s-0-")]
-    os.kill(int(pod["metadata"]["annotations"]["pid"]), signal.SIGKILL)
+    client = lab.first_pod()
+    lab.lose_pod()
     wait_until(lambda: lab.begun(0) == 2, "its second pod")
     lab.release(0)
     assert client.wait(60) == 0
@@ -220,14 +232,11 @@ def test_a_member_whose_pod_is_lost_begins_again_in_another(lab):
 
 @pytest.mark.lab
 def test_a_secret_that_somebody_deletes_is_made_again_before_a_lost_member_needs_it(lab):
-    lab.touch("hold-0")
-    client = lab.popen(*lab.words(members=2))
-    wait_until(lambda: lab.begun(0) == 1, "its first pod")
+    client = lab.first_pod()
     secret = lab.state / "s" / "secret.json"
     before = json.loads(secret.read_text())["data"]
     secret.unlink()
-    (pod,) = [one for one in lab.pods() if one["metadata"]["name"].startswith("s-0-")]
-    os.kill(int(pod["metadata"]["annotations"]["pid"]), signal.SIGKILL)
+    lab.lose_pod()
     wait_until(secret.exists, "the Secret", 60)
     assert json.loads(secret.read_text())["data"] == before
     wait_until(lambda: lab.begun(0) == 2, "its second pod", 60)

@@ -1,15 +1,16 @@
 """Sweeps on this machine: real members, failures, owners that are killed."""
 
+import contextlib
 import json
 import os
 import re
 import shlex
 import signal
-import subprocess
+from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, SOURCE, muster_env, run_muster
+from kit.command import MUSTER, SOURCE, muster_env, run_muster, spawned
 from kit.waiting import wait_until
 
 SUM = """
@@ -57,17 +58,17 @@ def held(folder):
     return [int(name.removeprefix("pid-")) for name in os.listdir(folder) if name[:4] == "pid-"]
 
 
+def words_of(pid):
+    """Return the command line of a process; nothing for one that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def living(folder):
     """Return the processes of a sweep's script: the spawner and its members have its path in their words."""
     script = str(folder / "script.py").encode()
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as words:
-                found += [int(pid)] * (script in words.read())
-        except OSError:
-            continue
-    return found
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and script in words_of(pid)]
 
 
 @pytest.fixture
@@ -75,11 +76,9 @@ def holding(tmp_path, env):
     """Return a sweep of four members in two slots that wait for a pipe, its process and its folder."""
     script = write(tmp_path, HOLD)
     os.mkfifo(tmp_path / "gate")
-    words = (*MUSTER, "sweep", script, "--grid", "x=0:4", "--style", "env", "--slots", "2")
-    command = [*map(str, words), "--run-id", "held", "--grace", "20s"]
-    with subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as owner:
+    words = ("--grid", "x=0:4", "--style", "env", "--slots", "2", "--grace", "20s")
+    command = [*MUSTER, "sweep", script, *words, "--run-id", "held"]
+    with spawned(command, env=env) as owner:
         wait_until(lambda: len(held(tmp_path)) == 2, "two members")
         wait_until(lambda: states("held", env).count("running") == 2, "the record of two members")
         yield owner, tmp_path
@@ -125,9 +124,8 @@ def test_a_member_is_a_run_for_other_commands(tmp_path, env):
     assert "ValueError: b is 1" in run_muster("logs", "one.0", env=env).stdout
     assert run_muster("wait", "one.0", env=env).returncode == 1
     assert "rank 0 raised" in run_muster("explain", "one.0", env=env).stdout
-    assert run_muster("logs", "one", env=env).stderr.endswith(
-        "hint: muster logs one.0; muster status one\n"
-    )
+    hint = "hint: muster logs one.0; muster status one\n"
+    assert run_muster("logs", "one", env=env).stderr.endswith(hint)
     assert "has no member 7" in run_muster("logs", "one.7", env=env).stderr
     assert "sweep of" in run_muster("ps", env=env).stdout
 
@@ -205,12 +203,8 @@ def test_members_die_with_their_owner_and_the_sweep_goes_on(holding, env):
     assert run_muster("restart", "held", "--detach", env=env).stdout == "held\n"
     assert run_muster("wait", "held", env=env).returncode == 0
     told = status("held", env)["members"]
-    assert [(m["state"], m["attempt"]) for m in told] == [
-        ("succeeded", 1),
-        ("succeeded", 1),
-        ("succeeded", 0),
-        ("succeeded", 0),
-    ]
+    assert [m["state"] for m in told] == ["succeeded"] * 4
+    assert [m["attempt"] for m in told] == [1, 1, 0, 0]
 
 
 @pytest.mark.short
@@ -239,9 +233,8 @@ def test_a_killed_spawner_costs_no_member(holding, env):
 @pytest.mark.short
 def test_nothing_is_made_by_a_dry_run(tmp_path, env):
     script = write(tmp_path, SUM)
-    done = run_muster(
-        "sweep", script, "--grid", "a=1,2", "--dry-run", "--", "--b", "{a} x", env=env
-    )
+    words = ("--grid", "a=1,2", "--dry-run", "--", "--b", "{a} x")
+    done = run_muster("sweep", script, *words, env=env)
     assert done.stdout == f"0\t{script} --b '1 x'\n1\t{script} --b '2 x'\n"
     assert not os.path.exists(tmp_path / "home" / "runs")
 
@@ -255,11 +248,6 @@ for step in range(1, 41):
 """
 
 
-def num_steps(name, env):
-    logs = [run_muster("logs", f"{name}.{n}", env=env).stdout for n in range(8)]
-    return [log.count("loss=") for log in logs]
-
-
 @pytest.mark.parametrize("rule", ["asha", "median"])
 def test_the_worst_end_early_and_their_steps_are_saved(tmp_path, env, rule):
     pytest.importorskip("optuna")
@@ -271,9 +259,9 @@ def test_the_worst_end_early_and_their_steps_are_saved(tmp_path, env, rule):
     assert told["best"] == 0
     assert told["members"][0]["state"] == "succeeded"
     stopped = [m["number"] for m in told["members"] if m["state"] == "stopped"]
-    steps = num_steps("early", env)
+    logs = [run_muster("logs", f"early.{n}", env=env).stdout for n in stopped]
     assert stopped
-    assert all(steps[n] < 40 for n in stopped)
+    assert all(log.count("loss=") < 40 for log in logs)
     assert "the sweep stopped this member early" in run_muster("status", "early.7", env=env).stdout
     assert run_muster("restart", "early", env=env).returncode == 2  # they count as done
 
@@ -294,15 +282,10 @@ def test_what_a_member_leaves_behind_ends_before_the_sweep(tmp_path, env, job):
     done = run_muster(*words, "--run-id", "left", env={**env, **job})
     assert done.returncode == 0, done.stderr
     pids = [int(run_muster("logs", f"left.{n}", env=env).stdout) for n in range(3)]
-    assert not any(is_waiting(pid) for pid in pids)
+    assert not any(b"signal.pause" in words_of(pid) for pid in pids)
 
 
-def is_waiting(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as words:
-            return b"signal.pause" in words.read()
-    except OSError:
-        return False
+TWO_WORKERS = ("--nproc-per-node", "2")
 
 
 @pytest.mark.parametrize(
@@ -310,9 +293,7 @@ def is_waiting(pid):
     [
         (("--per-gpu", "2"), ["0", "1", "0", "1"]),
         (("--slots", "3"), ["0", "1", "0"]),
-        pytest.param(
-            ("--per-gpu", "2", "--nproc-per-node", "2"), ["0,1", "0,1"], marks=pytest.mark.lab
-        ),
+        pytest.param(("--per-gpu", "2", *TWO_WORKERS), ["0,1"] * 2, marks=pytest.mark.lab),
     ],
 )
 def test_members_see_the_gpus_of_their_slot(tmp_path, words, of_slot):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, muster_env, spawned
+from kit.command import MUSTER, muster_env, run_muster, spawned
 from kit.waiting import wait_until
 
 LIMIT_S = 180.0
@@ -15,16 +15,19 @@ LIMIT_S = 180.0
 class Workflow:
     """One `muster submit`, from its file to its end."""
 
-    def __init__(self, folder, text, options):
+    def __init__(self, folder, text, options, muster=MUSTER, env=None, **user):
         self.folder = folder
         self.home = folder / "home"
         self.run_dir = self.home / "runs" / "r"
         (folder / "w.yaml").write_text(text)
-        out = os.open(folder / "out.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        environment = muster_env(self.home)
         words = ["submit", "w.yaml", "--run-id", "r", "--backoff", "0.2", *options]
-        self.process = spawned([*MUSTER, *words], cwd=folder, env=environment, stdout=out)
-        os.close(out)
+        user |= {"cwd": folder, "env": muster_env(self.home, **(env or {}))}
+        with (folder / "out.txt").open("ab") as out:
+            self.process = spawned([*muster, *words], stdout=out, **user)
+
+    def muster(self, *words):
+        """Run another command beside it."""
+        return run_muster(*words, env=muster_env(self.home), cwd=self.folder, limit_s=60)
 
     @property
     def out(self):
@@ -75,7 +78,7 @@ class Workflow:
     def processes(self):
         """Return every process that belongs to the run: by command line or by environment."""
         mark = f"MUSTER_HOME={self.home}".encode()
-        return [pid for pid in _pids() if mark in _read(f"/proc/{pid}/environ").split(b"\0")]
+        return [pid for pid in _pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
 
     def end(self):
         """End what is left and say how many processes there were."""
@@ -93,7 +96,7 @@ def _pids():
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _read(path):
+def read(path):
     try:
         return Path(path).read_bytes()
     except OSError:
@@ -101,12 +104,12 @@ def _read(path):
 
 
 def _parent(pid):
-    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else None
 
 
 def _command_lines():
-    return [(pid, _read(f"/proc/{pid}/cmdline")) for pid in _pids()]
+    return [(pid, read(f"/proc/{pid}/cmdline")) for pid in _pids()]
 
 
 @pytest.fixture

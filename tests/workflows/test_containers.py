@@ -45,10 +45,7 @@ class Engine:
 
     def calls(self, kind):
         """Return the command lines of this kind, in their order."""
-        try:
-            lines = (self.folder / "calls").read_text().splitlines()
-        except FileNotFoundError:
-            return []
+        lines = (self.folder / "calls").read_text().splitlines()
         return [argv for line in lines if (argv := json.loads(line))[0] == kind]
 
     def containers(self):
@@ -68,8 +65,33 @@ def engine(tmp_path, monkeypatch):
         os.kill(int((folder / "made" / name).read_text()), signal.SIGKILL)
 
 
-def test_the_command_runs_in_the_image_with_the_variables_of_the_file(engine, run_workflow):
-    ran = run_workflow(one('echo "$ONE|$TWO|$HOME" > {{output}}/said'), "--container", "podman")
+@pytest.fixture
+def submit(engine, run_workflow):
+    """Return a function that runs a script in a container of an image, to its end."""
+
+    def submit(script, image="busybox:1", container="podman"):
+        return run_workflow(one(script, image), "--container", container)
+
+    return submit
+
+
+@pytest.fixture
+def start(engine, start_workflow):
+    """Return a function that starts a script in a container; it has begun when it has written `up`."""
+
+    def start(script, *options):
+        started = start_workflow(one(script), "--container", "podman", *options)
+        started.wait_for_file("up")
+        return started
+
+    return start
+
+
+LOOP = "touch FOLDER/up; while :; do sleep 0.1; done"
+
+
+def test_the_command_runs_in_the_image_with_the_variables_of_the_file(engine, submit):
+    ran = submit('echo "$ONE|$TWO|$HOME" > {{output}}/said')
 
     assert ran.code == 0, ran.out
     assert (ran.output("t") / "said").read_text() == "a b|x\ny|\n"
@@ -81,8 +103,8 @@ def test_the_command_runs_in_the_image_with_the_variables_of_the_file(engine, ru
     assert "--volume=/opt:/opt" in argv
 
 
-def test_files_of_the_task_are_mounted_read_only_and_no_value_is_in_the_line(engine, run_workflow):
-    ran = run_workflow(one("true"), "--container", "podman")
+def test_files_of_the_task_are_mounted_read_only_and_no_value_is_in_the_line(engine, submit):
+    ran = submit("true")
 
     assert ran.code == 0, ran.out
     (argv,) = engine.calls("run")
@@ -94,32 +116,27 @@ def test_files_of_the_task_are_mounted_read_only_and_no_value_is_in_the_line(eng
     assert stat.S_IMODE(os.stat(variables).st_mode) == 0o600
 
 
-def test_an_image_that_can_not_be_had_is_a_failed_image_pull(engine, run_workflow):
-    ran = run_workflow(one("true", image="missing"), "--container", "podman")
+@pytest.mark.parametrize(
+    ("script", "image", "state", "said"),
+    [
+        ("true", "missing", "FAILED_IMAGE_PULL", "initializing source docker://missing: denied"),
+        ("true", "nodaemon", "FAILED_START_ERROR", "Is the docker daemon running?"),
+        ("exit 125", "busybox:1", "FAILED", "exit code 125"),
+    ],
+    ids=["no such image", "no daemon", "the command's own 125"],
+)
+def test_an_engine_s_failure_is_told_in_its_words(engine, submit, script, image, state, said):
+    ran = submit(script, image)
 
     assert ran.code != 0
-    assert ran.result()["state"] == "FAILED_IMAGE_PULL"
-    assert "initializing source docker://missing: denied" in ran.out
+    assert ran.result()["state"] == state
+    assert said in ran.out
 
 
-def test_a_daemon_that_does_not_run_is_told_in_its_own_words(engine, run_workflow):
-    ran = run_workflow(one("true", image="nodaemon"), "--container", "podman")
-
-    assert ran.result()["state"] == "FAILED_START_ERROR"
-    assert "Is the docker daemon running?" in ran.out
-
-
-def test_the_commands_own_125_is_an_exit_code(engine, run_workflow):
-    ran = run_workflow(one("exit 125"), "--container", "podman")
-
-    assert ran.result()["state"] == "FAILED"
-    assert "exit code 125" in ran.out
-
-
-def test_a_restart_has_a_container_of_its_own_and_removes_the_one_before(engine, run_workflow):
+def test_a_restart_has_a_container_of_its_own_and_removes_the_one_before(engine, submit):
     script = "[ -e again ] && exit 0; touch again; exit 8"
 
-    ran = run_workflow(one(script), "--container", "podman")
+    ran = submit(script)
 
     assert ran.code == 0, ran.out
     names = [word for argv in engine.calls("run") for word in argv if word.startswith("--name=")]
@@ -128,12 +145,8 @@ def test_a_restart_has_a_container_of_its_own_and_removes_the_one_before(engine,
     assert ["torchmuster-r-t-0", "torchmuster-r-t-1"] in [argv[-2:] for argv in before]
 
 
-def test_sigterm_reaches_the_command_in_the_container(engine, start_workflow, tmp_path):
-    script = f"trap 'touch {tmp_path}/ended; exit 0' TERM; touch {tmp_path}/up; "
-    script += "while :; do sleep 0.1; done"
-    started = start_workflow(one(script), "--container", "podman")
-
-    started.wait_for_file("up")
+def test_sigterm_reaches_the_command_in_the_container(engine, start, tmp_path):
+    started = start(f"trap 'touch FOLDER/ended; exit 0' TERM; {LOOP}")
     started.process.send_signal(signal.SIGTERM)
     started.wait()
 
@@ -141,13 +154,8 @@ def test_sigterm_reaches_the_command_in_the_container(engine, start_workflow, tm
     assert engine.containers() == []
 
 
-def test_a_command_that_does_not_heed_sigterm_is_removed_with_its_container(
-    engine, start_workflow, tmp_path
-):
-    script = f"trap '' TERM; touch {tmp_path}/up; while :; do sleep 0.1; done"
-    started = start_workflow(one(script), "--container", "podman", "--grace", "1")
-
-    started.wait_for_file("up")
+def test_a_command_that_does_not_heed_sigterm_is_removed_with_its_container(engine, start):
+    started = start(f"trap '' TERM; {LOOP}", "--grace", "1")
     started.process.send_signal(signal.SIGTERM)
     started.wait()
 
@@ -155,11 +163,8 @@ def test_a_command_that_does_not_heed_sigterm_is_removed_with_its_container(
     assert any(argv[-1] == "torchmuster-r-t-0" for argv in engine.calls("rm"))
 
 
-def test_kill_9_of_the_agent_leaves_no_container(engine, start_workflow, tmp_path):
-    script = f"[ -e {tmp_path}/up ] && exit 0; touch {tmp_path}/up; sleep 60"
-    started = start_workflow(one(script), "--container", "podman")
-
-    started.wait_for_file("up")
+def test_kill_9_of_the_agent_leaves_no_container(engine, start):
+    started = start("[ -e FOLDER/up ] && exit 0; touch FOLDER/up; sleep 60")
     (agent,) = wait_until(lambda: started.pids("--task=t"), "the agent")
     os.kill(agent, signal.SIGKILL)
     started.wait()
@@ -168,38 +173,27 @@ def test_kill_9_of_the_agent_leaves_no_container(engine, start_workflow, tmp_pat
     assert engine.containers() == []
 
 
-def test_a_barrier_works_in_a_container(engine, run_workflow):
+def test_a_barrier_works_in_a_container(engine, submit):
     call = f"PYTHONPATH={Path(__file__).parents[2] / 'src'} {sys.executable} -m torchmuster barrier --name b"
 
-    ran = run_workflow(one(f"{call} && echo through"), "--container", "podman")
+    ran = submit(f"{call} && echo through")
 
     assert ran.code == 0, ran.out
     assert "through" in ran.out
 
 
 def test_tasks_without_an_image_are_named_before_anything_starts(engine, run_workflow):
-    ran = run_workflow(
-        one("true").replace("image: IMAGE", "").replace("    image: busybox:1\n", ""),
-        "--container",
-        "podman",
-    )
+    text = one("true").replace("    image: busybox:1\n", "")
+    ran = run_workflow(text, "--container", "podman")
 
     assert ran.code == 2
     assert "no `image:` for --container podman: t" in ran.out
     assert not ran.run_dir.exists()
 
 
-def test_a_missing_engine_is_told_with_those_that_are_here(engine, run_workflow):
-    ran = run_workflow(one("true"), "--container", "apptainer")
-
-    assert ran.code == 2
-    assert "there is no `apptainer` on this machine" in ran.out
-    assert "podman" in ran.out.partition("installed here:")[2].splitlines()[0]
-
-
 @pytest.mark.parametrize("container", ["none", "podman"])
-def test_volume_mounts_have_an_effect_in_containers_only(engine, run_workflow, container):
-    ran = run_workflow(one("true"), "--container", container)
+def test_volume_mounts_have_an_effect_in_containers_only(engine, submit, container):
+    ran = submit("true", container=container)
 
     assert ran.code == 0, ran.out
     assert ("`volumeMounts` has no effect" in ran.out) is (container == "none")

@@ -2,15 +2,17 @@
 
 import json
 import os
+import textwrap
 
 import pytest
 
-from kit.command import muster_env, run_muster
 from kit.waiting import wait_until
 
 
-def muster(workflow, *words):
-    return run_muster(*words, env=muster_env(workflow.home), cwd=workflow.folder, limit_s=60)
+def task(text):
+    """Return a workflow of the task `t`, of which the text says the rest."""
+    rest = textwrap.indent(textwrap.dedent(text), "    ")
+    return f"workflow:\n  name: w\n  tasks:\n  - name: t\n{rest}"
 
 
 def test_urls_are_downloaded_and_uploaded_with_their_filters(run_workflow, tmp_path):
@@ -19,17 +21,14 @@ def test_urls_are_downloaded_and_uploaded_with_their_filters(run_workflow, tmp_p
     (source / "train" / "a.txt").write_text("a")
     (source / "train" / "b.bin").write_text("b")
     (source / "other.txt").write_text("c")
-    workflow = run_workflow(r"""
-workflow:
-  name: urls
-  tasks:
-  - name: t
+    text = task(r"""
     command: [bash, -c, "cd {{input:0}} && find . -type f > {{output}}/list.txt && touch {{output}}/left.out"]
     inputs:
     - {url: "file://FOLDER/source", regex: 'train/.*\.txt$'}
     outputs:
     - {url: "FOLDER/target/{{workflow_id}}", regex: '.*\.txt'}
-""")
+    """)
+    workflow = run_workflow(text)
 
     assert workflow.code == 0, workflow.out
     target = tmp_path / "target" / "r"
@@ -38,21 +37,18 @@ workflow:
 
 
 def test_a_failed_command_uploads_to_urls_and_makes_no_version(run_workflow, tmp_path):
-    workflow = run_workflow("""
-workflow:
-  name: failing
-  tasks:
-  - name: t
+    text = task("""
     command: [bash, -c, "echo why > {{output}}/log.txt; exit 3"]
     outputs:
     - url: FOLDER/target
     - dataset: {name: model}
-""")
+    """)
+    workflow = run_workflow(text)
 
     assert workflow.code == 3
     assert (tmp_path / "target" / "log.txt").read_text() == "why\n"
     assert "the dataset model gets no version" in workflow.out
-    assert muster(workflow, "dataset", "info", "model").returncode != 0
+    assert workflow.muster("dataset", "info", "model").returncode != 0
 
 
 @pytest.mark.short
@@ -92,22 +88,14 @@ workflow:
     found = (tmp_path / "found").read_text().split()
     assert [name.split("/")[-1] for name in found] == ["m", "n"]
     assert all(name.startswith("./model/") for name in found)
-    first = json.loads(muster(workflow, "dataset", "info", "model:1", "--json").stdout)
+    first = json.loads(workflow.muster("dataset", "info", "model:1", "--json").stdout)
     assert [file["path"].split("/")[-1] for file in first["files"]] == ["m"]
     assert "code:1" in workflow.out
 
 
 def test_a_missing_input_is_said_and_nothing_starts(run_workflow, tmp_path):
-    workflow = run_workflow("""
-workflow:
-  name: missing
-  groups:
-  - name: g
-    tasks:
-    - name: t
-      command: [touch, FOLDER/began]
-      inputs: [{dataset: {name: nowhere}}]
-""")
+    text = "command: [touch, FOLDER/began]\ninputs: [{dataset: {name: nowhere}}]\n"
+    workflow = run_workflow(task(text))
 
     assert workflow.code != 0
     assert "nowhere" in workflow.out
@@ -118,19 +106,16 @@ workflow:
 def test_a_checkpoint_is_uploaded_while_the_task_runs_and_once_more_at_its_end(
     start_workflow, tmp_path
 ):
-    workflow = start_workflow("""
-workflow:
-  name: saving
-  tasks:
-  - name: t
+    text = task("""
     command: [bash, -c, "mkdir /tmp/ckpt; echo 1 > /tmp/ckpt/step; until [ -e FOLDER/go ]; do sleep 0.05; done; echo 2 > /tmp/ckpt/step"]
     checkpoint:
     - {path: /tmp/ckpt, url: FOLDER/saved, frequency: 200ms}
-""")
+    """)
+    workflow = start_workflow(text)
 
     def newest():
         here = tmp_path / "here"
-        done = muster(workflow, "data", "download", str(tmp_path / "saved"), str(here))
+        done = workflow.muster("data", "download", str(tmp_path / "saved"), str(here))
         return (here / "step").read_text() if done.returncode == 0 else None
 
     wait_until((tmp_path / "saved" / "CHECKPOINT.json").exists, "the first checkpoint")
@@ -161,24 +146,13 @@ workflow:
 """)
 
     assert workflow.code == 0, workflow.out
-    for folder, _, names in os.walk(workflow.run_dir):
-        for name in names:
-            path = os.path.join(folder, name)
-            if os.path.isfile(path) and not os.path.islink(path):
-                with open(path, "rb") as file:
-                    assert b"s3cret-word" not in file.read(), path
+    for path in workflow.run_dir.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert b"s3cret-word" not in path.read_bytes(), path
 
 
 def test_a_missing_credential_names_the_file_to_write(run_workflow):
-    workflow = run_workflow("""
-workflow:
-  name: secrets
-  tasks:
-  - name: t
-    command: [env]
-    credentials:
-      wandb: {WANDB_API_KEY: key}
-""")
+    workflow = run_workflow(task("command: [env]\ncredentials: {wandb: {KEY: key}}\n"))
 
     assert workflow.code != 0
     assert "credentials.toml" in workflow.out

@@ -20,10 +20,8 @@ def muster(tmp_path):
     """Return a function that runs `muster` beside a copy of the examples."""
     folder = tmp_path / "workflows"
     shutil.copytree(EXAMPLES, folder)
-    environment = {
-        **muster_env(tmp_path / "home"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = muster_env(tmp_path / "home", PATH=path)
 
     def call(*words):
         return run_muster(*words, env=environment, cwd=folder)

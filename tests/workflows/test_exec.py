@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.workflows.conftest import Workflow
+from tests.workflows.conftest import Workflow, read
 
-from kit.command import SOURCE, spawned
+from kit.command import SOURCE
 from kit.waiting import wait_until
 from torchmuster.workflow.sandbox.place import namespaces_available
 
@@ -56,16 +56,14 @@ class Run:
         self.folder = workflow.folder
         self.user = user
 
-    def popen(self, *words, **options):
+    def popen(self, *words, stdin=subprocess.DEVNULL, **options):
         argv = [self.python, "-m", "torchmuster", "exec", "r", *words]
-        environment = _environment(MUSTER_HOME=str(self.workflow.home))
-        return subprocess.Popen(argv, env=environment, cwd=self.folder, **self.user, **options)
+        where = {"env": _environment(MUSTER_HOME=str(self.workflow.home)), "cwd": self.folder}
+        streams = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(argv, **{**streams, **where, **self.user, **options})
 
     def exec(self, *words, given=b""):
-        child = self.popen(
-            *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        with child:
+        with self.popen(*words, stdin=subprocess.PIPE) as child:
             try:
                 out, err = child.communicate(given, timeout=LIMIT_S)
             except subprocess.TimeoutExpired:
@@ -79,16 +77,9 @@ class Run:
     def has_process(self, *words):
         wanted = [word.encode() for word in words]
         return any(
-            _read(f"/proc/{pid}/cmdline").split(b"\0")[:-1] == wanted
+            read(f"/proc/{pid}/cmdline").split(b"\0")[:-1] == wanted
             for pid in self.workflow.processes()
         )
-
-
-def _read(path):
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""
 
 
 @pytest.fixture(params=["as_we_are", "as_nobody"])
@@ -103,9 +94,8 @@ def run(request, tmp_path):
         user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
         folder = Path(tempfile.mkdtemp(prefix="muster-exec-", dir="/tmp"))
         os.chown(folder, NOBODY, NOBODY)
-    found = _start(folder, user)
-    yield found
-    found.workflow.end()
+    with _started(folder, user) as found:
+        yield found
     if user:
         shutil.rmtree(folder)
 
@@ -113,51 +103,30 @@ def run(request, tmp_path):
 @pytest.fixture(scope="module")
 def rooted(tmp_path_factory):
     """Return one run of TASKS for all tests that leave it running."""
-    found = _start(tmp_path_factory.mktemp("exec"), {})
-    yield found
-    found.workflow.end()
+    with _started(tmp_path_factory.mktemp("exec"), {}) as found:
+        yield found
 
 
 @pytest.fixture
 def fresh(tmp_path):
     """Return a run of TASKS that the test may end."""
-    found = _start(tmp_path, {}, "--grace", "3600s")
-    yield found
-    found.workflow.end()
+    with _started(tmp_path, {}, "--grace", "3600s") as found:
+        yield found
 
 
-class _UserWorkflow(Workflow):
-    """A workflow that another user submits."""
-
-    def __init__(self, folder, text, python, user):
-        self.folder = folder
-        self.home = folder / "home"
-        self.run_dir = self.home / "runs" / "r"
-        (folder / "w.yaml").write_text(text)
-        with (folder / "out.txt").open("ab") as out:
-            self.process = spawned(
-                [python, "-m", "torchmuster", "submit", "w.yaml", "--run-id", "r"],
-                cwd=folder,
-                env=_environment(MUSTER_HOME=str(self.home)),
-                stdout=out,
-                **user,
-            )
-
-
-def _start(folder, user, *options):
+@contextlib.contextmanager
+def _started(folder, user, *options):
+    """Yield a run of TASKS, submitted by this user, whose commands have begun; it ends with the block."""
     python = _find_python(user)
+    argv = (python, "-m", "torchmuster")
     text = TASKS.replace("FOLDER", str(folder))
-    workflow = (
-        _UserWorkflow(folder, text, python, user) if user else Workflow(folder, text, options)
-    )
-    found = Run(workflow, python, user)
+    workflow = Workflow(folder, text, options, argv, _variables(), **user)
     try:
         workflow.wait_for_file("began-t")
         workflow.wait_for_file("began-u")
-    except BaseException:
+        yield Run(workflow, python, user)
+    finally:
         workflow.end()
-        raise
-    return found
 
 
 def _find_python(user):
@@ -173,10 +142,14 @@ def _find_python(user):
     pytest.skip("no interpreter that this user can start")
 
 
-def _environment(**variables):
-    """Return ours; another interpreter of the same version finds our packages too."""
+def _variables():
+    """Return those by which another interpreter of the same version finds our packages too."""
     path = os.pathsep.join([str(SOURCE), sysconfig.get_path("purelib")])
-    return {**os.environ, "PYTHONPATH": path, "TERM": "xterm", **variables}
+    return {"PYTHONPATH": path, "TERM": "xterm"}
+
+
+def _environment(**variables):
+    return {**os.environ, **_variables(), **variables}
 
 
 # The view.
@@ -202,8 +175,7 @@ def test_another_task_s_files_are_not_there(run):
 def test_a_command_is_in_its_task_s_private_network(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("a private network wants root on some kernels")
-    private = _start(tmp_path, {}, "--task-network", "private")
-    try:
+    with _started(tmp_path, {}, "--task-network", "private") as private:
         script = "readlink /proc/self/ns/net; grep -c -w u /etc/hosts"
         code, out, err = private.exec("t", "--", "sh", "-c", script)
         task = private.workflow.pid("began-t")
@@ -211,8 +183,6 @@ def test_a_command_is_in_its_task_s_private_network(tmp_path):
         space, num_lines = out.decode().split()
         assert space == os.readlink(f"/proc/{task}/ns/net") != os.readlink("/proc/self/ns/net")
         assert int(num_lines) > 0
-    finally:
-        private.workflow.end()
 
 
 # Streams and codes.
@@ -252,16 +222,8 @@ def test_what_a_command_leaves_behind_does_not_keep_the_client(rooted):
 
 
 def test_a_client_that_does_not_read_stops_the_writer(rooted):
-    child = rooted.popen(
-        "t",
-        "--",
-        "sh",
-        "-c",
-        "head -c 3000000 /dev/zero; touch written; sleep 60",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    with child:
+    script = "head -c 3000000 /dev/zero; touch written; sleep 60"
+    with rooted.popen("t", "--", "sh", "-c", script) as child:
         output = rooted.workflow.run_dir / "tasks" / "t" / "place-0" / "output"
         assert child.stdout.read(1) == b"\0"
         # A writer that does not stop has written in a moment; that it never does can't be waited for.
@@ -276,8 +238,7 @@ def test_a_client_that_does_not_read_stops_the_writer(rooted):
 
 
 def test_two_commands_run_at_once(rooted):
-    first = rooted.popen("t", "--", "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with first:
+    with rooted.popen("t", "--", "cat", stdin=subprocess.PIPE) as first:
         first.stdin.write(b"a")
         first.stdin.flush()
         assert first.stdout.read(1) == b"a"
@@ -299,8 +260,7 @@ def test_a_group_gets_the_command_in_every_task(rooted):
 
 
 def test_a_killed_client_takes_its_command_with_it(run):
-    child = run.popen("t", "--", "sleep", "3643.5", stdin=subprocess.DEVNULL)
-    with child:
+    with run.popen("t", "--", "sleep", "3643.5") as child:
         wait_until(lambda: run.has_process("sleep", "3643.5"), "the command")
         child.kill()
     wait_until(lambda: not run.has_process("sleep", "3643.5"), "the end of the command")
@@ -308,8 +268,7 @@ def test_a_killed_client_takes_its_command_with_it(run):
 
 def test_a_command_that_ignores_the_hangup_is_killed(rooted):
     script = "trap '' HUP; sleep 3644.5; sleep 3645.5"
-    child = rooted.popen("t", "--", "sh", "-c", script, stdin=subprocess.DEVNULL)
-    with child:
+    with rooted.popen("t", "--", "sh", "-c", script) as child:
         wait_until(lambda: rooted.has_process("sleep", "3644.5"), "the command")
         child.kill()
     wait_until(lambda: not rooted.has_process("sh", "-c", script), "its end")
@@ -317,17 +276,7 @@ def test_a_command_that_ignores_the_hangup_is_killed(rooted):
 
 
 def test_a_command_ends_with_its_task(run):
-    child = run.popen(
-        "t",
-        "--",
-        "sh",
-        "-c",
-        "echo on; exec sleep 3646.5",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with child:
+    with run.popen("t", "--", "sh", "-c", "echo on; exec sleep 3646.5") as child:
         assert child.stdout.readline() == b"on\n"
         run.end()
         assert child.wait(LIMIT_S) == 137
@@ -337,10 +286,7 @@ def test_a_command_ends_with_its_task(run):
 
 
 def test_a_client_hears_that_its_task_was_lost(fresh):
-    child = fresh.popen(
-        "t", "--", "sleep", "3651.5", stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    with child:
+    with fresh.popen("t", "--", "sleep", "3651.5") as child:
         wait_until(lambda: fresh.has_process("sleep", "3651.5"), "the command")
         agent = fresh.workflow.pid("--task=t")
         os.kill(agent, signal.SIGKILL)
@@ -350,10 +296,7 @@ def test_a_client_hears_that_its_task_was_lost(fresh):
 
 
 def test_a_command_does_not_delay_a_graceful_stop(fresh):  # whose grace is an hour
-    child = fresh.popen(
-        "t", "--", "sh", "-c", "trap '' TERM; sleep 3647.5", stdin=subprocess.DEVNULL
-    )
-    with child:
+    with fresh.popen("t", "--", "sh", "-c", "trap '' TERM; sleep 3647.5") as child:
         wait_until(lambda: fresh.has_process("sleep", "3647.5"), "the command")
         fresh.workflow.process.send_signal(signal.SIGTERM)
         fresh.workflow.wait()
@@ -369,10 +312,7 @@ def test_a_command_that_takes_too_long_is_ended_at_the_limit(rooted):
 
 def test_ctrl_c_without_a_terminal_reaches_the_command(rooted):
     script = "trap 'echo caught; exit 9' INT; echo on; while :; do sleep 0.05; done"
-    child = rooted.popen(
-        "t", "--", "bash", "-c", script, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    )
-    with child:
+    with rooted.popen("t", "--", "bash", "-c", script) as child:
         assert child.stdout.readline() == b"on\n"
         child.send_signal(signal.SIGINT)
         assert child.stdout.read() == b"caught\n"
@@ -390,9 +330,8 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 33, 101, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
-        self.child = run.popen(
-            *words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        self.child = run.popen(*words, **streams, start_new_session=True)
         self.seen = b""
 
     def type(self, text):
@@ -417,21 +356,14 @@ class Terminal:
 
 
 @pytest.fixture
-def open_terminal():
-    """Return a function that opens a terminal."""
-    opened = []
-
-    def start(run, *words):
-        opened.append(Terminal(run, *words))
-        return opened[-1]
-
-    yield start
-    for terminal in opened:
-        terminal.close()
+def terminal_of():
+    """Return a function that opens a terminal with `muster exec` on it."""
+    with contextlib.ExitStack() as opened:
+        yield lambda *given: opened.enter_context(contextlib.closing(Terminal(*given)))
 
 
-def test_a_shell_on_a_terminal_behaves_like_one_at_home(run, open_terminal):
-    terminal = open_terminal(run, "t", "--", "bash", "--norc")
+def test_a_shell_on_a_terminal_behaves_like_one_at_home(run, terminal_of):
+    terminal = terminal_of(run, "t", "--", "bash", "--norc")
     terminal.type(b"PS1='at''home> '\n")
     terminal.expect(b"athome> ")
     terminal.type(b"tty; stty size; echo $TERM\n")
@@ -448,17 +380,17 @@ def test_a_shell_on_a_terminal_behaves_like_one_at_home(run, open_terminal):
     assert termios.tcgetattr(terminal.theirs) == terminal.before
 
 
-def test_a_new_size_of_the_terminal_reaches_the_shell(rooted, open_terminal):
+def test_a_new_size_of_the_terminal_reaches_the_shell(rooted, terminal_of):
     script = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done"
-    terminal = open_terminal(rooted, "t", "--", "bash", "-c", script)
+    terminal = terminal_of(rooted, "t", "--", "bash", "-c", script)
     terminal.expect(b"ready")
     fcntl.ioctl(terminal.theirs, termios.TIOCSWINSZ, struct.pack("4H", 44, 122, 0, 0))
     terminal.child.send_signal(signal.SIGWINCH)
     terminal.expect(b"44 122")
 
 
-def test_a_terminal_is_put_back_when_the_client_is_told_to_end(rooted, open_terminal):
-    terminal = open_terminal(rooted, "t", "--", "sh", "-c", "echo on; sleep 3650.5")
+def test_a_terminal_is_put_back_when_the_client_is_told_to_end(rooted, terminal_of):
+    terminal = terminal_of(rooted, "t", "--", "sh", "-c", "echo on; sleep 3650.5")
     terminal.expect(b"on\r\n")
     assert termios.tcgetattr(terminal.theirs) != terminal.before
     terminal.child.send_signal(signal.SIGTERM)

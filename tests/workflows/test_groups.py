@@ -92,14 +92,15 @@ workflow:
     command: ['true']
 """)
     states = {name.removesuffix("-group"): s for name, s in run.result()["groups"].items()}
-    assert sorted(states.values()) == [
-        "COMPLETED",
-        "FAILED",
-        "FAILED_UPSTREAM",
-        "FAILED_UPSTREAM",
-    ], run.out
+    upstream = dict.fromkeys(["below", "deeper"], "FAILED_UPSTREAM")
+    assert states == {"bad": "FAILED", "beside": "COMPLETED", **upstream}, run.out
     assert run.code == 3
     assert run.result()["state"] == "FAILED"
+
+
+COUNTS_ALL = "    ignoreNonleadStatus: false"
+AFTER_FAILURE = "until [ -e FOLDER/failed ]; do sleep 0.05; done"
+FAILURE = "touch FOLDER/failed; exit 4"
 
 
 def test_a_failing_lead_ends_the_group_with_its_code(run_workflow):
@@ -110,30 +111,20 @@ def test_a_failing_lead_ends_the_group_with_its_code(run_workflow):
 
 
 def test_a_failing_worker_is_the_group_s_failure_only_when_asked(run_workflow):
-    run = run_workflow(pair("sleep 60", "exit 4", "    ignoreNonleadStatus: false"))
+    run = run_workflow(pair("sleep 60", "exit 4", COUNTS_ALL))
     assert run.code == 4, run.out
     assert "task w failed" in run.out
 
 
 def test_a_group_succeeds_with_its_lead_though_a_worker_has_failed(run_workflow):
-    run = run_workflow(
-        # The lead's end is the group's: the worker's has to be heard of before it.
-        pair(
-            "until [ -e FOLDER/failed ]; do sleep 0.05; done; sleep 1",
-            "touch FOLDER/failed; exit 4",
-        )
-    )
+    # The lead's end is the group's: the worker's has to be heard of before it.
+    run = run_workflow(pair(f"{AFTER_FAILURE}; sleep 1", FAILURE))
     assert run.code == 0, run.out
     assert "w is FAILED: exit code 4; the group continues" in run.out
 
 
 def test_a_failing_lead_is_named_with_the_worker_that_had_failed_before_it(run_workflow):
-    run = run_workflow(
-        pair(
-            "until [ -e FOLDER/failed ]; do sleep 0.05; done; sleep 0.3; exit 9",
-            "touch FOLDER/failed; exit 4",
-        )
-    )
+    run = run_workflow(pair(f"{AFTER_FAILURE}; sleep 0.3; exit 9", FAILURE))
     assert run.code == 9, run.out
     assert "task lead failed: exit code 9" in run.out
     assert "w had failed before: exit code 4" in run.out
@@ -143,9 +134,7 @@ def test_a_failing_lead_is_named_with_the_worker_that_had_failed_before_it(run_w
 
 
 def test_a_rescheduled_task_begins_afresh_and_a_restarted_one_keeps_its_place(run_workflow):
-    run = run_workflow(
-        one(
-            """
+    script = """
 echo x >> FOLDER/count
 n=$(wc -l < FOLDER/count)
 ls {{output}} > FOLDER/output-$n; ls /tmp | grep -c ^mine- > FOLDER/tmp-$n
@@ -154,10 +143,8 @@ echo "attempt {{attempt}}"
 [ $n = 1 ] && exit 8
 [ $n = 2 ] && exit 7
 exit 0
-""",
-            "    exitActions: {RESCHEDULE: '7', RESTART: '8'}\n",
-        )
-    )
+"""
+    run = run_workflow(one(script, "    exitActions: {RESCHEDULE: '7', RESTART: '8'}\n"))
     assert run.code == 0, run.out
 
     def seen(number):
@@ -171,26 +158,20 @@ exit 0
 
 
 def test_a_task_that_never_succeeds_ends_after_its_retries(run_workflow):
-    run = run_workflow(
-        one(
-            "echo x >> FOLDER/count; exit 7",
-            "    exitActions: {RESCHEDULE: '7'}\n    max_retries: 2\n",
-        )
-    )
+    options = "    exitActions: {RESCHEDULE: '7'}\n    max_retries: 2\n"
+    run = run_workflow(one("echo x >> FOLDER/count; exit 7", options))
     assert run.code == 7, run.out
     assert len((run.folder / "count").read_text().split()) == 3
     assert "tried again 2 times already" in run.out
 
 
 def test_a_rescheduled_lead_restarts_its_workers_in_place(run_workflow):
-    run = run_workflow(
-        pair(
-            "echo x >> FOLDER/lead; until [ $(wc -l < FOLDER/w) -ge $(wc -l < FOLDER/lead) ];"
-            " do sleep 0.05; done; [ $(wc -l < FOLDER/lead) = 1 ] && exit 7; exit 0",
-            "echo {{output}} >> FOLDER/w; exec sleep 60",
-            task_options=AGAIN,
-        )
+    lead = (
+        "echo x >> FOLDER/lead; until [ $(wc -l < FOLDER/w) -ge $(wc -l < FOLDER/lead) ];"
+        " do sleep 0.05; done; [ $(wc -l < FOLDER/lead) = 1 ] && exit 7; exit 0"
     )
+    worker = "echo {{output}} >> FOLDER/w; exec sleep 60"
+    run = run_workflow(pair(lead, worker, task_options=AGAIN))
     assert run.code == 0, run.out
     places = (run.folder / "w").read_text().split()
     assert len(places) == 2
@@ -201,9 +182,8 @@ def test_a_rescheduled_lead_restarts_its_workers_in_place(run_workflow):
 
 
 def test_a_task_whose_agent_is_killed_is_tried_again_once(start_workflow):
-    run = start_workflow(
-        one("echo $$ >> FOLDER/began; [ {{attempt}} = 1 ] && exit 0; exec sleep 60")
-    )
+    script = "echo $$ >> FOLDER/began; [ {{attempt}} = 1 ] && exit 0; exec sleep 60"
+    run = start_workflow(one(script))
     run.wait_for_file("began")
     agent = run.pid("--task=t")
     os.kill(agent, signal.SIGKILL)
@@ -218,12 +198,8 @@ def test_a_task_leaves_what_it_wrote_to_tmp_and_no_mirror_of_the_rest_also_when_
     start_workflow,
 ):
     with tempfile.TemporaryDirectory(dir="/tmp") as of_the_machine:
-        run = start_workflow(
-            one(
-                f"ls -d {of_the_machine} && touch /tmp/of-the-task FOLDER/began-{{{{attempt}}}}\n"
-                "[ {{attempt}} = 1 ] && exit 0; exec sleep 60"
-            )
-        )
+        script = f"ls -d {of_the_machine} && touch /tmp/of-the-task FOLDER/began-{{{{attempt}}}}\n"
+        run = start_workflow(one(script + "[ {{attempt}} = 1 ] && exit 0; exec sleep 60"))
         run.wait_for_file("began-0")
         os.kill(run.pid("--task=t"), signal.SIGKILL)
         assert run.wait() == 0, run.out
@@ -236,9 +212,8 @@ def test_a_task_leaves_what_it_wrote_to_tmp_and_no_mirror_of_the_rest_also_when_
 
 @pytest.mark.short
 def test_a_group_whose_head_is_killed_goes_on(start_workflow):
-    run = start_workflow(
-        one("touch FOLDER/began-{{attempt}}; [ {{attempt}} = 0 ] && exec sleep 60; exit 0")
-    )
+    script = "touch FOLDER/began-{{attempt}}; [ {{attempt}} = 0 ] && exec sleep 60; exit 0"
+    run = start_workflow(one(script))
     run.wait_for_file("began-0")
     head = run.pid("--listen-fd")
     os.kill(head, signal.SIGKILL)
@@ -247,9 +222,8 @@ def test_a_group_whose_head_is_killed_goes_on(start_workflow):
 
 
 def test_nothing_outlives_the_owner(start_workflow):
-    run = start_workflow(
-        pair("touch FOLDER/began; (setsid sleep 7777 &); sleep 7777", "trap '' TERM; sleep 7777")
-    )
+    lead = "touch FOLDER/began; (setsid sleep 7777 &); sleep 7777"
+    run = start_workflow(pair(lead, "trap '' TERM; sleep 7777"))
     run.wait_for_file("began")
     run.process.kill()
     wait_until(lambda: not run.processes(), f"the end of {run.processes()}")
@@ -259,12 +233,8 @@ def test_nothing_outlives_the_owner(start_workflow):
 
 
 def test_a_command_has_a_grace_in_which_it_saves_something(start_workflow):
-    run = start_workflow(
-        one(
-            "trap 'sleep 0.3; echo kept > FOLDER/saved; exit 0' TERM\n"
-            "touch FOLDER/began\nwhile :; do sleep 0.05; done"
-        )
-    )
+    save = "trap 'sleep 0.3; echo kept > FOLDER/saved; exit 0' TERM"
+    run = start_workflow(one(f"{save}\ntouch FOLDER/began\nwhile :; do sleep 0.05; done"))
     run.wait_for_file("began")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 128 + signal.SIGTERM, run.out
@@ -284,11 +254,8 @@ def test_a_second_ctrl_c_waits_for_no_grace(start_workflow):
 
 
 def test_what_runs_too_long_ends_as_exec_timeout(run_workflow):
-    run = run_workflow(
-        one("echo early > {{output}}/x; sleep 60").replace(
-            "name: one", "name: one\n  timeout: {exec_timeout: 5s}"
-        )
-    )
+    text = one("echo early > {{output}}/x; sleep 60")
+    run = run_workflow(text.replace("name: one", "name: one\n  timeout: {exec_timeout: 5s}"))
     assert run.result()["state"] == "FAILED_EXEC_TIMEOUT", run.out
     assert run.code not in (0, 130)
     assert "longer than its exec_timeout of 5 s" in run.out
@@ -325,13 +292,8 @@ def test_a_flood_of_output_does_not_stall_the_command(run_workflow):
 
 
 def test_a_port_is_free_and_the_same_in_all_tasks(run_workflow):
-    run = run_workflow(
-        pair(
-            "echo {{port}} {{port:other}} > FOLDER/lead",
-            "echo {{port}} {{port:other}} > FOLDER/w; sleep 0.1",
-            "    ignoreNonleadStatus: false",
-        )
-    )
+    say = "echo {{port}} {{port:other}} > FOLDER"
+    run = run_workflow(pair(f"{say}/lead", f"{say}/w; sleep 0.1", COUNTS_ALL))
     assert run.code == 0, run.out
     ports = (run.folder / "lead").read_text()
     assert ports == (run.folder / "w").read_text()
@@ -365,7 +327,7 @@ def test_two_tasks_on_one_port_are_told_why_that_fails(run_workflow):
         "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', {{port}}));"
         " s.listen(); time.sleep(20)"
     )
-    text = pair("LEAD", "WORKER", "    ignoreNonleadStatus: false")
+    text = pair("LEAD", "WORKER", COUNTS_ALL)
     for word in ("LEAD", "WORKER"):
         text = text.replace(f"[bash, -c, '{word}']", f'[python3, -c, "{bind}"]')
     run = run_workflow(text)

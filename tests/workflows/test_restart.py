@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from kit.command import muster_env, run_muster
 from kit.waiting import wait_until
 
 CHAIN = """
@@ -30,12 +29,8 @@ workflow:
 """
 
 
-def muster(workflow, *words):
-    return run_muster(*words, env=muster_env(workflow.home), cwd=workflow.folder, limit_s=60)
-
-
 def status(workflow):
-    return json.loads(muster(workflow, "status", "r", "--json").stdout)
+    return json.loads(workflow.muster("status", "r", "--json").stdout)
 
 
 def kill_owner(workflow):
@@ -45,7 +40,7 @@ def kill_owner(workflow):
 
 
 def restart(workflow):
-    done = muster(workflow, "restart", "r")
+    done = workflow.muster("restart", "r")
     assert done.returncode == 0, done.stderr
     return done
 
@@ -60,7 +55,7 @@ def test_killed_while_a_group_runs(start_workflow, tmp_path):
     states = {group["name"]: group["state"] for group in now["groups"]}
     assert states == {"one": "COMPLETED", "two": "RUNNING", "three": "WAITING"}
     assert "killed" in now["groups"][1]["why"]
-    assert muster(workflow, "wait", "r").returncode != 0
+    assert workflow.muster("wait", "r").returncode != 0
 
     (tmp_path / "go").touch()
     restart(workflow)
@@ -86,7 +81,7 @@ def test_killed_after_the_end_changes_nothing(run_workflow, tmp_path):
 
     assert workflow.code == 0, workflow.out
     assert status(workflow)["state"] == "succeeded"
-    done = muster(workflow, "restart", "r")
+    done = workflow.muster("restart", "r")
     assert done.returncode == 2
     assert "all groups" in done.stderr
 
@@ -107,7 +102,7 @@ def test_killed_at_any_moment_it_can_be_restarted(start_workflow, tmp_path, dela
 
     if status(workflow)["state"] == "lost":
         unfinished = [g["name"] for g in status(workflow)["groups"] if g["state"] != "COMPLETED"]
-        done = muster(workflow, "restart", "r")
+        done = workflow.muster("restart", "r")
         # Killed between the last group's end and the result: nothing is left to do.
         assert done.returncode == (0 if unfinished else 2), done.stderr
     assert (tmp_path / "end").read_text() == "one\n"
@@ -134,7 +129,7 @@ def test_a_detached_workflow_is_cancelled_by_its_name(start_workflow, tmp_path):
     wait_until((tmp_path / "second.began").exists, "the second group")
 
     assert status(workflow)["state"] == "running"
-    assert muster(workflow, "cancel", "r").returncode == 0
+    assert workflow.muster("cancel", "r").returncode == 0
     assert status(workflow)["state"] == "cancelled"
     assert not (tmp_path / "end").exists()
     wait_until(lambda: not workflow.processes(), "the end of all processes")

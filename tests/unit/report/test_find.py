@@ -25,11 +25,13 @@ from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.plan import NodeSetup
 from torchmuster.core.model.states import RunState
+from torchmuster.core.model.text import HIDDEN
 from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.multirun.sweep.plan import MetricChoice, MetricGoal, SweepPlan
 from torchmuster.report.cli.report import report
 from torchmuster.report.find import find_story
 from torchmuster.report.page import render_page
+from torchmuster.report.read import hide_in_arguments
 from torchmuster.report.sheet import sheet_of
 
 
@@ -521,3 +523,8 @@ def test_sweeps_are_not_compared_but_their_members_are(tmp_path):
     with pytest.raises(UsageError, match="is a sweep") as caught:
         call(report, sweep, sweep)
     assert caught.value.fix == "two of its members are: muster report tune-3f2a.0 tune-3f2a.1"
+
+
+def test_the_word_after_an_option_is_hidden():
+    hidden = hide_in_arguments(["--token", "abc", "--lr", "1", "--token", "--x"])
+    assert hidden == ("--token", HIDDEN, "--lr", "1", "--token", "--x")

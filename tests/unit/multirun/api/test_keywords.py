@@ -11,38 +11,33 @@ from torchmuster.launcher.api.failures import NotLaunchedError
 from torchmuster.multirun.cli.sweep import sweep as sweep_command
 
 
+def long_options(of):
+    """Return the long options of a command that it shows, as keywords."""
+    found = [word for param in of.params if not getattr(param, "hidden", 0) for word in param.opts]
+    return {word[2:].replace("-", "_") for word in found if word.startswith("--")}
+
+
 def test_every_long_option_of_the_command_is_a_keyword_unless_it_is_of_a_terminal():
-    words = {
-        word for param in command.params for word in param.opts if not getattr(param, "hidden", 0)
-    }
-    long = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    long = long_options(command)
 
     assert long == keywords.options().keys() | keywords._OF_A_TERMINAL.keys()
     assert {"nodes", "nnodes", "nproc_per_node", "on", "hosts", "partition", "queue"} <= long
 
 
 def test_those_of_sweep_are_the_options_of_its_command():
-    words = {
-        word
-        for param in sweep_command.params
-        for word in param.opts
-        if not getattr(param, "hidden", 0)
-    }
-    long = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
-    of_a_terminal = long & keywords._OF_A_TERMINAL.keys()
+    ours = long_options(sweep_command) - keywords._OF_A_TERMINAL.keys() - {"grid", "zip"}
 
-    assert long - of_a_terminal - {"grid", "zip"} == keywords.options("sweep").keys()
-    assert {"slots", "metric", "stop", "on", "per_gpu"} <= keywords.options("sweep").keys()
+    assert ours == keywords.options("sweep").keys()
+    assert {"slots", "metric", "stop", "on", "per_gpu"} <= ours
+
+
+NO_PARAMETER = "`train` has no parameter"
 
 
 @pytest.mark.parametrize(
     ("member", "given", "said"),
     [
-        (
-            {"lrr": 1},
-            {},
-            "`train` has no parameter `lrr`, which is to vary\n.*\n.*did you mean `lr`",
-        ),
+        ({"lrr": 1}, {}, f"{NO_PARAMETER} `lrr`, which is to vary\n.*\n.*did you mean `lr`"),
         ({"lr": 1}, {"lr": 2}, "`lr` varies, and is given as a keyword too"),
         ({"lr": 1}, {"slotz": 2}, "neither sweep nor `train` has a parameter `slotz`"),
         ({"lr": 1}, {"metric": "x"}, "`metric` is a keyword of sweep, and `train` has"),
@@ -95,13 +90,23 @@ def test_variables_are_a_mapping():
         keywords.environment({"env": ["A=1"]})
 
 
-def test_what_is_no_option_goes_to_the_function():
-    def train(lr, *, steps=1):
-        """Train."""
+def train(lr, *, steps=1):
+    """Train."""
 
-    ours, theirs = keywords.split({"nodes": 2, "steps": 3}, train, [0.1], "train")
 
-    assert (ours, theirs) == ({"nodes": 2}, {"steps": 3})
+def train_any(**config):
+    """Train."""
+
+
+@pytest.mark.parametrize(
+    ("given", "function", "args", "theirs"),
+    [({"steps": 3}, train, [0.1], {"steps": 3}), ({"model": 1}, train_any, [], {"model": 1})],
+    ids=["to its parameter", "to one that takes any keyword"],
+)
+def test_what_is_no_option_goes_to_the_function(given, function, args, theirs):
+    found = keywords.split({"nodes": 2, **given}, function, args, "train")
+
+    assert found == ({"nodes": 2}, theirs)
 
 
 def test_a_typo_gets_a_near_miss_of_both_sides():
@@ -111,12 +116,10 @@ def test_a_typo_gets_a_near_miss_of_both_sides():
     with pytest.raises(NotLaunchedError) as told:
         keywords.split({"nodse": 2, "learning_rat": 1}, train, [], "train")
 
+    what = "neither launch nor `train` has a parameter"
     assert [(e.what, e.fix) for e in (told.value, *told.value.others)] == [
-        ("neither launch nor `train` has a parameter `nodse`", "did you mean `nodes`?"),
-        (
-            "neither launch nor `train` has a parameter `learning_rat`",
-            "did you mean `learning_rate`?",
-        ),
+        (f"{what} `nodse`", "did you mean `nodes`?"),
+        (f"{what} `learning_rat`", "did you mean `learning_rate`?"),
     ]
 
 
@@ -137,24 +140,6 @@ def test_a_parameter_with_the_name_of_an_option_is_refused_and_a_partial_passes_
 
     assert "functools.partial(train, name=...)" in told.value.fix
     assert keywords.split({}, functools.partial(train, name="x"), [], "train") == ({}, {})
-
-
-def test_a_function_that_takes_any_keyword_gets_what_launch_does_not_know():
-    def train(**config):
-        """Train."""
-
-    assert keywords.split({"model": 1, "nodes": 2}, train, [], "train") == (
-        {"nodes": 2},
-        {"model": 1},
-    )
-
-
-def test_a_call_that_python_would_refuse_is_refused_before_anything_starts():
-    def train(lr):
-        """Train."""
-
-    with pytest.raises(NotLaunchedError, match="missing a required argument: 'lr'"):
-        keywords.split({}, train, [], "train")
 
 
 @pytest.mark.parametrize("name", sorted(keywords._OF_A_TERMINAL))

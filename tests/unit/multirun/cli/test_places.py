@@ -14,10 +14,16 @@ from torchmuster.launcher.model.job import AllocatedNode, Allocation
 from torchmuster.multirun.cli.places import SweepHere
 
 
-def in_job(*names):
-    nodes = tuple(AllocatedNode(name=name) for name in names)
+def in_job(*names, gpus=None):
+    """Return the place inside a job of these nodes, which have no or so many GPUs."""
+    of_nodes = zip(names, gpus or [None] * len(names), strict=True)
+    nodes = tuple(AllocatedNode(name=name, gpus=number) for name, number in of_nodes)
     allocation = Allocation(job_id="7", nodes=nodes)
     return InsideJobPlace(OwnJob(dialect=load_dialect("slurm"), allocation=allocation))
+
+
+def start_sweep(*names, dry_run=False):
+    return in_job(*names).cell("sweep").start({"dry_run": dry_run}, Problems(), None)
 
 
 @pytest.fixture
@@ -30,23 +36,17 @@ def started(monkeypatch):
 
 
 def test_a_sweep_says_that_the_other_nodes_of_the_job_are_left_out(started, capsys):
-    assert (
-        in_job(os.uname().nodename, "n2").cell("sweep").start({"dry_run": False}, Problems(), None)
-        == 0
-    )
+    assert start_sweep(os.uname().nodename, "n2") == 0
     assert capsys.readouterr().err == "muster: members run on this node alone, of 2 in job 7\n"
-    assert (
-        in_job(os.uname().nodename).cell("sweep").start({"dry_run": False}, Problems(), None) == 0
-    )
+    assert start_sweep(os.uname().nodename) == 0
     assert capsys.readouterr().err == ""
     assert len(started) == 2
 
 
 def test_members_don_t_run_beside_the_job(started):
-    place = in_job("n1", "n2").cell("sweep")
-    assert place.start({"dry_run": False}, Problems(), None) == 5
+    assert start_sweep("n1", "n2") == 5
     assert started == []
-    assert place.start({"dry_run": True}, Problems(), None) == 0
+    assert start_sweep("n1", "n2", dry_run=True) == 0
 
 
 def test_a_workflow_does_not_run_beside_the_job():
@@ -65,11 +65,7 @@ def test_each_gpu_of_a_job_of_unequal_nodes_gets_a_worker(
 ):
     monkeypatch.setattr(OwnJob, "with_launcher", lambda job: job)  # this machine has no srun
     (tmp_path / "train.py").write_text("")
-    nodes = tuple(
-        AllocatedNode(name=f"n{place}", gpus=number) for place, number in enumerate(gpus, 1)
-    )
-    allocation = Allocation(job_id="7", nodes=nodes)
-    place = InsideJobPlace(OwnJob(dialect=load_dialect("slurm"), allocation=allocation))
+    place = in_job("n1", "n2", gpus=gpus)
     request = RunRequest(script=str(tmp_path / "train.py"), nodes="2", nproc_per_node=asked)
     plan = place.plan(request, "r", JobLimits(), Problems())
     plan, _ = place._on_nodes(plan, place.job)

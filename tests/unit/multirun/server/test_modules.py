@@ -24,14 +24,6 @@ def test_names_that_are_asked_for_are_noted_and_copies_are_no_question(monkeypat
 
 
 def test_what_native_libraries_read_counts_and_what_is_the_terminal_s_does_not():
-    given = {
-        "OMP_NUM_THREADS": "1",
-        "TERM": "xterm",
-        "SEED": "1",
-        "HOME": "/h",
-        "CUDA_VISIBLE_DEVICES": "0",
-    }
-    assert read_by_imports(given, {"TERM", "HOME", "CUDA_VISIBLE_DEVICES"}) == {
-        "OMP_NUM_THREADS": "1",
-        "HOME": "/h",
-    }
+    counts = {"OMP_NUM_THREADS": "1", "HOME": "/h"}
+    given = {**counts, "TERM": "xterm", "SEED": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    assert read_by_imports(given, {"TERM", "HOME", "CUDA_VISIBLE_DEVICES"}) == counts

@@ -1,11 +1,12 @@
-"""What a member has recorded or printed of a metric."""
+"""What a member has recorded or printed of a metric, and which members a rule stops by it."""
 
 import json
 
 import pytest
 
 from torchmuster.core.files.layout import RunDir
-from torchmuster.multirun.sweep.metric import MetricReader, metric_pattern
+from torchmuster.multirun.sweep.metric import MetricReader, load_rule, metric_pattern
+from torchmuster.multirun.sweep.plan import MetricChoice, MetricGoal
 
 
 @pytest.fixture
@@ -75,3 +76,16 @@ def test_a_log_too_long_for_one_look_is_read_from_its_last_part(member):
 
 def test_what_is_not_there_has_no_points(tmp_path):
     assert MetricReader(RunDir(str(tmp_path / "none")), "loss").read() == []
+
+
+@pytest.mark.parametrize("goal", [MetricGoal.MIN, MetricGoal.MAX])
+def test_the_median_waits_for_the_first_member_that_completes(goal):
+    pytest.importorskip("optuna", reason="the rules need Optuna (extra `sweep`)")
+    rule = load_rule("median", MetricChoice(name="loss", goal=goal))
+    sign = 1.0 if goal is MetricGoal.MIN else -1.0
+    stopped = []
+    for member in range(4):
+        ends = [rule.report(member, step, sign * (member + 1.0)) for step in (1, 2, 3)]
+        stopped.append(any(ends))
+        rule.ended(member, not any(ends))
+    assert stopped == [False, True, True, True]

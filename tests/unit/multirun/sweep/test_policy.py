@@ -88,8 +88,7 @@ def test_the_best_is_the_first_with_the_lowest_or_highest_number():
     values = {0: float("nan"), 1: 2.0, 2: 1.0, 3: 1.0, 4: 3.0}
     for goal, best in ((MetricGoal.MIN, 2), (MetricGoal.MAX, 4)):
         policy = begun(5, 1, metric=MetricChoice(name="loss", goal=goal))
-        for member, value in values.items():
-            policy.values[member] = value
+        policy.values.update(values)
         assert policy.best == best
 
 

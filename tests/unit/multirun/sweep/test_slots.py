@@ -11,12 +11,8 @@ from torchmuster.multirun.sweep.runs import gpus_of_slots
         ("", 2, 1, ["", ""]),
         ("0 1", 2, 1, ["0", "1"]),
         ("0 1", 4, 1, ["0", "1", "0", "1"]),  # --per-gpu 2
-        (
-            "0 1",
-            2,
-            2,
-            ["0 1", "0 1"],
-        ),  # --per-gpu 2: each member has two GPUs, each GPU two workers
+        # --per-gpu 2: each member has two GPUs, each GPU two workers
+        ("0 1", 2, 2, ["0 1", "0 1"]),
         ("0 1 2 3", 2, 2, ["0 1", "2 3"]),
         ("0 1 2", 3, 2, ["0 1", "2 0", "1 2"]),
         ("GPU-a GPU-b", 1, 1, ["GPU-a"]),

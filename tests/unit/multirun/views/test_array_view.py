@@ -18,6 +18,7 @@ from torchmuster.multirun.views.sweep_view import view_arrays
 
 REQUEST = JobRequest(name="s", chunks=(NodeChunk(),), head=("x",), log_path="/s/job.log")
 RUN = run_plan(run_id="s")
+ALL = MemberArray(job_id="7", members=(0, 1, 2, 3, 4))
 
 
 @pytest.fixture
@@ -44,6 +45,11 @@ def end(run_dir, number, state, text=""):
     atomic.write_json(folder.result, codec.to_plain(result))
 
 
+def succeed(run_dir, *numbers):
+    for number in numbers:
+        end(run_dir, number, RunState.SUCCEEDED)
+
+
 class Scheduler:
     """Answers with these texts, one after the other, and counts the questions."""
 
@@ -62,7 +68,7 @@ def states(view):
 
 
 def test_one_question_tells_of_all_elements(sweep):
-    note(sweep, MemberArray(job_id="7", members=(0, 1, 2, 3, 4)))
+    note(sweep, ALL)
     end(sweep, 0, RunState.SUCCEEDED, "loss=3\n")
     scheduler = Scheduler(
         "squeue|7_1|RUNNING|None|2026-11-23T10:00:00|n1\n"
@@ -71,13 +77,8 @@ def test_one_question_tells_of_all_elements(sweep):
     )
     view = view_arrays(sweep, scheduler)
     assert len(scheduler.asked) == 1
-    assert states(view) == [
-        RunState.SUCCEEDED,
-        RunState.RUNNING,
-        RunState.LOST,
-        RunState.WAITING,
-        RunState.WAITING,
-    ]
+    names = [member.state.name for member in view.members]
+    assert names == ["SUCCEEDED", "RUNNING", "LOST", "WAITING", "WAITING"]
     assert view.members[2].why == "its job left no result: it is failed"
     assert view.members[3].why == "Resources"
     assert view.best.value == 3.0
@@ -85,9 +86,9 @@ def test_one_question_tells_of_all_elements(sweep):
 
 
 def test_when_all_have_ended_nobody_is_asked(sweep):
-    note(sweep, MemberArray(job_id="7", members=(0, 1, 2, 3, 4)))
-    for number in range(5):
-        end(sweep, number, RunState.SUCCEEDED if number else RunState.FAILED)
+    note(sweep, ALL)
+    succeed(sweep, *range(1, 5))
+    end(sweep, 0, RunState.FAILED)
     scheduler = Scheduler()
     view = view_arrays(sweep, scheduler)
     assert scheduler.asked == []
@@ -95,13 +96,8 @@ def test_when_all_have_ended_nobody_is_asked(sweep):
 
 
 def test_the_newest_array_of_a_member_counts(sweep):
-    note(
-        sweep,
-        MemberArray(job_id="7", members=(0, 1, 2, 3, 4)),
-        MemberArray(job_id="9", members=(3, 1)),
-    )
-    for number in (0, 2, 4):
-        end(sweep, number, RunState.SUCCEEDED)
+    note(sweep, ALL, MemberArray(job_id="9", members=(3, 1)))
+    succeed(sweep, 0, 2, 4)
     scheduler = Scheduler("squeue|9_0|RUNNING|None|x|n1\nsqueue|9_1|PENDING|Priority|N/A|\n")
     view = view_arrays(sweep, scheduler)
     assert "--jobs=9" in scheduler.asked[0]
@@ -110,14 +106,13 @@ def test_the_newest_array_of_a_member_counts(sweep):
 
 def test_an_array_of_one_is_a_plain_job(sweep):
     note(sweep, MemberArray(job_id="9", members=(4,)))
-    for number in range(4):
-        end(sweep, number, RunState.SUCCEEDED)
+    succeed(sweep, *range(4))
     view = view_arrays(sweep, Scheduler("squeue|9|RUNNING|None|x|n1\n"))
     assert view.members[4].state is RunState.RUNNING
 
 
 def test_a_scheduler_that_does_not_answer_proves_no_loss(sweep):
-    note(sweep, MemberArray(job_id="7", members=(0, 1, 2, 3, 4)))
+    note(sweep, ALL)
     view = view_arrays(sweep, Scheduler(status=1, stderr=b"slurm_load_jobs error: timed out"))
     assert set(states(view)) == {RunState.UNKNOWN}
     assert view.members[0].why == "slurm_load_jobs error: timed out"
@@ -126,9 +121,8 @@ def test_a_scheduler_that_does_not_answer_proves_no_loss(sweep):
 
 
 def test_a_preempted_member_that_waits_again_waits(sweep):
-    note(sweep, MemberArray(job_id="7", members=(0, 1, 2, 3, 4)))
-    for number in range(4):
-        end(sweep, number, RunState.SUCCEEDED)
+    note(sweep, ALL)
+    succeed(sweep, *range(4))
     end(sweep, 4, RunState.PREEMPTED)
     view = view_arrays(sweep, Scheduler("squeue|7_4|PENDING|BeginTime|N/A|\n"))
     assert view.members[4].state is RunState.WAITING
@@ -138,8 +132,7 @@ def test_a_preempted_member_that_waits_again_waits(sweep):
 
 def test_elements_of_pbs(sweep):
     note(sweep, MemberArray(job_id="12[].ctl", members=(0, 1, 2, 3, 4)), engine="pbs")
-    for number in range(3):
-        end(sweep, number, RunState.SUCCEEDED)
+    succeed(sweep, *range(3))
     jobs = {
         "12[].ctl": {"job_state": "B"},
         "12[3].ctl": {"job_state": "R"},

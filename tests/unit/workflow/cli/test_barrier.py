@@ -72,19 +72,12 @@ def barrier(start, head, member, *words):
     return start("-c", COMMAND, "barrier", *words, **variables)
 
 
-def throw_garbage(connect):
+def throw_garbage(path):
     for data in GARBAGE:
-        with connect() as stranger, contextlib.suppress(OSError):
-            stranger.sendall(data)
-
-
-def unix(path):
-    def connect():
-        stranger = socket.socket(socket.AF_UNIX)
-        stranger.connect(path)
-        return stranger
-
-    return connect
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(path)
+            with contextlib.suppress(OSError):
+                stranger.sendall(data)
 
 
 def assert_all_passed(*ended):
@@ -98,8 +91,8 @@ def test_tasks_wait_until_the_last_has_come_and_garbage_changes_nothing():
     with FakeHead(("a", "b", "c")) as head, processes() as start:
         first = [barrier(start, head, "a"), barrier(start, head, "b")]
         wait_until(lambda: head.num_waiting == 2)
-        for member in head.members:
-            throw_garbage(unix(head.paths[member]))
+        for path in head.paths.values():
+            throw_garbage(path)
         assert [process.popen.poll() for process in first] == [None, None]
         last = barrier(start, head, "c")
 
@@ -133,14 +126,8 @@ for number in range(100):
 def test_a_hundred_rounds_of_three_processes_keep_in_step(tmp_path):
     with FakeHead(("a", "b", "c")) as head, processes() as start:
         loops = [
-            start(
-                "-c",
-                ROUNDS,
-                PLACE=str(tmp_path),
-                NAME=member,
-                **{TASK_SOCKET_VARIABLE: head.paths[member]},
-            )
-            for member in head.members
+            start("-c", ROUNDS, PLACE=str(tmp_path), NAME=member, **{TASK_SOCKET_VARIABLE: path})
+            for member, path in head.paths.items()
         ]
 
         assert [process.end() for process in loops] == [(0, "", "")] * 3
@@ -168,27 +155,30 @@ def test_at_the_limit_it_leaves_with_6_and_names_the_missing_task():
     assert err.startswith("error: the barrier `default` was not full within 0.1 s: missing b, c\n")
 
 
-def test_when_a_task_ends_it_leaves_with_12_at_once():
+TASK_ENDED = [
+    "error: the barrier `default` can never be full: task `b` has ended\n",
+    "because: b: exit code 3",
+]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        (lambda head: head.end_member("b", "exit code 3"), 12, TASK_ENDED),
+        (lambda head: head.lose_agent("a"), 5, ["error: the agent of this task has ended\n"]),
+    ],
+    ids=["when a task ends", "when the agent is lost"],
+)
+def test_it_leaves_at_once_and_says_why(end, code, told):
     with FakeHead(("a", "b")) as head, processes() as start:
         waiting = barrier(start, head, "a")
         wait_until(lambda: head.num_waiting == 1)
-        head.end_member("b", "exit code 3")
-        code, _, err = waiting.end()
+        end(head)
+        found, _, err = waiting.end()
 
-    assert code == 12
-    assert err.startswith("error: the barrier `default` can never be full: task `b` has ended\n")
-    assert "because: b: exit code 3" in err
-
-
-def test_when_the_agent_is_lost_it_leaves_with_5_at_once():
-    with FakeHead(("a", "b")) as head, processes() as start:
-        waiting = barrier(start, head, "a")
-        wait_until(lambda: head.num_waiting == 1)
-        head.lose_agent("a")
-        code, _, err = waiting.end()
-
-    assert code == 5
-    assert err.startswith("error: the agent of this task has ended\n")
+    assert found == code
+    assert err.startswith(told[0])
+    assert told[-1] in err
 
 
 @pytest.mark.parametrize(

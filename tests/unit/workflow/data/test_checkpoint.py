@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import os
 import threading
@@ -22,6 +23,19 @@ def write(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     settle(path)
+
+
+@contextlib.contextmanager
+def in_a_thread(work):
+    """Let `work(stop)` go on in a thread until it is told to stop."""
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
 
 
 def test_a_download_gets_the_files_of_the_last_whole_checkpoint(store_url, tree, tmp_path):
@@ -62,27 +76,18 @@ def test_the_last_three_are_kept_with_all_their_files(store_url, tmp_path):
 
 def test_a_file_that_keeps_changing_is_left_out_with_a_sentence(store_url, tmp_path):
     (tmp_path / "ck").mkdir()
-    stop = threading.Event()
+    (tmp_path / "ck/busy").write_bytes(b"0")
 
-    def keep_writing():
-        with open(
-            tmp_path / "ck/busy", "r+b" if (tmp_path / "ck/busy").exists() else "w+b"
-        ) as file:
+    def keep_writing(stop):
+        with open(tmp_path / "ck/busy", "r+b") as file:
             while not stop.wait(0.01):
                 file.seek(0)
                 file.write(os.urandom(4096))
                 file.flush()
 
-    (tmp_path / "ck/busy").write_bytes(b"0")
-    writer = threading.Thread(target=keep_writing)
-    writer.start()
-    try:
-        uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60, settle_s=0.5)
-        with pytest.raises(DataError, match="keeps changing") as caught:
-            uploader.upload_once()
-    finally:
-        stop.set()
-        writer.join(10)
+    uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60, settle_s=0.5)
+    with in_a_thread(keep_writing), pytest.raises(DataError, match="keeps changing") as caught:
+        uploader.upload_once()
 
     assert caught.value.may_pass
     assert open_store(store_url).entries() == []
@@ -115,9 +120,9 @@ def test_a_stop_ends_the_wait_for_busy_files_and_the_last_round_has_the_whole_ti
 def test_a_torn_file_is_never_visible(store_url, tmp_path):
     """A writer rewrites its file in place, with pauses; what arrives always fits its own digest."""
     (tmp_path / "ck").mkdir()
-    path, stop = tmp_path / "ck/snapshot", threading.Event()
+    path = tmp_path / "ck/snapshot"
 
-    def rewrite():
+    def rewrite(stop):
         while not stop.is_set():
             with open(path, "r+b" if path.exists() else "w+b", buffering=0) as file:
                 body = os.urandom(1 << 16) * 8
@@ -127,26 +132,18 @@ def test_a_torn_file_is_never_visible(store_url, tmp_path):
                     stop.wait(0.002)
             stop.wait(0.15)
 
-    writer = threading.Thread(target=rewrite)
-    writer.start()
     arrived, deadline_s = 0, time.monotonic() + 30
-    try:
-        uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60, settle_s=0.3)
+    uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60, settle_s=0.3)
+    with in_a_thread(rewrite):
         while arrived < 5:
             assert time.monotonic() < deadline_s
-            try:
-                number = uploader.upload_once().number
-            except FileChangedError:
-                continue
-            if number is None:
-                continue
-            arrived += 1
-            download(store_url, str(tmp_path / "back"))
-            data = (tmp_path / "back/snapshot").read_bytes()
-            assert hashlib.sha256(data[32:]).digest() == data[:32]
-    finally:
-        stop.set()
-        writer.join(10)
+            with contextlib.suppress(FileChangedError):
+                if uploader.upload_once().number is None:
+                    continue
+                arrived += 1
+                download(store_url, str(tmp_path / "back"))
+                data = (tmp_path / "back/snapshot").read_bytes()
+                assert hashlib.sha256(data[32:]).digest() == data[:32]
 
 
 def test_a_failed_round_is_told_and_the_last_one_is_an_error(store_url, tmp_path, flaky):

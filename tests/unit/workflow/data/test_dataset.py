@@ -1,3 +1,4 @@
+import functools
 import json
 import threading
 
@@ -27,9 +28,8 @@ def test_every_upload_is_a_new_version_and_the_newest_is_latest(store, folder, t
 
 
 def test_tags_metadata_and_labels_come_back(store, folder):
-    store.upload(
-        "team/d:best", str(folder), metadata={"k": [1]}, labels={"owner": "me"}, run_id="r-1"
-    )
+    about = {"metadata": {"k": [1]}, "labels": {"owner": "me"}, "run_id": "r-1"}
+    store.upload("team/d:best", str(folder), **about)
     store.upload("team/d", str(folder))
 
     found = store.info("team/d:best")
@@ -102,35 +102,32 @@ def test_gc_keeps_what_a_version_or_an_upload_under_way_needs(store, store_url, 
     assert place.stat("objects/ff/" + "f" * 64) is not None
 
 
-def test_writers_at_once_each_get_a_version_of_their_own(tmp_path, folder):
-    numbers, store_url = [], str(tmp_path / "sets")  # in memory, `create` is no atomic operation
-    threads = [
-        threading.Thread(
-            target=lambda: numbers.append(DatasetStore(store_url).upload("d", str(folder)))
-        )
-        for _ in range(5)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-
-    assert sorted(numbers) == [1, 2, 3, 4, 5]
-
-
-def test_a_store_without_exclusive_files_gives_numbers_by_claims(tmp_path, folder, altered):
-    weak = altered(open_store(str(tmp_path / "weak")), create=lambda ask, name, data: None)
+def numbers_of_uploads_at_once(folder, *stores):
     numbers = []
-    threads = [
-        threading.Thread(target=lambda: numbers.append(DatasetStore(weak).upload("d", str(folder))))
-        for _ in range(4)
-    ]
+
+    def upload(store):
+        numbers.append(store.upload("d", str(folder)))
+
+    threads = [threading.Thread(target=upload, args=(store,)) for store in stores]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
+    return sorted(numbers)
 
-    assert sorted(numbers) == [1, 2, 3, 4]
+
+def test_writers_at_once_each_get_a_version_of_their_own(tmp_path, folder):
+    store_url = str(tmp_path / "sets")  # in memory, `create` is no atomic operation
+    stores = [DatasetStore(store_url) for _ in range(5)]
+
+    assert numbers_of_uploads_at_once(folder, *stores) == [1, 2, 3, 4, 5]
+
+
+def test_a_store_without_exclusive_files_gives_numbers_by_claims(tmp_path, folder, altered):
+    weak = altered(open_store(str(tmp_path / "weak")), create=lambda ask, name, data: None)
+    stores = [DatasetStore(weak) for _ in range(4)]
+
+    assert numbers_of_uploads_at_once(folder, *stores) == [1, 2, 3, 4]
     assert weak.entries("claims") == []
 
 
@@ -161,10 +158,8 @@ def test_damage_is_named_by_verify(store, store_url, folder):
     place.write(f"objects/{by_path['a.txt'][:2]}/{by_path['a.txt']}", b"X")
     place.delete(f"objects/{by_path['empty'][:2]}/{by_path['empty']}")
 
-    assert store.verify("d") == [
-        "`a.txt`: its object is damaged",
-        "`empty`: its object is missing",
-    ]
+    found = store.verify("d")
+    assert found == ["`a.txt`: its object is damaged", "`empty`: its object is missing"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"format": "other"}', b'{"format": 1', b"\xff"])
@@ -192,9 +187,8 @@ def test_a_manifest_that_was_edited_is_refused(store, store_url, folder):
 def test_a_size_that_a_manifest_has_wrong_is_damage(store, store_url, folder, tmp_path, claimed):
     store.upload("d", str(folder))
     place = open_store(store_url)
-    text = place.read("sets/d/versions/1.json").replace(
-        b'"size_bytes": 10', b'"size_bytes": %d' % claimed
-    )
+    size, wrong = b'"size_bytes": 10', b'"size_bytes": %d' % claimed
+    text = place.read("sets/d/versions/1.json").replace(size, wrong)
     place.write("sets/d/versions/1.json", text)
 
     with pytest.raises(DataError):
@@ -228,14 +222,11 @@ def test_many_datasets_are_listed_with_one_request(store_url, altered):
         place.write(f"sets/d{number}/versions/1.json", b"{}")
     asked = []
 
-    def noting(kind):
-        def request(ask, *words):
-            asked.append(kind)
-            return ask(*words)
+    def note(kind, ask, *words):
+        asked.append(kind)
+        return ask(*words)
 
-        return request
-
-    requests = {kind: noting(kind) for kind in ("check", "entries", "read")}
+    requests = {kind: functools.partial(note, kind) for kind in ("check", "entries", "read")}
     counted = altered(open_store(store_url), **requests)
 
     assert len(DatasetStore(counted).list()) == 100

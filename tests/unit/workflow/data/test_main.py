@@ -1,5 +1,6 @@
 import json
 
+from kit.tables import words
 from torchmuster.workflow.data.__main__ import main
 
 
@@ -17,19 +18,8 @@ def test_a_transfer_says_its_progress_and_its_result(folder, tmp_path, capsys):
 
 def test_datasets_go_there_and_back(folder, tree, tmp_path, capsys):
     store = ["--store", str(tmp_path / "sets")]
-    words = [
-        "--name",
-        "d",
-        "--from",
-        str(folder),
-        "--metadata",
-        "k=1",
-        "--run-id",
-        "r",
-        "--tag",
-        "t",
-    ]
-    assert main(["dataset-upload", *words, *store]) == 0
+    about = [*words("--name d --metadata k=1 --run-id r --tag t --from"), str(folder)]
+    assert main(["dataset-upload", *about, *store]) == 0
     assert main(["dataset-download", "--name", "d:t", "--to", str(tmp_path / "x"), *store]) == 0
 
     done = lines(capsys)[-1]["done"]

@@ -3,7 +3,12 @@ import os
 import pytest
 
 from torchmuster.errors import UsageError
-from torchmuster.workflow.data.reference import check_tag, datasets_url, parse_reference
+from torchmuster.workflow.data.reference import (
+    check_tag,
+    datasets_url,
+    parse_metadata,
+    parse_reference,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,27 +38,30 @@ def test_a_tag_that_reads_as_something_else_is_refused(tag):
         check_tag(tag)
 
 
-def test_the_environment_comes_before_the_files_and_the_default(tmp_path, monkeypatch):
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Return a folder that is the current one, with a home and settings of its own below it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("MUSTER_DATASETS", raising=False)
-    assert datasets_url() == str(tmp_path / "home/datasets")
+    return tmp_path
 
-    os.makedirs(tmp_path / "config/muster")
-    (tmp_path / "config/muster/config.toml").write_text('[datasets]\nurl = "s3://b/sets"\n')
+
+def test_the_environment_comes_before_the_files_and_the_default(here, monkeypatch):
+    assert datasets_url() == str(here / "home/datasets")
+
+    os.makedirs(here / "config/muster")
+    (here / "config/muster/config.toml").write_text('[datasets]\nurl = "s3://b/sets"\n')
     assert datasets_url() == "s3://b/sets"
-    (tmp_path / "muster.toml").write_text('[datasets]\nurl = "here"\n')
-    assert datasets_url() == str(tmp_path / "here")
+    (here / "muster.toml").write_text('[datasets]\nurl = "here"\n')
+    assert datasets_url() == str(here / "here")
     monkeypatch.setenv("MUSTER_DATASETS", "/elsewhere")
     assert datasets_url() == "/elsewhere"
 
 
 @pytest.mark.parametrize("text", ["[datasets", "[datasets]\nurl = 7"])
-def test_damaged_settings_are_a_sentence(tmp_path, monkeypatch, text):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MUSTER_DATASETS", raising=False)
-    (tmp_path / "muster.toml").write_text(text)
+def test_damaged_settings_are_a_sentence(here, text):
+    (here / "muster.toml").write_text(text)
 
     with pytest.raises(UsageError) as caught:
         datasets_url()
@@ -61,15 +69,31 @@ def test_damaged_settings_are_a_sentence(tmp_path, monkeypatch, text):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_the_settings_of_another_user_say_nothing_of_where_datasets_are(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("MUSTER_DATASETS", raising=False)
-    (tmp_path / "muster.toml").write_text('[datasets]\nurl = "s3://theirs/sets"\n')
-    os.chown(tmp_path / "muster.toml", 12345, 12345)
+def test_the_settings_of_another_user_say_nothing_of_where_datasets_are(here, capsys):
+    (here / "muster.toml").write_text('[datasets]\nurl = "s3://theirs/sets"\n')
+    os.chown(here / "muster.toml", 12345, 12345)
 
-    assert datasets_url() == str(tmp_path / "home/datasets")
+    assert datasets_url() == str(here / "home/datasets")
     assert "is not used: it belongs to another user" in capsys.readouterr().err
+
+
+def test_words_and_files_are_put_together(tmp_path):
+    (tmp_path / "m.yaml").write_text("a: [1, 2]\nday: 2026-01-02\nb: old\n")
+
+    found = parse_metadata([str(tmp_path / "m.yaml"), "b=0.5", "c=x=y", "d=true", "e=null"])
+
+    of_words = {"b": 0.5, "c": "x=y", "d": True, "e": "null"}
+    assert found == {"a": [1, 2], "day": "2026-01-02", **of_words}
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "!!python/object:os.system {}"])
+def test_a_file_without_keys_and_values_is_a_sentence(tmp_path, text):
+    (tmp_path / "m.yaml").write_text(text)
+
+    with pytest.raises(UsageError):
+        parse_metadata([str(tmp_path / "m.yaml")])
+
+
+def test_what_is_neither_a_pair_nor_a_file_is_refused():
+    with pytest.raises(UsageError, match="neither `key=value`"):
+        parse_metadata(["nothing"])

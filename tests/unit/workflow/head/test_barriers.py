@@ -9,7 +9,7 @@ from torchmuster.workflow.head.barriers import MAX_BARRIERS, Barriers, name_miss
 from torchmuster.workflow.head.task_messages import BarrierAnswer, BarrierCall, BarrierState
 from torchmuster.workflow.task.agent import answer_of_barrier
 
-ABC = ("a", "b", "c")
+AB, ABC = ("a", "b"), ("a", "b", "c")
 
 
 def kinds(answers):
@@ -32,11 +32,17 @@ class Group:
         return self.barriers.tick(now_s)
 
 
-def test_all_are_released_when_the_last_task_comes():
-    group = Group()
+def waiting(*callers, members=ABC, **more):
+    """Return a group where these have come and wait."""
+    group = Group(members)
+    for caller in callers:
+        assert group.come(caller, **more) == ()
+    return group
 
-    assert group.come("a") == ()
-    assert group.come("b") == ()
+
+def test_all_are_released_when_the_last_task_comes():
+    group = waiting("a", "b")
+
     assert kinds(group.come("c")) == dict.fromkeys("abc", "released")
 
 
@@ -51,7 +57,7 @@ def test_a_full_barrier_begins_anew_a_hundred_times():
 
 
 def test_names_are_barriers_of_their_own():
-    group = Group(("a", "b"))
+    group = Group(AB)
 
     assert group.come("a", "x") == ()
     assert group.come("b", "y") == ()
@@ -59,8 +65,7 @@ def test_names_are_barriers_of_their_own():
 
 
 def test_a_second_process_of_a_task_is_refused_and_the_others_go_on():
-    group = Group()
-    group.come("a")
+    group = waiting("a")
     (refused,) = group.come("a2")
     group.come("b")
 
@@ -70,16 +75,13 @@ def test_a_second_process_of_a_task_is_refused_and_the_others_go_on():
 
 
 def test_several_processes_of_a_task_count_when_a_count_is_given():
-    group = Group(("a", "b"))
+    group = waiting("a1", "a2", "b1", members=AB, count=4)
 
-    for caller in ("a1", "a2", "b1"):
-        assert group.come(caller, count=4) == ()
     assert set(kinds(group.come("b2", count=4)).values()) == {"released"}
 
 
 def test_the_same_call_never_counts_twice():
-    group = Group(("a", "b"))
-    group.come("a1", count=2)
+    group = waiting("a1", members=AB, count=2)
     answers = group.come("a1", count=2)
 
     assert [answer.what for answer in answers] == ["this call waits already"]
@@ -87,8 +89,7 @@ def test_the_same_call_never_counts_twice():
 
 
 def test_the_same_rank_is_refused_alone():
-    group = Group(("a", "b"))
-    group.come("a1", count=3, rank=0)
+    group = waiting("a1", members=AB, count=3, rank=0)
     (refused,) = group.come("b1", count=3, rank=0)
     group.come("b2", count=3, rank=1)
 
@@ -98,8 +99,7 @@ def test_the_same_rank_is_refused_alone():
 
 @pytest.mark.parametrize("rank", [-1, 3, 1 << 40])
 def test_a_rank_out_of_range_is_refused_alone(rank):
-    group = Group()
-    group.come("a", rank=0)
+    group = waiting("a", rank=0)
     (refused,) = group.come("b", rank=rank)
 
     assert refused.what == f"rank {rank} is out of range: the barrier `x` waits for 3"
@@ -109,19 +109,16 @@ def test_a_rank_out_of_range_is_refused_alone(rank):
 
 
 def test_counts_that_disagree_fail_both_and_name_both():
-    group = Group()
-    group.come("a", count=2)
+    group = waiting("a", count=2)
     answers = group.come("b")
 
     assert kinds(answers) == {"a": "failed", "b": "failed"}
-    assert {a.why for a in answers} == {
-        "task a waits for 2, task b waits for one call of each task"
-    }
+    why = "task a waits for 2, task b waits for one call of each task"
+    assert {answer.why for answer in answers} == {why}
 
 
 def test_a_count_of_all_tasks_agrees_with_no_count():
-    group = Group(("a", "b"))
-    group.come("a", count=2)
+    group = waiting("a", members=AB, count=2)
 
     assert len(group.come("b")) == 2
 
@@ -141,8 +138,7 @@ def test_a_count_of_all_tasks_agrees_with_no_count():
     ],
 )
 def test_what_can_t_be_is_refused_alone(more, what):
-    group = Group()
-    group.come("a")
+    group = waiting("a")
     (refused,) = group.come("b", **more)
 
     assert (refused.kind, refused.what) == (BarrierState.FAILED, what)
@@ -177,8 +173,7 @@ def test_used_names_don_t_pile_up():
 
 
 def test_who_leaves_is_withdrawn_and_may_come_again():
-    group = Group(("a", "b"))
-    group.come("a1")
+    group = waiting("a1", members=AB)
     group.barriers.leave("a1")
     group.barriers.leave("never came")
 
@@ -187,8 +182,7 @@ def test_who_leaves_is_withdrawn_and_may_come_again():
 
 
 def test_every_five_seconds_it_says_who_is_missing():
-    group = Group()
-    group.come("a")
+    group = waiting("a")
     assert group.tick(4.9) == ()
     (first,) = group.tick(5.0)
     assert group.tick(9.9) == ()
@@ -201,26 +195,22 @@ def test_every_five_seconds_it_says_who_is_missing():
 
 
 def test_missing_ranks_are_named_by_their_number():
-    group = Group(("a", "b"))
-    group.come("a", count=300, rank=1)
+    group = waiting("a", members=AB, count=300, rank=1)
     (answer,) = group.tick(5.0)
 
-    assert answer.what.endswith(
-        "rank 0, rank 2, rank 3, rank 4, rank 5, rank 6, rank 7, rank 8 and 291 more"
-    )
+    first = ", ".join(f"rank {number}" for number in (0, *range(2, 9)))
+    assert answer.what.endswith(f"{first} and 291 more")
 
 
 def test_when_some_of_the_missing_are_enough_it_says_so():
-    group = Group()
-    group.come("a", count=2)
+    group = waiting("a", count=2)
     (answer,) = group.tick(5.0)
 
     assert answer.what == "1 of 2 is here, missing: 1 of b, c"
 
 
 def test_at_its_limit_a_caller_learns_who_was_missing_and_the_others_go_on():
-    group = Group()
-    group.come("a", timeout_s=3.0)
+    group = waiting("a", timeout_s=3.0)
     group.come("b")
     (late,) = group.tick(3.0)
 
@@ -234,17 +224,13 @@ def test_at_its_limit_a_caller_learns_who_was_missing_and_the_others_go_on():
 
 
 def test_those_whose_limits_pass_together_name_the_same_missing():
-    group = Group()
-    group.come("a", timeout_s=3.0)
-    group.come("b", timeout_s=3.0)
+    group = waiting("a", "b", timeout_s=3.0)
 
     assert [answer.missing for answer in group.tick(3.5)] == [("c",), ("c",)]
 
 
 def test_a_task_that_ended_fails_the_wait_of_all_and_is_named():
-    group = Group()
-    group.come("a")
-    group.come("b")
+    group = waiting("a", "b")
     answers = group.barriers.end_member("c", "exit code 3")
 
     assert kinds(answers) == {"a": "failed", "b": "failed"}
@@ -261,16 +247,14 @@ def test_who_comes_after_a_task_has_ended_fails_at_once():
 
 
 def test_a_count_that_the_living_can_fill_outlives_an_ended_task():
-    group = Group()
-    group.come("a", count=2)
+    group = waiting("a", count=2)
 
     assert group.barriers.end_member("c", "exit code 1") == ()
     assert kinds(group.come("b", count=2)) == {"a": "released", "b": "released"}
 
 
 def test_a_count_that_the_living_can_t_fill_fails_at_once():
-    group = Group()
-    group.come("a", count=2)
+    group = waiting("a", count=2)
     group.barriers.end_member("b", "exit code 1")
     answers = group.barriers.end_member("c", "lost")
 
@@ -279,18 +263,14 @@ def test_a_count_that_the_living_can_t_fill_fails_at_once():
 
 
 def test_of_many_processes_a_task_that_took_part_is_missed_when_it_ends():
-    group = Group(("a", "b"))
-    for caller in ("a1", "a2", "b1"):
-        group.come(caller, count=4)
+    group = waiting("a1", "a2", "b1", members=AB, count=4)
     answers = group.barriers.end_member("b", "signal SIGKILL")
 
     assert kinds(answers) == {"b1": "failed", "a1": "failed", "a2": "failed"}
 
 
 def test_one_task_with_several_processes_can_fill_a_count_of_all_tasks():
-    group = Group()
-    group.come("a1", count=3)
-    group.come("a2", count=3)
+    group = waiting("a1", "a2", count=3)
 
     assert group.barriers.end_member("b", "exit code 0") == ()
     assert group.barriers.end_member("c", "exit code 0") == ()
@@ -298,7 +278,7 @@ def test_one_task_with_several_processes_can_fill_a_count_of_all_tasks():
 
 
 def test_another_count_forgets_who_took_part():
-    group = Group(("a", "b"))
+    group = Group(AB)
     for caller in ("a1", "a2", "a3", "b1"):
         group.come(caller, count=4)
     group.come("a4", count=3)
@@ -319,8 +299,7 @@ def test_another_count_forgets_that_a_task_had_several_processes():
 
 
 def test_a_helper_that_never_came_does_not_fail_many_processes_of_one_task():
-    group = Group(("a", "helper"))
-    group.come("a1", count=3)
+    group = waiting("a1", members=("a", "helper"), count=3)
 
     assert group.barriers.end_member("helper", "exit code 0") == ()
     (answer,) = group.tick(5.0)

@@ -17,12 +17,7 @@ from torchmuster.core.net.address import bind
 from torchmuster.core.net.channel import ChannelClosedError, HandshakeError, Role, connect
 from torchmuster.core.net.listener import Listener
 from torchmuster.workflow.head import task_messages
-from torchmuster.workflow.head.group_head import (
-    SAY_EVERY_S,
-    GroupHead,
-    port_candidates,
-    port_names,
-)
+from torchmuster.workflow.head.group_head import SAY_EVERY_S, GroupHead, port_candidates, port_names
 from torchmuster.workflow.plan import ExitAction, ExitRule, GroupInput, GroupPlan, TaskPlan
 from torchmuster.workflow.record import State
 from unit.core.net.loopback import SECRET, raw_connection
@@ -38,37 +33,22 @@ def group(*names, command=("true",), **options):
     return GroupPlan(name="g", tasks=tasks, **options)
 
 
-async def succeed(agent):
-    """An agent whose command ends well at once."""
-    await agent.hello()
-    agent.say(task_messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
-    begin = await agent.hear(task_messages.TaskBegin)
-    agent.say(task_messages.TaskEnded(attempt=agent.attempt, code=0))
-    await agent.hear(task_messages.TaskUpload)
-    agent.say(task_messages.TaskUploaded(attempt=agent.attempt))
-    await agent.hear(task_messages.TaskLeave)
-    return begin
-
-
 def ending(code):
-    """Return an agent whose command ends with this code."""
+    """Return an agent whose command ends with this code at once."""
 
     async def behave(agent):
-        await agent.hello()
-        agent.say(task_messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
-        await agent.hear(task_messages.TaskBegin)
-        agent.say(
-            task_messages.TaskEnded(attempt=agent.attempt, code=code, tail=("the last line",))
-        )
-        await agent.hear_until_left()
+        await agent.begin()
+        await agent.end(code)
 
     return behave
 
 
+succeed = ending(0)
+
+
 async def wait_for_stop(agent):
     """An agent whose command runs until it is stopped."""
-    await agent.hello()
-    agent.say(task_messages.TaskPrepared(attempt=agent.attempt, free_ports=agent.free_ports))
+    await agent.begin()
     await agent.hear_until_left()
 
 
@@ -79,9 +59,7 @@ async def die_before_calling(agent):
 
 async def hang_up_running(agent):
     """An agent that is gone while its command runs."""
-    await agent.hello()
-    agent.say(task_messages.TaskPrepared(attempt=agent.attempt))
-    await agent.hear(task_messages.TaskBegin)
+    await agent.begin()
     agent.channel.abort()
 
 
@@ -90,29 +68,18 @@ class FakeAgent:
 
     free_ports = ()
 
-    def __init__(self, task, attempt, port, starter=None):
-        self.starter = starter
-        self.task = task
-        self.attempt = attempt
-        self.port = port
+    def __init__(self, task, attempt, starter):
+        self.task, self.attempt, self.starter = task, attempt, starter
         self.heard = []
 
-    async def hello(self, task=None, attempt=None):
+    async def hello(self):
         self.channel = None
         while self.channel is None:  # a busy door sends callers away, who call again
             with contextlib.suppress(HandshakeError, TimeoutError):
-                self.channel = await connect("127.0.0.1", self.port, Role.AGENT, SECRET)
-        self.num_started_when_heard = len(self.starter.started) if self.starter else 0
-        self.say(
-            task_messages.TaskHello(
-                task=task or self.task,
-                attempt=self.attempt if attempt is None else attempt,
-                version="0",
-                pid=1,
-                host=f"host-of-{self.task}",
-                address="127.0.0.1",
-            )
-        )
+                self.channel = await connect("127.0.0.1", self.starter.port, Role.AGENT, SECRET)
+        self.num_started_when_heard = len(self.starter.started)
+        us = {"task": self.task, "attempt": self.attempt, "host": f"host-of-{self.task}"}
+        self.say(task_messages.TaskHello(**us, version="0", pid=1, address="127.0.0.1"))
 
     def say(self, message):
         self.channel.send_nowait(message)
@@ -123,6 +90,21 @@ class FakeAgent:
             self.heard.append(message)
             if isinstance(message, kind):
                 return message
+
+    async def prepare(self):
+        """Have all that the command needs, and wait until it may begin."""
+        self.say(task_messages.TaskPrepared(attempt=self.attempt, free_ports=self.free_ports))
+        await self.hear(task_messages.TaskBegin)
+
+    async def begin(self):
+        await self.hello()
+        await self.prepare()
+
+    async def end(self, code=0):
+        """Tell the command's end, and do as the head says until it lets go."""
+        tail = ("the last line",)
+        self.say(task_messages.TaskEnded(attempt=self.attempt, code=code, tail=tail))
+        await self.hear_until_left()
 
     async def hear_until_left(self):
         """Do as the head says until it lets go."""
@@ -139,7 +121,7 @@ class FakeAgent:
 class FakeStarter:
     """Starts agents as tasks of the same loop; `behaviours` are used up from the left, the last one stays."""
 
-    def __init__(self, behaviours, start_takes_s=0.0):
+    def __init__(self, behaviours, start_takes_s):
         self.start_takes_s = start_takes_s
         self.behaviours = {task: list(several) for task, several in behaviours.items()}
         self.port = 0
@@ -155,7 +137,7 @@ class FakeStarter:
         self.started.append((task, attempt))
         several = self.behaviours[task]
         behave = several.pop(0) if len(several) > 1 else several[0]
-        agent = FakeAgent(task, attempt, self.port, self)
+        agent = FakeAgent(task, attempt, self)
         self.agents.append(agent)
         self._running.append((task, attempt, asyncio.create_task(self._live(agent, behave))))
 
@@ -182,26 +164,16 @@ class FakeStarter:
 class Stage:
     """A head with its listener, its agents, and the run directory where its record is."""
 
-    def __init__(
-        self,
-        folder,
-        plan_group,
-        behaviours,
-        *,
-        backoff_s=0.05,
-        first_attempts=None,
-        start_takes_s=0.0,
-    ):
-        os.makedirs(folder)
+    def __init__(self, folder, plan_group, starter, backoff_s=0.05, first_attempts=None):
         self.run_dir = RunDir(str(folder))
         os.makedirs(self.run_dir.group("g").path)
-        self.starter = FakeStarter(behaviours, start_takes_s)
+        self.starter = starter
         self.starter.folder = str(folder)
         plan = workflow_plan(plan_group, backoff_s=backoff_s, grace_s=0.5, uuid="u")
         self.disk = DiskWriter()
         self.disk.start()
         start = GroupInput(first_attempts=first_attempts or {})
-        self.head = GroupHead(plan, plan_group, self.run_dir, self.starter, self.disk, start)
+        self.head = GroupHead(plan, plan_group, self.run_dir, starter, self.disk, start)
 
     async def conduct(self, meanwhile=None):
         listener = Listener(
@@ -236,33 +208,25 @@ class Stage:
 def conduct(tmp_path):
     """Return a function that conducts a group to its end; it returns outcome and stage."""
 
-    def conduct(plan_group, behaviours, meanwhile=None, **options):
-        stage = Stage(tmp_path / "run", plan_group, behaviours, **options)
-        outcomes = []
-
-        async def whole():
-            outcomes.append(await stage.conduct(meanwhile))
-
-        run(whole())
-        return outcomes[0], stage
+    def conduct(plan_group, behaviours, meanwhile=None, *, start_takes_s=0.0, **options):
+        starter = FakeStarter(behaviours, start_takes_s)
+        stage = Stage(tmp_path / "run", plan_group, starter, **options)
+        return run(stage.conduct(meanwhile)), stage
 
     return conduct
 
 
 def begin_of(stage, number):
-    return next(
-        m for m in stage.starter.agents[number].heard if isinstance(m, task_messages.TaskBegin)
-    )
+    heard = stage.starter.agents[number].heard
+    return next(one for one in heard if isinstance(one, task_messages.TaskBegin))
 
 
 def test_a_group_that_succeeds_leaves_its_outcome(conduct):
     outcome, stage = conduct(group("a", "b"), {"a": [succeed], "b": [succeed]})
     assert outcome.state is State.COMPLETED
     assert outcome.exit_code == 0
-    assert {task.task: task.state for task in outcome.tasks} == {
-        "a": State.COMPLETED,
-        "b": State.COMPLETED,
-    }
+    states = {task.task: task.state for task in outcome.tasks}
+    assert states == {"a": State.COMPLETED, "b": State.COMPLETED}
     assert os.path.exists(stage.run_dir.group("g").result)
 
 
@@ -289,12 +253,9 @@ def test_a_command_that_begins_later_learns_of_those_that_have_ended(conduct):
         ended.set()
 
     async def lead(agent):
-        await agent.hello()
-        agent.say(task_messages.TaskPrepared(attempt=0))
-        await agent.hear(task_messages.TaskBegin)
+        await agent.begin()
         await ended.wait()
-        agent.say(task_messages.TaskEnded(attempt=0, code=7))
-        await agent.hear_until_left()
+        await agent.end(7)
 
     _, stage = conduct(group("a", "b"), {"a": [lead, succeed], "b": [worker]})
     assert begin_of(stage, 2).hosts == {"a": "host-of-a", "b": "host-of-b"}
@@ -328,12 +289,6 @@ def test_a_group_goes_on_with_the_attempts_of_its_lost_head(conduct):
     assert stage.starter.started == [("a", 3)]
 
 
-async def answer_of(stage, *, task, attempt):
-    stranger = FakeAgent("other", 0, stage.starter.port)
-    await stranger.hello(task, attempt)
-    return await stranger.hear(messages.Message), stranger
-
-
 @pytest.mark.parametrize(
     ("task", "attempt"), [("a", 3), ("nobody", 0), ("a", 0)], ids=["stale", "unknown", "double"]
 )
@@ -342,18 +297,16 @@ def test_an_agent_that_nobody_waits_for_is_sent_away(conduct, task, attempt):
     release = asyncio.Event()
 
     async def patient(agent):
-        await agent.hello()
-        agent.say(task_messages.TaskPrepared(attempt=agent.attempt))
-        await agent.hear(task_messages.TaskBegin)
+        await agent.begin()
         agent.say(task_messages.TaskStarted(attempt=0, pid=1))
         await release.wait()
-        agent.say(task_messages.TaskEnded(attempt=agent.attempt, code=0))
-        await agent.hear_until_left()
+        await agent.end()
 
     async def intrude(stage):
         await stage.event("task_started")
-        answer, stranger = await answer_of(stage, task=task, attempt=attempt)
-        answers.append(answer)
+        stranger = FakeAgent(task, attempt, stage.starter)
+        await stranger.hello()
+        answers.append(await stranger.hear(messages.Message))
         stranger.channel.abort()
         release.set()
 
@@ -375,38 +328,36 @@ def test_garbage_on_the_port_changes_nothing(conduct):
     assert not stage.events("agent_lost")
 
 
-def test_what_runs_longer_than_exec_timeout_is_stopped(conduct):
-    outcome, _ = conduct(
-        group("a", "b", exec_timeout_s=0.3), {"a": [wait_for_stop], "b": [wait_for_stop]}
-    )
+def test_a_time_limit_is_the_cause_though_a_worker_had_failed_before(conduct):
+    plan_group = group("a", "b", exec_timeout_s=3.0)
+    outcome, _ = conduct(plan_group, {"a": [wait_for_stop], "b": [ending(3)]})
     assert outcome.state is State.FAILED_EXEC_TIMEOUT
-    assert "exec_timeout of 0.3 s" in outcome.report.error
+    assert "exec_timeout of 3 s" in outcome.report.error
+    assert outcome.report.because == ("b had failed before: exit code 3",)
     assert outcome.exit_code != 0
 
 
-def test_a_time_limit_is_the_cause_though_a_worker_had_failed_before(conduct):
-    outcome, _ = conduct(
-        group("a", "b", exec_timeout_s=3.0), {"a": [wait_for_stop], "b": [ending(3)]}
-    )
-    assert "exec_timeout" in outcome.report.error
-    assert outcome.report.because == ("b had failed before: exit code 3",)
+class Client:
+    """Watches a group as its owner, says these messages, and keeps what it hears until the head has gone."""
+
+    def __init__(self, *said):
+        self.said, self.heard = said, []
+
+    async def __call__(self, stage):
+        channel = await connect("127.0.0.1", stage.starter.port, Role.CLIENT, SECRET)
+        for message in (messages.Watch(owner=True), *self.said):
+            channel.send_nowait(message)
+        with contextlib.suppress(ChannelClosedError):
+            while True:
+                self.heard.append(await channel.receive())
+        channel.abort()
 
 
 def test_a_client_can_stop_a_group_and_hears_of_it(conduct):
-    heard = []
-
-    async def stop(stage):
-        client = await connect("127.0.0.1", stage.starter.port, Role.CLIENT, SECRET)
-        client.send_nowait(messages.Watch(owner=True))
-        client.send_nowait(messages.Stop(signum=15, who="the user"))
-        with contextlib.suppress(ChannelClosedError):
-            while True:
-                heard.append(await client.receive())
-        client.abort()
-
+    stop = Client(messages.Stop(signum=15, who="the user"))
     outcome, _ = conduct(group("a", "b"), {"a": [wait_for_stop], "b": [wait_for_stop]}, stop)
     assert outcome.state is State.FAILED_CANCELED
-    assert "group_ended" in [message.name for message in heard if hasattr(message, "name")]
+    assert "group_ended" in [message.name for message in stop.heard if hasattr(message, "name")]
 
 
 def test_who_waits_hears_every_five_seconds_for_whom(conduct):
@@ -417,10 +368,8 @@ def test_who_waits_hears_every_five_seconds_for_whom(conduct):
         await agent.hello()
         agent.say(task_messages.TaskDoing(text="downloading input 0: s3://b/x"))
         await said.wait()
-        agent.say(task_messages.TaskPrepared(attempt=0))
-        await agent.hear(task_messages.TaskBegin)
-        agent.say(task_messages.TaskEnded(attempt=0, code=0))
-        await agent.hear_until_left()
+        await agent.prepare()
+        await agent.end()
 
     async def listen(stage):
         await stage.event("group_waits")  # b is not prepared before it
@@ -435,78 +384,64 @@ def test_who_waits_hears_every_five_seconds_for_whom(conduct):
 
 def test_barriers_of_the_tasks_meet_at_the_head(conduct):
     async def meet(agent):
-        await agent.hello()
-        agent.say(task_messages.TaskPrepared(attempt=0))
-        await agent.hear(task_messages.TaskBegin)
+        await agent.begin()
         agent.say(task_messages.BarrierCall(caller_id=f"{agent.task}/1/1"))
         answer = await agent.hear(task_messages.BarrierAnswer)
         while answer.kind is task_messages.BarrierState.WAITING:
             answer = await agent.hear(task_messages.BarrierAnswer)
         assert answer.kind is task_messages.BarrierState.RELEASED
-        agent.say(task_messages.TaskEnded(attempt=0, code=0))
-        await agent.hear_until_left()
+        await agent.end()
 
     outcome, _ = conduct(group("a", "b"), {"a": [meet], "b": [meet]})
     assert outcome.state is State.COMPLETED
 
 
-PORT = ("serve", "{{port}}", "{{port:other}}")
-
-
-def with_ports(*chosen):
+def with_ports(behave, *chosen):
     """Return an agent that finds these of its group's candidates free."""
 
-    def of(behave):
-        async def live(agent):
-            agent.free_ports = chosen
-            return await behave(agent)
+    async def live(agent):
+        agent.free_ports = chosen
+        await behave(agent)
 
-        return live
-
-    return of
+    return live
 
 
-def test_tasks_get_the_same_ports_which_are_free_for_all(conduct):
-    plan_group = group("a", "b", command=PORT)
-    plan = workflow_plan(plan_group, uuid="u")
-    candidates = port_candidates(plan, plan_group)
+@pytest.fixture
+def ports():
+    """Return a group of two tasks with ports, and its candidates for them."""
+    plan_group = group("a", "b", command=("serve", "{{port}}", "{{port:other}}"))
+    return plan_group, port_candidates(workflow_plan(plan_group, uuid="u"), plan_group)
+
+
+def test_tasks_get_the_same_ports_which_are_free_for_all(conduct, ports):
+    plan_group, candidates = ports
     assert port_names(plan_group) == ["", "other"]
-    _, stage = conduct(
-        plan_group,
-        {
-            "a": [with_ports(*candidates[1:])(succeed)],
-            "b": [with_ports(*candidates[2:])(succeed)],
-        },
-    )
+    free = {"a": candidates[1:], "b": candidates[2:]}
+    behaviours = {task: [with_ports(succeed, *chosen)] for task, chosen in free.items()}
+    _, stage = conduct(plan_group, behaviours)
     expected = {"": candidates[2], "other": candidates[3]}
     assert begin_of(stage, 0).ports == begin_of(stage, 1).ports == expected
 
 
-def test_who_begins_later_gets_the_ports_that_the_others_have(conduct):
+def test_who_begins_later_gets_the_ports_that_the_others_have(conduct, ports):
     """The lead listens on its port by then, so the newcomer does not find it free."""
-    plan_group = group("a", "b", command=PORT)
-    plan = workflow_plan(plan_group, uuid="u")
-    candidates = port_candidates(plan, plan_group)
+    plan_group, candidates = ports
     later = asyncio.Event()
 
     async def lead(agent):
-        await agent.hello()
-        agent.say(task_messages.TaskPrepared(attempt=0, free_ports=candidates))
-        await agent.hear(task_messages.TaskBegin)
+        await agent.begin()
         await later.wait()
-        agent.say(task_messages.TaskEnded(attempt=0, code=0))
-        await agent.hear_until_left()
+        await agent.end()
 
     async def second(agent):
-        await agent.hello()
-        agent.say(task_messages.TaskPrepared(attempt=1, free_ports=candidates[1:]))
-        await agent.hear(task_messages.TaskBegin)
+        await agent.begin()
         later.set()
-        agent.say(task_messages.TaskEnded(attempt=1, code=0))
-        await agent.hear_until_left()
+        await agent.end()
 
-    first = with_ports(*candidates)(ending(7))
-    _, stage = conduct(plan_group, {"a": [lead], "b": [first, second]})
+    first = with_ports(ending(7), *candidates)
+    later_one = with_ports(second, *candidates[1:])
+    behaviours = {"a": [with_ports(lead, *candidates)], "b": [first, later_one]}
+    _, stage = conduct(plan_group, behaviours)
     assert [agent.task for agent in stage.starter.agents] == ["a", "b", "b"]
     assert begin_of(stage, 2).ports == begin_of(stage, 0).ports
 
@@ -522,25 +457,14 @@ def test_the_first_agents_of_a_large_group_are_heard_while_others_are_started(co
 
 def test_the_outcome_of_a_group_that_can_not_be_written_is_told(conduct):
     """A full disk is no lost head: whoever watches hears how the group ended."""
-    heard = []
-
-    async def watch(stage):
-        channel = await connect("127.0.0.1", stage.starter.port, Role.CLIENT, SECRET)
-        channel.send_nowait(messages.Watch(owner=True))
-        with contextlib.suppress(ChannelClosedError):
-            while True:
-                heard.append(await channel.receive())
-        channel.abort()
+    watch = Client()
 
     async def lead(agent):
-        await agent.hello()
+        await agent.begin()
         os.makedirs(os.path.join(RunDir(agent.starter.folder).group("g").result, "in-the-way"))
-        agent.say(task_messages.TaskPrepared(attempt=0))
-        await agent.hear(task_messages.TaskBegin)
-        agent.say(task_messages.TaskEnded(attempt=0, code=5))
-        await agent.hear_until_left()
+        await agent.end(5)
 
     outcome, _ = conduct(group("a"), {"a": [lead]}, watch)
     assert outcome.state is State.FAILED
-    ends = [one for one in heard if isinstance(one, messages.Event) and one.name == "group_ended"]
+    ends = [one for one in watch.heard if getattr(one, "name", None) == "group_ended"]
     assert ends[0].fields["outcome"]["exit_code"] == 5

@@ -7,12 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmuster.workflow.head import group_policy as gang
-from torchmuster.workflow.head.group_policy import (
-    CODE_AGENT_LOST,
-    CODE_UPLOAD,
-    GroupPolicy,
-    TaskPhase,
-)
 from torchmuster.workflow.plan import ExitAction, ExitRule, GroupPlan, TaskPlan
 from torchmuster.workflow.record import State
 
@@ -27,17 +21,9 @@ RULES = (
 
 
 def group(*, workers=("w",), max_retries=3, rules=RULES, **given_options):
+    same = {"command": ("true",), "exit_rules": rules, "max_retries": max_retries}
     names = ("lead", *workers)
-    tasks = tuple(
-        TaskPlan(
-            name=name,
-            lead=name == "lead",
-            command=("true",),
-            exit_rules=rules,
-            max_retries=max_retries,
-        )
-        for name in names
-    )
+    tasks = tuple(TaskPlan(name=name, lead=name == "lead", **same) for name in names)
     return GroupPlan(name="g", tasks=tasks, **given_options)
 
 
@@ -61,12 +47,25 @@ def prepare(machine, *tasks):
     return orders
 
 
-def running(*, backoff_s=1.0, workers=("w",), **options):
-    """Return a group whose commands all run."""
-    machine = GroupPolicy(group(workers=workers, **options), grace_s=30.0, backoff_s=backoff_s)
+def finish(machine, *tasks, code=0, signum=None, error=None):
+    """Let commands end, by default well, and what they wrote arrive, or not for a reason."""
+    for task in tasks:
+        machine.ended(task, code=code, signum=signum)
+        machine.uploaded(task, error)
+
+
+def started(**options):
+    """Return a group whose agents start."""
+    machine = gang.GroupPolicy(group(**options), grace_s=30.0, backoff_s=1.0)
     machine.start()
+    return machine
+
+
+def running(*, workers=("w",), **options):
+    """Return a group whose commands all run."""
+    machine = started(workers=workers, **options)
     prepare(machine, "lead", *workers)
-    assert all(machine.phase(name) is TaskPhase.RUNNING for name in ("lead", *workers))
+    assert all(machine.phase(name) is gang.TaskPhase.RUNNING for name in ("lead", *workers))
     return machine
 
 
@@ -74,7 +73,7 @@ def running(*, backoff_s=1.0, workers=("w",), **options):
 
 
 def test_no_command_begins_before_all_are_prepared():
-    machine = GroupPolicy(group(workers=("w", "v")))
+    machine = gang.GroupPolicy(group(workers=("w", "v")))
     assert tasks_of(machine.start(), gang.StartAgent) == ["lead", "w", "v"]
     assert not kinds(prepare(machine, "lead", "w"), gang.StartCommand)
     assert machine.waits_for() == ["v (its agent starts)"]
@@ -83,21 +82,19 @@ def test_no_command_begins_before_all_are_prepared():
 
 
 def test_what_a_task_prepares_is_in_the_sentence_on_the_wait():
-    machine = GroupPolicy(group())
-    machine.start()
+    machine = started()
     machine.joined("lead")
     machine.doing("lead", "downloading input 0")
     assert machine.waits_for() == ["lead (downloading input 0)", "w (its agent starts)"]
 
 
 def test_without_a_barrier_a_command_begins_as_soon_as_all_agents_are_known():
-    machine = GroupPolicy(group(barrier=False))
-    machine.start()
+    machine = started(barrier=False)
     assert not kinds(prepare(machine, "lead"), gang.StartCommand), (
         "the address of w is not known yet"
     )
     assert tasks_of(machine.joined("w"), gang.StartCommand) == ["lead"]
-    assert machine.phase("w") is TaskPhase.PREPARING
+    assert machine.phase("w") is gang.TaskPhase.PREPARING
     assert tasks_of(machine.prepared("w"), gang.StartCommand) == ["w"]
 
 
@@ -113,8 +110,7 @@ def test_a_message_twice_changes_nothing():
 
 
 def test_a_task_that_can_not_prepare_is_waited_for_no_more():
-    machine = GroupPolicy(group())
-    machine.start()
+    machine = started()
     prepare(machine, "lead")
     machine.joined("w")
     orders = machine.could_not_prepare("w", State.FAILED, "no such input", 2010)
@@ -124,8 +120,7 @@ def test_a_task_that_can_not_prepare_is_waited_for_no_more():
 
 
 def test_the_group_fails_when_its_lead_can_not_prepare():
-    machine = GroupPolicy(group())
-    machine.start()
+    machine = started()
     machine.joined("lead")
     orders = machine.could_not_prepare("lead", State.FAILED_START_ERROR, "no room", 3003)
     assert told(orders, "w") == [State.FAILED]
@@ -136,8 +131,7 @@ def test_the_group_fails_when_its_lead_can_not_prepare():
 
 def test_preparing_is_tried_again_only_when_a_rule_says_so():
     rules = (ExitRule(action=ExitAction.RESTART, ranges=((2010, 2010),)),)
-    machine = GroupPolicy(group(rules=rules, max_retries=1))
-    machine.start()
+    machine = started(rules=rules, max_retries=1)
     machine.joined("lead")
     orders = machine.could_not_prepare("lead", State.FAILED_IMAGE_PULL, "no input", 2010)
     assert kinds(orders, gang.StartAgent) == [
@@ -183,8 +177,7 @@ def test_the_lead_s_failure_stops_the_others_and_fails_the_group(ignore_nonlead)
     assert kinds(orders, gang.StopCommand) == [
         gang.StopCommand(task="w", grace_s=gang.FAILURE_GRACE_S)
     ]
-    machine.ended("w", code=0, signum=None)
-    machine.uploaded("w", None)
+    finish(machine, "w")
     machine.uploaded("lead", None)
     assert machine.state is State.FAILED
     assert machine.first_failure.why == "exit code 3"
@@ -195,11 +188,8 @@ def test_a_worker_s_failure_is_only_its_own():
     orders = machine.ended("w", code=3, signum=None)
     assert not kinds(orders, gang.StopCommand)
     machine.uploaded("w", None)
-    assert machine.phase("v") is machine.phase("lead") is TaskPhase.RUNNING
-    machine.ended("lead", code=0, signum=None)
-    machine.ended("v", code=0, signum=None)
-    machine.uploaded("v", None)
-    machine.uploaded("lead", None)
+    assert machine.phase("v") is machine.phase("lead") is gang.TaskPhase.RUNNING
+    finish(machine, "lead", "v")
     assert machine.state is State.COMPLETED
 
 
@@ -207,8 +197,7 @@ def test_a_worker_s_failure_fails_a_group_that_counts_all():
     machine = running(ignore_nonlead=False)
     orders = machine.ended("w", code=137, signum=9)
     assert tasks_of(orders, gang.StopCommand) == ["lead"]
-    machine.ended("lead", code=143, signum=15)
-    machine.uploaded("lead", None)
+    finish(machine, "lead", code=143, signum=15)
     machine.uploaded("w", None)
     assert machine.state is State.FAILED
     assert machine.first_failure.task == "w"
@@ -219,8 +208,7 @@ def test_a_worker_may_end_well_before_its_lead():
     machine = running(ignore_nonlead=False)
     assert not kinds(machine.ended("w", code=0, signum=None), gang.StopCommand)
     machine.uploaded("w", None)
-    machine.ended("lead", code=0, signum=None)
-    machine.uploaded("lead", None)
+    finish(machine, "lead")
     assert machine.state is State.COMPLETED
 
 
@@ -352,7 +340,7 @@ def test_an_exit_code_of_an_earlier_attempt_is_not_that_of_the_last():
 
 
 def test_after_a_lost_head_attempts_go_on():
-    machine = GroupPolicy(group())
+    machine = gang.GroupPolicy(group())
     orders = machine.start({"w": 4})
     assert [o.attempt for o in kinds(orders, gang.StartAgent)] == [0, 4]
 
@@ -378,11 +366,11 @@ def test_an_agent_that_is_lost_too_often_is_a_backend_error():
     machine.lost("lead", "gone")
     assert machine.is_over
     assert machine.state is State.FAILED_BACKEND_ERROR
-    assert machine.first_failure.code == CODE_AGENT_LOST
+    assert machine.first_failure.code == gang.CODE_AGENT_LOST
 
 
 def test_a_rule_may_forbid_to_replace_a_lost_agent():
-    rule = ExitRule(action=ExitAction.FAIL, ranges=((CODE_AGENT_LOST, CODE_AGENT_LOST),))
+    rule = ExitRule(action=ExitAction.FAIL, ranges=((gang.CODE_AGENT_LOST, gang.CODE_AGENT_LOST),))
     machine = running(rules=(rule,), workers=())
     machine.lost("lead", "gone")
     assert machine.state is State.FAILED_BACKEND_ERROR
@@ -392,9 +380,7 @@ def test_a_lead_that_is_lost_while_it_uploads_has_failed_and_is_reported():
     machine = running(ignore_nonlead=False)
     machine.ended("lead", code=0, signum=None)
     machine.lost("lead", "gone")
-    for other in ("lead", "w"):
-        machine.ended(other, code=0, signum=None)
-        machine.uploaded(other, None)
+    finish(machine, "lead", "w")
     assert machine.is_over
     assert machine.state is not State.COMPLETED
     assert machine.first_failure.task == "lead"
@@ -422,16 +408,14 @@ def test_a_loss_during_a_restart_in_place_is_a_new_place():
 
 def test_an_output_that_does_not_arrive_fails_a_task_that_had_succeeded():
     machine = running(workers=())
-    machine.ended("lead", code=0, signum=None)
-    machine.uploaded("lead", "access denied")
+    finish(machine, "lead", error="access denied")
     assert machine.state is State.FAILED
-    assert machine.first_failure.code == CODE_UPLOAD
+    assert machine.first_failure.code == gang.CODE_UPLOAD
 
 
 def test_an_upload_error_after_a_failure_is_not_the_cause():
     machine = running(workers=())
-    machine.ended("lead", code=3, signum=None)
-    machine.uploaded("lead", "access denied")
+    finish(machine, "lead", code=3, error="access denied")
     assert machine.first_failure.why == "exit code 3"
 
 
@@ -440,8 +424,7 @@ def test_the_lead_s_upload_error_fails_the_group_and_lets_the_others_wind_down()
     machine.ended("lead", code=0, signum=None)
     orders = machine.uploaded("lead", "access denied")
     assert not kinds(orders, gang.StopCommand), "they have been told already"
-    machine.ended("w", code=0, signum=None)
-    machine.uploaded("w", None)
+    finish(machine, "w")
     assert machine.state is State.FAILED
     assert machine.first_failure.why == "access denied"
 
@@ -480,49 +463,33 @@ def test_a_command_that_took_too_long_keeps_what_it_wrote():
     machine.stop(State.FAILED_EXEC_TIMEOUT, "too long")
     assert tasks_of(machine.ended("lead", code=143, signum=15), gang.UploadOutputs) == ["lead"]
     machine.uploaded("lead", None)
-    machine.ended("w", code=143, signum=15)
-    machine.uploaded("w", None)
+    finish(machine, "w", code=143, signum=15)
     assert machine.state is State.FAILED_EXEC_TIMEOUT
 
 
-def absent(machine):
-    return machine
+BOTH = ("lead", "w")
 
 
-def preparing(machine):
-    machine.joined("lead")
-    machine.joined("w")
-    return machine
-
-
-def ready(machine):
-    preparing(machine).prepared("lead")
-    return machine
-
-
-def pausing(machine):
-    preparing(machine)
-    machine.prepared("lead")
-    machine.prepared("w")
-    machine.ended("lead", code=IN_PLACE, signum=None)
-    machine.ended("w", code=137, signum=9)
-    return machine
-
-
-def uploading(machine):
-    preparing(machine)
-    machine.prepared("lead")
-    machine.prepared("w")
-    machine.ended("w", code=3, signum=None)
-    machine.ended("lead", code=0, signum=None)
-    return machine
-
-
-@pytest.mark.parametrize("phase", [absent, preparing, ready, pausing, uploading])
-def test_where_no_command_runs_a_cancellation_ends_at_once(phase):
-    machine = GroupPolicy(group())
-    machine.start()
-    orders = phase(machine).stop(State.FAILED_CANCELED, "stopped by the user")
+@pytest.mark.parametrize(
+    ("joined", "prepared", "codes"),
+    [
+        ((), (), {}),
+        (BOTH, (), {}),
+        (BOTH, ("lead",), {}),
+        (BOTH, BOTH, {"lead": IN_PLACE, "w": 137}),
+        (BOTH, BOTH, {"w": 3, "lead": 0}),
+    ],
+    ids=["absent", "preparing", "ready", "pausing", "uploading"],
+)
+def test_where_no_command_runs_a_cancellation_ends_at_once(joined, prepared, codes):
+    machine = started()
+    for task in joined:
+        machine.joined(task)
+    for task in prepared:
+        machine.prepared(task)
+    for task, code in codes.items():
+        machine.ended(task, code=code, signum=None)
+    orders = machine.stop(State.FAILED_CANCELED, "stopped by the user")
     assert not kinds(orders, gang.StopCommand)
     assert sorted(tasks_of(orders, gang.ReleaseAgent)) == ["lead", "w"]
     assert machine.is_over
@@ -545,7 +512,7 @@ class Agents:
     """Agents of tasks: they do what the head orders, in random order, and may be lost at any time."""
 
     def __init__(self, plan, draw):
-        self.machine = GroupPolicy(plan, grace_s=30.0, backoff_s=1.0)
+        self.machine = gang.GroupPolicy(plan, grace_s=30.0, backoff_s=1.0)
         self.draw = draw
         self.can_do = []  # (task, attempt, what)
         self.alive = {}  # task -> the attempt that its agent works on
@@ -587,7 +554,7 @@ class Agents:
 
     def check(self):
         for member in self.machine.plan.tasks:
-            if self.machine.phase(member.name) is TaskPhase.OVER:
+            if self.machine.phase(member.name) is gang.TaskPhase.OVER:
                 last = self.states[member.name, self.machine.attempt(member.name)][-1]
                 assert last.is_final
                 assert last is not State.RESCHEDULED
@@ -607,7 +574,7 @@ class Agents:
         if what == "join":
             if (
                 attempt == self.machine.attempt(task)
-                and self.machine.phase(task) is TaskPhase.ABSENT
+                and self.machine.phase(task) is gang.TaskPhase.ABSENT
             ):
                 self.alive[task] = attempt
                 self.can_do.append((task, attempt, "prepare"))
@@ -638,7 +605,11 @@ class Agents:
         """The same message once more, as the head would pass it on."""
         name, task, attempt, rest = entry
         same_attempt = attempt == self.machine.attempt(task)
-        expected = {"joined": (), "prepared": (), "ended": (TaskPhase.RUNNING, TaskPhase.ENDING)}
+        expected = {
+            "joined": (),
+            "prepared": (),
+            "ended": (gang.TaskPhase.RUNNING, gang.TaskPhase.ENDING),
+        }
         if name in expected and same_attempt and self.machine.phase(task) not in expected[name]:
             self.call(name, task, rest)
 
@@ -652,20 +623,19 @@ class Agents:
 @given(
     st.data(),
     st.integers(0, 3),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 3),
+    st.fixed_dictionaries(
+        {
+            "barrier": st.booleans(),
+            "ignore_nonlead": st.booleans(),
+            "max_retries": st.integers(0, 3),
+        }
+    ),
     st.sampled_from([None, State.FAILED_CANCELED, State.FAILED_EXEC_TIMEOUT]),
 )
 def test_every_life_of_a_group_ends_and_leaves_each_task_in_a_final_state(
-    data, num_workers, barrier, ignore_nonlead, max_retries, stop
+    data, num_workers, options, stop
 ):
-    plan = group(
-        workers=tuple(f"w{n}" for n in range(num_workers)),
-        barrier=barrier,
-        ignore_nonlead=ignore_nonlead,
-        max_retries=max_retries,
-    )
+    plan = group(workers=tuple(f"w{n}" for n in range(num_workers)), **options)
     agents = Agents(plan, data.draw)
     stop_after = data.draw(st.integers(0, 40)) if stop else None
     for step in range(2000):

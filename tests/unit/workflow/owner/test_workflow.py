@@ -1,11 +1,11 @@
 """The owner of a workflow: more groups than may run at once, a disk that does not take what it writes."""
 
-import asyncio
 import json
 import os
 import sys
 import threading
 
+from kit.waiting import run
 from kit.workflows import workflow_plan
 from torchmuster.workflow.owner import workflow
 from torchmuster.workflow.owner.capacity import Machine
@@ -37,23 +37,14 @@ def alone(name, command):
 def own(tmp_path, monkeypatch, groups, spoil=lambda run_dir: None, display=None):
     """Own a workflow whose run directory `spoil` has changed; return result and lines."""
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
-    plan = workflow_plan(
-        *groups,
-        name="r",
-        spec_path=str(tmp_path / "w.yaml"),
-        python=(sys.executable,),
-        cwd=str(tmp_path),
-        uuid="u",
-    )
+    here = {"spec_path": str(tmp_path / "w.yaml"), "cwd": str(tmp_path)}
+    plan = workflow_plan(*groups, python=(sys.executable,), uuid="u", **here)
     run_dir = create_workflow_dir(plan, "", "")
     spoil(run_dir)
     display = display or Listening()
 
-    async def limited():
-        async with asyncio.timeout(DEADLINE_S):
-            return await WorkflowOwner(plan, run_dir, Machine(num_cpus=2), display).run()
-
-    return asyncio.run(limited()), display.said
+    owner = WorkflowOwner(plan, run_dir, Machine(num_cpus=2), display)
+    return run(owner.run(), DEADLINE_S), display.said
 
 
 def test_a_group_whose_folder_can_not_be_made_fails_and_the_run_ends(tmp_path, monkeypatch):

@@ -7,11 +7,7 @@ from hypothesis import strategies as st
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.workflow.plan import NetworkShare
 from torchmuster.workflow.sandbox import network as network_stack
-from torchmuster.workflow.sandbox.network import (
-    PrivateNetwork,
-    choose_network,
-    host_networks,
-)
+from torchmuster.workflow.sandbox.network import PrivateNetwork, choose_network, host_networks
 
 networks = st.builds(
     lambda address, bits: IPv4Network((address, bits), strict=False),
@@ -77,12 +73,8 @@ def test_a_hosts_file_names_the_tasks_and_leads_the_machines_name_to_the_task(tm
 
     text = network("a", "b").hosts_file("b", machine=str(machine)).decode()
 
-    assert text.splitlines() == [
-        "127.0.0.1 localhost",
-        "10.9.9.9 nas",
-        "10.1.2.2 a",
-        "10.1.2.3 b machine",
-    ]
+    of_machine = ["127.0.0.1 localhost", "10.9.9.9 nas"]
+    assert text.splitlines() == [*of_machine, "10.1.2.2 a", "10.1.2.3 b machine"]
 
 
 def test_a_task_with_the_machines_name_keeps_it_for_itself(tmp_path):
@@ -94,10 +86,6 @@ def test_a_task_with_the_machines_name_keeps_it_for_itself(tmp_path):
 def test_too_many_tasks_for_one_network_are_refused():
     with pytest.raises(UsageError, match="up to 251 tasks"):
         PrivateNetwork.open([f"t{number}" for number in range(254)])
-
-
-def test_a_network_without_a_network_stack_says_so():
-    assert "nothing else" in network("a").note
 
 
 def stack(kind, **changes):
@@ -113,43 +101,44 @@ def stack(kind, **changes):
     return network_stack.NetworkStack(**{**given, **changes})
 
 
-def test_a_network_with_a_network_stack_names_its_program():
-    answer = {"gateway": "10.1.2.2", "resolver": "10.1.2.3"}
-    made = PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/pasta")
+def with_stack(**answer):
+    return PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/pasta")
 
-    assert "through pasta" in made.note
+
+def test_a_network_with_a_network_stack_names_its_program():
+    assert "through pasta" in with_stack(gateway="10.1.2.2", resolver="10.1.2.3").note
 
 
 def test_a_program_that_fails_is_quoted_in_the_line_for_the_user():
-    answer = {"stack_error": "pasta: Failed to open tun socket"}
-    made = PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/pasta")
+    made = with_stack(stack_error="pasta: Failed to open tun socket")
 
     assert made.note.endswith("license server: pasta: Failed to open tun socket")
 
 
 def test_a_machine_without_a_program_says_which_would_do():
-    assert "neither slirp4netns nor pasta is installed" in network("a").note
+    note = network("a").note
+    assert "nothing else" in note
+    assert "neither slirp4netns nor pasta is installed" in note
     assert network_stack.find_program(lambda name: None) is None
     assert network_stack.find_program(lambda name: name if name == "pasta" else None) == "pasta"
+
+
+OURS = b"nameserver 10.1.2.3\n"
 
 
 @pytest.mark.parametrize(
     ("text", "written"),
     [
         ("nameserver 10.0.0.53\n", None),
-        (
-            "search x.org\nnameserver 127.0.0.53\noptions edns0\n",
-            b"nameserver 10.1.2.3\nsearch x.org\noptions edns0\n",
-        ),
-        ("nameserver ::1\n", b"nameserver 10.1.2.3\n"),
-        ("", b"nameserver 10.1.2.3\n"),
+        ("search x.org\nnameserver 127.0.0.53\noptions o\n", OURS + b"search x.org\noptions o\n"),
+        ("nameserver ::1\n", OURS),
+        ("", OURS),
     ],
 )
 def test_a_resolver_on_the_machines_loopback_is_replaced(tmp_path, text, written):
     machine = tmp_path / "resolv.conf"
     machine.write_text(text)
-    answer = {"gateway": "10.1.2.2", "resolver": "10.1.2.3"}
-    made = PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/slirp4netns")
+    made = with_stack(gateway="10.1.2.2", resolver="10.1.2.3")
 
     assert made.resolver_file(machine=str(machine)) == written
     assert network("a").resolver_file(machine=str(machine)) is None

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from torchmuster.workflow.plan import ExitAction, InputKind, OutputKind
+from torchmuster.workflow.plan import InputKind
 from unit.workflow.spec.workflow_files import load, one
 
 
@@ -53,12 +53,8 @@ def test_times_and_resources_reach_the_plan_as_numbers(tmp_path):
 
     assert loaded.groups[0].exec_timeout_s == 5400
     assert (task.resources.cpu, task.resources.memory_bytes) == (2, 1 << 30)
-    assert [task.action(code) for code in (3, 8, 0, 1)] == [
-        ExitAction.RESCHEDULE,
-        ExitAction.RESCHEDULE,
-        ExitAction.COMPLETE,
-        ExitAction.FAIL,
-    ]
+    actions = [task.action(code).name for code in (3, 8, 0, 1)]
+    assert actions == ["RESCHEDULE", "RESCHEDULE", "COMPLETE", "FAIL"]
 
 
 def test_an_unknown_exit_action_is_an_error_and_no_crash(tmp_path):
@@ -79,11 +75,7 @@ def test_outputs_of_every_kind_reach_the_plan(tmp_path):
         """
     outputs = only_task(load(tmp_path, body)).outputs
 
-    assert [entry.kind for entry in outputs] == [
-        OutputKind.URL,
-        OutputKind.DATASET,
-        OutputKind.UPDATE_DATASET,
-    ]
+    assert [entry.kind.name for entry in outputs] == ["URL", "DATASET", "UPDATE_DATASET"]
     assert [entry.paths for entry in outputs] == [(), ("p",), ("q", "r")]
 
 

@@ -1,4 +1,7 @@
-"""The renderer without its process; what the limits of the process do is in test_template.py."""
+"""The renderer without its process; what the limits of the process do is in test_load.py."""
+
+import datetime as dt
+import json
 
 import pytest
 from hypothesis import given
@@ -6,7 +9,8 @@ from hypothesis import strategies as st
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from torchmuster.workflow.spec.sandbox import answer
+from torchmuster.workflow.spec.sandbox import answer, pack, unpack
+from unit.strategies import JSON_VALUES
 
 VALUES = {"n": 2, "name": "a", "flag": False, "items": ["x", "y\nz"]}
 PIECES = [
@@ -120,3 +124,17 @@ def test_names_that_the_template_looks_up_are_told():
         "flag",
         "n",
     ]
+
+
+@given(JSON_VALUES)
+def test_values_survive_the_way_through_json(value):
+    assert unpack(json.loads(json.dumps(pack(value)))) == value
+
+
+def test_keys_that_are_no_text_stay_what_they_are():
+    value = {1: "a", 2.5: ["b"], None: {}}
+    assert unpack(json.loads(json.dumps(pack(value)))) == value
+
+
+def test_a_date_travels_as_text():
+    assert pack(dt.date(2024, 1, 2)) == "2024-01-02"

@@ -1,3 +1,4 @@
+import math
 import time
 
 import pytest
@@ -5,25 +6,22 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.tables import words
 from kit.work import num_calls
+from torchmuster.core.spec.problems import Problems, parse_set_env
 from torchmuster.errors import UsageError
-from torchmuster.workflow.spec.source import MAX_BYTES, parse_yaml
+from torchmuster.workflow.spec.source import (
+    MAX_BYTES,
+    default_values,
+    parse_set_strings,
+    parse_sets,
+    parse_yaml,
+)
 
-TASK = """\
-  - name: task-{}
-    image: image
-    lead: false
-    command: [bash]
-    args: [/tmp/run.sh, --x, "1"]
-    environment: {{A: 1, B: c}}
-    files:
-    - path: /tmp/run.sh
-      contents: |
-        set -ex
-        torchrun --nnodes 2
-    outputs:
-    - url: s3://a/b
-"""
+TASK = (
+    "  - name: task-{}\n    image: image\n    lead: false\n    args: [/tmp/run.sh, --x, '1']\n"
+    "    files:\n    - path: /tmp/run.sh\n      contents: |\n        set -ex\n        torchrun\n"
+)
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
 )
@@ -163,3 +161,121 @@ def test_a_key_that_yaml_reads_as_a_value_needs_quotes(key):
 
     assert caught.value.where == "f.yaml:2:3"
     assert parse_yaml(f"'{key}': 1", "f.yaml").value == {key: 1}
+
+
+def parsed(parse, *words):
+    problems = Problems()
+    return parse(words, problems), problems.found
+
+
+def refused(parse, *words):
+    return parsed(parse, *words)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("07", 7), ("1e3", 1000.0), ("1_000", 1000), ("-2", -2), ("0.5", 0.5), ("", ""),
+        ("true", True), ("false", False), ("null", "null"), ("text", "text"), ("a=b", "a=b"),
+        ("[1, 2]", [1, 2]), ('{"a": null}', {"a": None}), ("{{output}}/x", "{{output}}/x"),
+        ("inf", math.inf), ("9" * 5000, "9" * 5000), ("__import__('os')", "__import__('os')"),
+    ],
+)  # fmt: skip
+def test_a_value_is_what_it_looks_like(text, value):
+    found, problems = parsed(parse_sets, f"name={text}")
+    assert (found, problems) == ({"name": value}, [])
+    assert type(found["name"]) is type(value)
+
+
+def test_of_a_name_given_twice_the_last_counts():
+    assert parsed(parse_sets, "a=1", "b=2", "a=3") == ({"a": 3, "b": 2}, [])
+
+
+def test_set_string_keeps_text():
+    assert parsed(parse_set_strings, "a=07", "b=true") == ({"a": "07", "b": "true"}, [])
+
+
+def test_the_value_of_a_variable_may_hold_equals_signs():
+    assert parsed(parse_set_env, "A=b=c", "B=") == ({"A": "b=c", "B": ""}, [])
+
+
+BAD_NAMES = words(
+    "a =1 a.b=1 a-b=1 1a=1 output=x input=x host=x workflow_id=x uuid=x if=1 true=1 é=1"
+)
+
+
+@pytest.mark.parametrize(
+    ("parse", "word"),
+    [
+        *((parse_set_env, word) for word in ("A", "=x", "1A=x", "A-B=x", "A=\0")),
+        *((parse, word) for parse in (parse_sets, parse_set_strings) for word in BAD_NAMES),
+    ],
+)
+def test_a_bad_name_is_refused(parse, word):
+    assert len(refused(parse, word)) == 1
+
+
+def test_all_bad_words_are_reported_together():
+    assert len(refused(parse_sets, "a.b=1", "x", "good=1", "y=[1")) == 3
+
+
+def test_a_dotted_name_gets_the_map_as_a_hint():
+    (problem,) = refused(parse_sets, "a.b=1")
+    assert "--set 'a={\"b\": ...}'" in problem.fix
+
+
+@pytest.mark.parametrize("text", ["[a-z]", "{a}", "[" * 100_000])
+def test_a_list_that_is_no_json_is_refused_with_set_string_as_a_hint(text):
+    (problem,) = refused(parse_sets, f"a={text}")
+    assert "--set-string a=" in problem.fix
+
+
+@given(st.text())
+def test_no_word_crashes(word):
+    for parse in (parse_sets, parse_set_strings, parse_set_env):
+        assert sum(map(len, parsed(parse, word))) == 1
+
+
+def defaults_of(text, line=1):
+    problems = Problems()
+    return default_values(text, "f.yaml", line, problems), problems.found
+
+
+def test_a_comment_behind_or_above_is_the_help():
+    text = """default-values:
+  n_nodes: 2  # how many
+  # the folder
+  # of results
+  folder: "a # b"
+  plain: it's # odd
+  none: 1
+  map:  # of sizes
+    x: 1
+"""
+    found, problems = defaults_of(text, line=5)
+    assert problems == []
+    assert [(one.name, one.value, one.help, one.line) for one in found] == [
+        ("n_nodes", 2, "how many", 6),
+        ("folder", "a # b", "the folder of results", 9),
+        ("plain", "it's", "odd", 10),
+        ("none", 1, "", 11),
+        ("map", {"x": 1}, "of sizes", 12),
+    ]
+
+
+def test_an_empty_section_has_no_values():
+    assert defaults_of("default-values:\n") == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text", ["default-values: 3", "default-values:\n- a", "default-values:\n  1: 2"]
+)
+def test_what_is_no_map_of_names_is_refused(text):
+    found, problems = defaults_of(text)
+    assert (found, len(problems)) == ([], 1)
+
+
+def test_unquoted_jinja_is_refused_with_the_reason_and_the_line_of_the_file():
+    _, (problem,) = defaults_of("default-values:\n  a: {{ b }}/x\n", line=11)
+    assert "before Jinja" in problem.why
+    assert problem.where.startswith("f.yaml:12")

@@ -1,4 +1,3 @@
-import json
 import os
 from types import SimpleNamespace
 
@@ -33,11 +32,9 @@ def test_the_folder_of_a_file_that_an_argument_names_in_the_output_is_made(tmp_p
 
 def test_no_folder_is_made_outside_of_the_output(tmp_path):
     output = str(tmp_path / "output")
+    outside = [f"{tmp_path}/data/x", f"{output}/../up/x", f"{output}-2/x", "x/y", output]
 
-    make_folders(
-        ["--data", f"{tmp_path}/data/x", f"{output}/../up/x", f"{output}-2/x", "x/y", output],
-        output,
-    )
+    make_folders(["--data", *outside], output)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -66,21 +63,12 @@ def test_a_training_task_hands_over_a_start_without_tokens(tmp_path, nodes):
     os.makedirs(place.path)
     if nodes is not None:
         atomic.write_json(run_dir.group("g").nodes, codec.to_plain(nodes))
-    facts = TaskFacts(
-        workflow=plan,
-        group=group,
-        task=task,
-        attempt=2,
-        place=place,
-        hosts={},
-        addresses={},
-        ports={},
-    )
+    known = {"hosts": {}, "addresses": {}, "ports": {}}
+    facts = TaskFacts(workflow=plan, group=group, task=task, attempt=2, place=place, **known)
 
     words = training_words(facts, SimpleNamespace(run_dir=run_dir, plan=plan))
 
-    with open(words[-1]) as file:
-        start = codec.from_plain(TrainingInput, json.load(file))
+    start = codec.from_plain(TrainingInput, atomic.read_json(words[-1]))
     assert words[-2] == "training-task"
     assert start.training.script == f"{place.output}/train.py"
     assert start.training.args == (f"{place.output}/m/w",)

@@ -3,30 +3,14 @@
 import asyncio
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from torchmuster.core.files.layout import RunDir, WorkingFolder
 from torchmuster.errors import MusterError
-from torchmuster.workflow.plan import (
-    CheckpointPlan,
-    Credential,
-    InputKind,
-    InputPlan,
-    OutputKind,
-    OutputPlan,
-    TaskPlan,
-)
+from torchmuster.workflow import plan
 from torchmuster.workflow.task import data
-from torchmuster.workflow.task.data import (
-    copy_with_progress,
-    credential_variables_of,
-    fetch_inputs,
-    publish,
-    start_checkpoint,
-    task_output,
-    upload_outputs,
-)
 
 
 @pytest.fixture
@@ -41,50 +25,53 @@ def run_dir(tmp_path, monkeypatch):
 def leave_output(run_dir, task, files):
     place = WorkingFolder(os.path.join(run_dir.task_folder(task), "place-0"))
     for name, text in files.items():
-        path = os.path.join(place.output, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as file:
-            file.write(text)
-    publish(run_dir.task_output(task), place.output)
+        path = Path(place.output, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    data.publish(run_dir.task_output(task), place.output)
 
 
-def fetch(run_dir, place, *inputs):
+@pytest.fixture
+def place(tmp_path):
+    """Return the working folder of a task, with an output of no file."""
+    found = WorkingFolder(str(tmp_path / "place"))
+    os.makedirs(found.output)
+    return found
+
+
+def fetch(run_dir, place, **options):
+    """Fetch the output of the task `make`; return what was said meanwhile."""
     doing = []
-    task = TaskPlan(name="use", inputs=inputs)
-    asyncio.run(fetch_inputs(task, place, run_dir, doing.append, str))
+    task = plan.TaskPlan(name="use", inputs=(from_task("make", **options),))
+    asyncio.run(data.fetch_inputs(task, place, run_dir, doing.append, str))
     return doing
 
 
 def from_task(source, **options):
-    return InputPlan(kind=InputKind.TASK, source=source, **options)
+    return plan.InputPlan(kind=plan.InputKind.TASK, source=source, **options)
 
 
-def test_an_input_is_a_copy_of_another_task_s_output(run_dir, tmp_path):
-    place = WorkingFolder(str(tmp_path / "place"))
-    doing = fetch(run_dir, place, from_task("make"))
-    assert doing == ["copying input 0: the output of make"]
-    with open(os.path.join(place.input(0), "a", "x.txt"), "a") as file:
-        file.write(" and more")
-    with open(os.path.join(run_dir.task_output("make"), "a", "x.txt")) as file:
-        assert file.read() == "from make", "what a task does to its input stays with it"
+def test_an_input_is_a_copy_of_another_task_s_output(run_dir, place):
+    assert fetch(run_dir, place) == ["copying input 0: the output of make"]
+    Path(place.input(0), "a", "x.txt").write_text("more")
+    made = Path(run_dir.task_output("make"), "a", "x.txt").read_text()
+    assert made == "from make", "what a task does to its input stays with it"
 
 
-def test_a_regex_takes_a_part_of_an_output(run_dir, tmp_path):
-    place = WorkingFolder(str(tmp_path / "place"))
-    fetch(run_dir, place, from_task("make", regex=r"b/.*\.bin"))
+def test_a_regex_takes_a_part_of_an_output(run_dir, place):
+    fetch(run_dir, place, regex=r"b/.*\.bin")
     assert os.listdir(place.input(0)) == ["b"]
 
 
-def test_an_input_can_come_from_another_run(run_dir, tmp_path):
+def test_an_input_can_come_from_another_run(run_dir, place, tmp_path):
     leave_output(RunDir(str(tmp_path / "runs" / "before")), "make", {"z": "old"})
-    place = WorkingFolder(str(tmp_path / "place"))
-    fetch(run_dir, place, from_task("make", run_id="before"))
+    fetch(run_dir, place, run_id="before")
     assert os.listdir(place.input(0)) == ["z"]
 
 
 def test_a_task_without_an_output_is_named(run_dir):
     with pytest.raises(MusterError, match="`other` has left no output"):
-        task_output(from_task("other"), run_dir)
+        data.task_output(from_task("other"), run_dir)
 
 
 def test_the_published_output_is_that_of_the_last_attempt(tmp_path):
@@ -93,51 +80,38 @@ def test_the_published_output_is_that_of_the_last_attempt(tmp_path):
         folder = tmp_path / f"place-{attempt}" / "output"
         folder.mkdir(parents=True)
         (folder / "which").write_text(str(attempt))
-        publish(str(link), str(folder))
+        data.publish(str(link), str(folder))
     assert (link / "which").read_text() == "1"
     assert not os.path.isabs(os.readlink(link)), "a run directory can be moved"
     assert sorted(os.listdir(tmp_path)) == ["output", "place-0", "place-1"]
 
 
-def upload(place, *outputs, succeeded):
+def upload(place, succeeded=True, **output):
     doing = []
-    task = TaskPlan(name="make", outputs=outputs)
-    stored = asyncio.run(
-        upload_outputs(
-            task,
-            place,
-            doing.append,
-            succeeded=succeeded,
-            run_id="r",
-            resolve=lambda text: text.replace("{{workflow_id}}", "r"),
-        )
-    )
+    task = plan.TaskPlan(name="make", outputs=(plan.OutputPlan(**output),))
+    given = {"run_id": "r", "resolve": lambda text: text.replace("{{workflow_id}}", "r")}
+    uploading = data.upload_outputs(task, place, doing.append, succeeded=succeeded, **given)
+    stored = asyncio.run(uploading)
     return stored.notes, doing
 
 
-def test_a_dataset_gets_no_version_after_a_failure(tmp_path):
-    entry = OutputPlan(kind=OutputKind.DATASET, target="set-{{workflow_id}}")
-    notes, doing = upload(WorkingFolder(str(tmp_path)), entry, succeeded=False)
-    assert notes == ["the dataset set-r gets no version: the command failed"]
-    assert doing == []
+def test_a_dataset_gets_no_version_after_a_failure(place):
+    of_run = {"kind": plan.OutputKind.DATASET, "target": "set-{{workflow_id}}"}
+    notes = ["the dataset set-r gets no version: the command failed"]
+    assert upload(place, succeeded=False, **of_run) == (notes, [])
 
 
-@pytest.mark.parametrize("kind", [OutputKind.URL, OutputKind.DATASET])
-def test_an_empty_output_is_said_and_not_uploaded(tmp_path, kind):
-    place = WorkingFolder(str(tmp_path))
+@pytest.mark.parametrize("kind", [plan.OutputKind.URL, plan.OutputKind.DATASET])
+def test_an_empty_output_is_said_and_not_uploaded(place, kind):
     os.makedirs(os.path.join(place.output, "only", "folders"))
-    notes, doing = upload(place, OutputPlan(kind=kind, target="there"), succeeded=True)
-    assert notes == ["nothing to upload to there: output is empty or missing"]
-    assert doing == []
+    notes = ["nothing to upload to there: output is empty or missing"]
+    assert upload(place, kind=kind, target="there") == (notes, [])
 
 
-def test_a_missing_part_of_a_dataset_is_named(tmp_path):
-    place = WorkingFolder(str(tmp_path))
-    os.makedirs(os.path.join(place.output, "a"))
-    with open(os.path.join(place.output, "a", "x"), "w"):
-        pass
-    entry = OutputPlan(kind=OutputKind.DATASET, target="set", paths=("a", "b"))
-    notes, _ = upload(place, entry, succeeded=True)
+def test_a_missing_part_of_a_dataset_is_named(place):
+    Path(place.output, "a").mkdir()
+    Path(place.output, "a", "x").touch()
+    notes, _ = upload(place, kind=plan.OutputKind.DATASET, target="set", paths=("a", "b"))
     assert notes == ["nothing to upload to set: output/b is empty or missing"]
 
 
@@ -147,9 +121,8 @@ def test_a_long_copy_says_how_far_it_is(tmp_path):
     for number in range(12):
         (source / f"part-{number}").write_bytes(bytes(8 << 20))
 
-    asyncio.run(
-        copy_with_progress(str(source), str(tmp_path / "in"), None, "copying", said.append, 0.0005)
-    )
+    where = str(source), str(tmp_path / "in")
+    asyncio.run(data.copy_with_progress(*where, None, "copying", said.append, 0.0005))
 
     assert len(os.listdir(tmp_path / "in")) == 12
     assert all(one.startswith("copying: ") for one in said)
@@ -160,10 +133,9 @@ def test_a_copy_that_fails_says_why(tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "out").symlink_to("/etc/hostname")
 
+    where = str(tmp_path / "made"), str(tmp_path / "in")
     with pytest.raises(MusterError, match="points outside"):
-        asyncio.run(
-            copy_with_progress(str(tmp_path / "made"), str(tmp_path / "in"), None, "copying", print)
-        )
+        asyncio.run(data.copy_with_progress(*where, None, "copying", print))
 
 
 @pytest.fixture
@@ -184,29 +156,25 @@ def movers(tmp_path, monkeypatch):
     return lambda: [json.loads(path.read_text()) for path in noted.iterdir()]
 
 
-def test_data_moves_with_the_credentials_of_its_task_alone(run_dir, tmp_path, movers):
+def test_data_moves_with_the_credentials_of_its_task_alone(run_dir, place, tmp_path, movers):
     keys = tmp_path / "credentials.toml"
     keys.touch(mode=0o600)
     keys.write_text("[s3]\nsecret = 'not-to-be-seen'\n[other]\nsecret = 'not-given'\n")
-    task = TaskPlan(
+    task = plan.TaskPlan(
         name="use",
-        inputs=(InputPlan(kind=InputKind.URL, source="s3://b/in"),),
-        outputs=(OutputPlan(kind=OutputKind.URL, target="s3://b/out"),),
-        credentials=(Credential(name="s3", variables={"AWS_SECRET_ACCESS_KEY": "secret"}),),
+        inputs=(plan.InputPlan(kind=plan.InputKind.URL, source="s3://b/in"),),
+        outputs=(plan.OutputPlan(kind=plan.OutputKind.URL, target="s3://b/out"),),
+        credentials=(plan.Credential(name="s3", variables={"AWS_SECRET_ACCESS_KEY": "secret"}),),
     )
-    place = WorkingFolder(str(tmp_path / "place"))
-    os.makedirs(place.output)
-    with open(os.path.join(place.output, "x"), "w"):
-        pass
+    Path(place.output, "x").touch()
     said = []
 
     async def move():
-        await fetch_inputs(task, place, run_dir, said.append, str)
-        entry = CheckpointPlan(path="/c", url="s3://b/c", frequency_s=1, regex=None)
-        await start_checkpoint(
-            entry, "/c", str, said.append, credential_variables_of(task)
-        ).finish()
-        await upload_outputs(task, place, said.append, succeeded=True, run_id="r", resolve=str)
+        await data.fetch_inputs(task, place, run_dir, said.append, str)
+        entry = plan.CheckpointPlan(path="/c", url="s3://b/c", frequency_s=1, regex=None)
+        variables = data.credential_variables_of(task)
+        await data.start_checkpoint(entry, "/c", str, said.append, variables).finish()
+        await data.upload_outputs(task, place, said.append, succeeded=True, run_id="r", resolve=str)
 
     asyncio.run(move())
     assert {words[0] for words, _ in movers()} == {"download", "checkpoint", "upload"}

@@ -1,6 +1,5 @@
 """Filling a scratch folder: links, copies, archives, and what is not done twice."""
 
-import io
 import os
 import tarfile
 import zipfile
@@ -41,10 +40,15 @@ def run(scratch, *pairs, tell=quiet):
     stage_all(str(scratch), stages, tell)
 
 
-def tar_of(path, folder, mode="w"):
+def tar_of(path, source, mode="w", name="data"):
     with tarfile.open(path, mode) as archive:
-        archive.add(folder, arcname="data")
+        archive.add(source, arcname=name)
     return path
+
+
+@pytest.fixture
+def archive(data, tmp_path):
+    return tar_of(tmp_path / "d.tar", data)
 
 
 def test_a_folder_on_the_same_file_system_is_linked(scratch, data):
@@ -88,20 +92,15 @@ def test_a_zip_is_unpacked_with_its_execute_bits(scratch, tmp_path):
 
 def test_two_archives_unpack_into_one_folder(scratch, data, tmp_path):
     one = tar_of(tmp_path / "one.tar", data / "sub")
-    other = tmp_path / "other.tar"
-    with tarfile.open(other, "w") as archive:
-        archive.add(data / "a.txt", arcname="data/a.txt")
+    other = tar_of(tmp_path / "other.tar", data / "a.txt", name="data/a.txt")
     run(scratch, (one, "."), (other, "."))
 
     assert sorted(os.listdir(scratch / "data")) == ["a.txt", "b.txt"]
 
 
-@pytest.mark.parametrize("name", ["../out.txt", "/abs-of-muster.txt"])
-def test_a_tar_that_leads_outside_is_refused(scratch, tmp_path, name):
+def test_a_tar_that_leads_outside_is_refused(scratch, tmp_path):
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
-        info = tarfile.TarInfo(name if name.startswith("..") else f"..{name}")
-        info.size = 1
-        archive.addfile(info, io.BytesIO(b"x"))
+        archive.addfile(tarfile.TarInfo("../out.txt"))
     with pytest.raises(StagingError, match="can't be unpacked"):
         run(scratch, (tmp_path / "bad.tar", "."))
     assert not (tmp_path / "out.txt").exists()
@@ -127,8 +126,7 @@ def test_a_missing_source_is_named(scratch, tmp_path):
         run(scratch, (tmp_path / "nope", "x"))
 
 
-def test_what_is_whole_is_not_done_again(scratch, data, tmp_path):
-    archive = tar_of(tmp_path / "d.tar", data)
+def test_what_is_whole_is_not_done_again(scratch, archive):
     run(scratch, (archive, "."))
     (scratch / "data" / "a.txt").write_text("changed by the run")
     run(scratch, (archive, "."))
@@ -136,8 +134,7 @@ def test_what_is_whole_is_not_done_again(scratch, data, tmp_path):
     assert (scratch / "data" / "a.txt").read_text() == "changed by the run"
 
 
-def test_a_changed_source_is_staged_again(scratch, data, tmp_path):
-    archive = tar_of(tmp_path / "d.tar", data)
+def test_a_changed_source_is_staged_again(scratch, data, archive):
     run(scratch, (archive, "."))
     (data / "a.txt").write_text("new")
     os.unlink(archive)
@@ -147,8 +144,7 @@ def test_a_changed_source_is_staged_again(scratch, data, tmp_path):
     assert (scratch / "data" / "a.txt").read_text() == "new"
 
 
-def test_a_half_copy_is_redone(scratch, data, tmp_path):
-    archive = tar_of(tmp_path / "d.tar", data)
+def test_a_half_copy_is_redone(scratch, archive):
     half = scratch / staging.OWN_FOLDER / "half-0" / "data"
     half.mkdir(parents=True)
     (half / "rest").write_text("of a killed agent")
@@ -158,8 +154,7 @@ def test_a_half_copy_is_redone(scratch, data, tmp_path):
     assert not (scratch / staging.OWN_FOLDER / "half-0").exists()
 
 
-def test_nothing_is_written_through_a_link(scratch, data, tmp_path):
-    archive = tar_of(tmp_path / "d.tar", data)
+def test_nothing_is_written_through_a_link(scratch, data, archive):
     with pytest.raises(StagingError, match="behind a link"):
         run(scratch, (data, "data"), (archive, "data/more"))
     assert sorted(os.listdir(data)) == ["a.txt", "link", "sub"]
@@ -170,10 +165,9 @@ def test_too_little_room_is_said_with_numbers(scratch, tmp_path):
     huge = tmp_path / "huge"
     with open(huge, "wb") as file:
         file.truncate(min(disk.f_bavail * disk.f_frsize + (1 << 30), 1 << 42))
+    progress = staging.StageProgress("x", quiet)
     with pytest.raises(StagingError, match="not enough space") as caught:
-        staging._copy(
-            str(scratch), str(huge), str(scratch / "x"), staging.StageProgress("x", quiet)
-        )
+        staging._copy(str(scratch), str(huge), str(scratch / "x"), progress)
     assert "it needs" in caught.value.why
     assert "are free there" in caught.value.why
 

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -92,15 +93,13 @@ def test_the_next_start_removes_what_a_killed_one_left(tmp_path, claims):
 def test_a_record_without_inodes_removes_only_the_same_content(tmp_path, claims, content, left):
     killed_after_placing(tmp_path / "x", claims)
     (name,) = os.listdir(claims)
-    record = os.path.join(claims, name)
-    with open(record) as text:
-        claim = json.load(text)
+    record = Path(claims, name)
+    claim = json.loads(record.read_text())
     claim["files"][0]["inode"] = None
-    with open(record, "w") as text:
-        json.dump(claim, text)
+    record.write_text(json.dumps(claim))
     (tmp_path / "x").write_bytes(content)
 
-    clean_up(record)
+    clean_up(str(record))
 
     assert (tmp_path / "x").exists() == left
 
@@ -115,9 +114,7 @@ def test_what_can_not_be_created_leaves_nothing_behind(tmp_path, claims):
 
 def test_paths_that_can_not_be_are_refused_together(tmp_path, claims):
     with pytest.raises(UsageError) as caught:
-        RealPathFiles("a", claims).place(
-            [file("x"), file("/proc/y"), file("/none/a"), file("/none/a/b")]
-        )
+        RealPathFiles("a", claims).place([*map(file, ["x", "/proc/y", "/none/a", "/none/a/b"])])
 
     assert caught.value.what == "3 files can't be placed"
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torchmuster.core.spec.problems import Problems
 from torchmuster.multirun.sweep.space import plan_members
 
+TOO_MANY = "a sweep has at most 10,000 members, these values make"
+
 
 def members_of(*grid, zipped=()):
     problems = Problems()
@@ -78,16 +80,8 @@ def test_rows_of_zip_go_together_and_with_each_combination():
         (('x="a',), (), "a quotation mark of `x` is not closed"),
         (("x=a\nb",), (), "a value of `x` has a newline or a control character"),
         ((), ("a=1,2", "b=1"), "the values of `--zip` are of different number"),
-        (
-            ("x=0:1000000000",),
-            (),
-            "a sweep has at most 10,000 members, these values make 1,000,000,000",
-        ),
-        (
-            ("x=0:101", "y=0:100"),
-            (),
-            "a sweep has at most 10,000 members, these values make 10,100",
-        ),
+        (("x=0:1000000000",), (), f"{TOO_MANY} 1,000,000,000"),
+        (("x=0:101", "y=0:100"), (), f"{TOO_MANY} 10,100"),
     ],
 )
 def test_what_is_wrong_is_said(grid, zipped, what):

@@ -56,10 +56,8 @@ def test_shown_commands_pass_the_ids_of_the_jobs_before(dry_run, tmp_path):
 
 def test_json_has_whole_scripts(dry_run):
     shown = json.loads(dry_run("--dry-run", "--on", "pbs", "--json"))
-    assert [(entry["engine"], entry["group"]) for entry in shown] == [
-        ("pbs", "make-data"),
-        ("pbs", "train"),
-    ]
+    groups = [(entry["engine"], entry["group"]) for entry in shown]
+    assert groups == [("pbs", "make-data"), ("pbs", "train")]
     assert shown[1]["submit"] == ["qsub", "-W", "depend=afterok:$JOB_make_data", "train.sh"]
     assert shown[0]["script"].startswith("#!/bin/bash -l\n#PBS -N flow-make-data\n")
     assert shown[0]["node_tasks"] == ["make"]

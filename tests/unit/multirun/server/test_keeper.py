@@ -60,9 +60,8 @@ def test_its_end_is_said_once_before_and_then_to_the_doors_of_the_other_nodes(ma
     for _ in range(2):
         clock.now += 2
         assert first.look("a-run") is None
-    assert (
-        capsys.readouterr().out == "muster: the session main ends in 5 min: its time limit of 1 h\n"
-    )
+    said = "muster: the session main ends in 5 min: its time limit of 1 h\n"
+    assert capsys.readouterr().out == said
     clock.now += 297
     assert second.look("a-run") is None, "the first node's door decides"
     assert first.look("a-run") == "its time limit of 1 h"
