@@ -9,6 +9,7 @@ import pytest
 from kit.tables import rows
 from torchmuster.core.model.states import JobState
 from torchmuster.kubernetes.engine.answers import (
+    policies_on,
     queue_reasons,
     read_objects,
     runs_of,
@@ -308,3 +309,44 @@ def test_a_container_that_is_not_ours_stands_beside_it_and_does_not_keep_a_run_f
             one["status"]["containerStatuses"][1]["state"] = {"terminated": {"exitCode": code}}
         (run,) = runs_of(objects).values()
         assert view_of(run).state is state
+
+
+# Which NetworkPolicies select a pod, by all forms of a selector.
+
+
+LABELS = {"app": "a", "tier": "b"}
+
+
+def policy(selector, **spec):
+    return {"metadata": {"name": "p"}, "spec": {"podSelector": selector, **spec}}
+
+
+def needs(operator, key, *values):
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "selects"),
+    [
+        ({}, True),
+        ({"matchLabels": {"app": "a"}}, True),
+        ({"matchLabels": {"app": "a", "tier": "c"}}, False),
+        (needs("In", "app", "x", "a"), True),
+        (needs("In", "other", "a"), False),
+        (needs("NotIn", "app", "a"), False),
+        (needs("NotIn", "other", "a"), True),
+        (needs("Exists", "app"), True),
+        (needs("Exists", "other"), False),
+        (needs("DoesNotExist", "other"), True),
+        (needs("DoesNotExist", "app"), False),
+        (needs("Unheard", "app"), False),
+    ],
+)
+def test_a_selector_is_read_as_the_api_does(selector, selects):
+    assert bool(policies_on([policy(selector)], LABELS)) == selects
+
+
+def test_a_policy_is_named_with_what_it_is_for():
+    assert policies_on([policy({})], LABELS) == ("p (Ingress)",)
+    assert policies_on([policy({}, egress=[{}])], LABELS) == ("p (Ingress, Egress)",)
+    assert policies_on([policy({}, policyTypes=["Egress"])], LABELS) == ("p (Egress)",)

@@ -1,10 +1,11 @@
-"""Sessions with a pod, by its two programs: the door and the call."""
+"""The door of a pod, and the calls to it: by a program for each session, or by one process for many."""
 
 import asyncio
 import os
 import random
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -17,8 +18,9 @@ from torchmuster.core.model import codec
 from torchmuster.core.net import messages
 from torchmuster.core.net.address import new_secret, read_secret, write_secret
 from torchmuster.core.net.channel import ChannelClosedError, Role, connect
-from torchmuster.kubernetes.node.call import call_argv
+from torchmuster.kubernetes.node.call import PodConnections, ask_pod, call_argv
 from torchmuster.kubernetes.node.order import AGAIN_CODE, CLAIM_VARIABLE, PodOrder
+from torchmuster.kubernetes.node.serve import is_overused
 from torchmuster.launcher.net import part_messages
 
 
@@ -216,3 +218,194 @@ def test_what_is_said_by_one_who_knows_the_key_breaks_no_door(key, door, call, t
     said_to(door[1], key, frames[draw.randint(0, 2) :])
     assert call("echo here").stdout == b"here\n"
     assert door[0].poll() is None
+
+
+# Sessions with pods that one process carries, without a process for each.
+
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def lines(key, door):
+    """Return the lines to a pod."""
+    return PodConnections(secret=read_secret(key), port=door[1], domain="", wait_s=0.0)
+
+
+def run(lines, command, given=b"", *, host="127.0.0.1", ends=False):
+    """Run a command in a pod; return its exit code, output and errors."""
+    theirs_in, ours_in = os.pipe()
+    ours_out, theirs_out = os.pipe()
+    ours_errors, theirs_errors = os.pipe()
+    line = lines.start(["-T", host, command], theirs_in, theirs_out, theirs_errors)
+    for fd in (theirs_in, theirs_out, theirs_errors):
+        os.close(fd)
+
+    def give():
+        with open(ours_in, "wb") as file:
+            file.write(given)
+
+    giving = threading.Thread(target=give)
+    if ends:
+        line.send_signal(15)
+        os.close(ours_in)
+    else:
+        giving.start()
+    with open(ours_out, "rb") as out, open(ours_errors, "rb") as errors:
+        said = out.read(), errors.read()
+    if not ends:
+        giving.join(LIMIT_S)
+    return line.wait(LIMIT_S), *said
+
+
+def test_a_command_has_its_input_output_errors_and_exit_code(lines):
+    done = run(lines, "cat; echo wrong >&2; exit 3", b"to and fro\n")
+    assert done == (3, b"to and fro\n", b"wrong\n")
+
+
+def test_bytes_come_back_whole_over_a_line(lines):
+    data = os.urandom(3 << 20)
+    assert run(lines, "cat", data) == (0, data, b"")
+
+
+def test_many_sessions_at_once_are_one_process_and_keep_their_streams_apart(lines):
+    found = {}
+
+    def one(number):
+        found[number] = run(lines, f"cat; echo {number}", b"x")[1]
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert found == {number: f"x{number}\n".encode() for number in range(16)}
+
+
+def test_a_reader_that_takes_nothing_and_a_flood_hold_up_none_of_64_others(lines):
+    stalled_out, stalled_in = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    flood = lines.start(["-T", "127.0.0.1", "yes"], null, stalled_in, null)
+    os.read(stalled_out, 1)  # it runs, and nobody reads more of it
+    shown = os.open("/dev/null", os.O_WRONLY)
+    busy = lines.start(["-T", "127.0.0.1", "yes"], null, shown, null)
+    found = {}
+
+    def one(number):
+        found[number] = run(lines, f"cat; echo {number}", b"x" * 300_000)[1]
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert found == {number: b"x" * 300_000 + f"{number}\n".encode() for number in range(64)}
+    for line in (flood, busy):
+        assert line.poll() is None
+        line.send_signal(15)
+        assert line.wait(LIMIT_S) == 255
+    for fd in (stalled_out, stalled_in, null, shown):
+        os.close(fd)
+
+
+def test_what_a_plain_file_holds_is_sent_and_what_comes_is_written_into_one(lines, tmp_path):
+    given, got = tmp_path / "given", tmp_path / "got"
+    given.write_bytes(os.urandom(5 << 20))
+    with given.open("rb") as source, got.open("wb") as target:
+        line = lines.start(["-T", "127.0.0.1", "cat"], source.fileno(), target.fileno(), 2)
+        assert line.wait(LIMIT_S) == 0
+    assert got.read_bytes() == given.read_bytes()
+
+
+def test_a_line_that_is_ended_leaves_its_descriptors_to_the_next(lines):
+    """Both have the same numbers in one loop: what is still watched of the first would be deaf in the second."""
+    for _ in range(5):
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        null = os.open(os.devnull, os.O_WRONLY)
+        line = lines.start(["-T", "127.0.0.1", "echo up; cat"], theirs_in, theirs_out, null)
+        for fd in (theirs_in, theirs_out, null):
+            os.close(fd)
+        assert os.read(ours_out, 3) == b"up\n"
+        line.send_signal(15)
+        assert line.wait(LIMIT_S) == 255
+        os.close(ours_in)
+        os.close(ours_out)
+        assert run(lines, "cat", b"heard") == (0, b"heard", b"")
+
+
+def test_who_reads_no_more_ends_the_command(lines):
+    ours_out, theirs_out = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    line = lines.start(["-T", "127.0.0.1", "yes"], null, theirs_out, null)
+    os.close(theirs_out)
+    os.read(ours_out, 1)
+    os.close(ours_out)
+    assert line.wait(LIMIT_S) == 255
+    os.close(null)
+
+
+def test_a_line_that_is_ended_ends_its_session(lines):
+    assert run(lines, "sleep 100", ends=True)[0] == 255
+
+
+def test_a_pod_without_a_name_is_told_as_ssh_tells_it(lines):
+    status, out, errors = run(lines, "true", host="no-such-pod.invalid")
+    assert (status, out) == (255, b"")
+    assert errors.endswith(b"its name is not known\n")
+
+
+def test_one_question_has_one_answer(key, door):
+    secret, port = read_secret(key), door[1]
+    said = ask_pod("127.0.0.1", port, secret, "wc -c; exit 4", LIMIT_S, b"x" * 600_000)
+    assert (said.status, said.stdout.strip()) == (4, b"600000")
+    assert ask_pod("127.0.0.1", port, new_secret(), "true", LIMIT_S).status == 255
+
+
+# Whether a pod that is asked to end is taken away for its own use: of its disk, or of its node's memory.
+
+
+MIB = 1 << 20
+
+
+def write_memory(root, *, free_mib, used_mib, cached_mib=0):
+    """Write what the kernel shows of a node with 16 GiB, and of the pod on it."""
+    (root / "proc").mkdir()
+    lines = f"MemTotal: {16 << 20} kB\nMemAvailable: {free_mib << 10} kB\n"
+    (root / "proc" / "meminfo").write_text(lines)
+    group = root / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {cached_mib * MIB}\n")
+    (group / "memory.current").write_text(f"{used_mib * MIB}\n")
+
+
+@pytest.mark.parametrize(("size", "is_over"), [(MIB, False), (3 * MIB, True)])
+def test_a_disk_is_overused_that_has_more_than_its_limit(tmp_path, size, is_over):
+    disk = tmp_path / "disk"
+    (disk / "deep").mkdir(parents=True)
+    (disk / "deep" / "file").write_bytes(b"x" * size)
+    environment = {"MUSTER_POD_DISK": str(disk), "MUSTER_POD_DISK_BYTES": str(2 * MIB)}
+    assert is_overused(environment, str(tmp_path)) == is_over
+    assert not is_overused({"MUSTER_POD_DISK": str(disk)}, str(tmp_path))  # it has no limit
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "used_mib", "cached_mib", "is_over"),
+    [
+        (100, 900, 0, True),
+        (9000, 900, 0, False),  # the node is not short of it: it is drained
+        (100, 400, 0, False),  # others use more than they ask for
+        (100, 900, 600, False),  # files that nobody reads are given back
+    ],
+)
+def test_memory_is_overused_where_the_node_is_short_of_it(
+    tmp_path, free_mib, used_mib, cached_mib, is_over
+):
+    write_memory(tmp_path, free_mib=free_mib, used_mib=used_mib, cached_mib=cached_mib)
+    environment = {"MUSTER_POD_MEMORY_BYTES": str(512 * MIB)}
+    assert is_overused(environment, str(tmp_path)) == is_over
+
+
+def test_what_can_not_be_read_is_no_evidence(tmp_path):
+    assert not is_overused({"MUSTER_POD_MEMORY_BYTES": "1"}, str(tmp_path))
+    assert not is_overused({}, str(tmp_path))
