@@ -38,9 +38,9 @@ from torchmuster.multirun.sweep.members import create_sweep_dir, member_dir
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.views import sweep_view
 from unit.kubernetes.engine.site_jobs import DEFAULT
+from unit.kubernetes.pods.conftest import shown_job, shown_pod
 
 JOB = replace(DEFAULT, own_keys=(("image", "x"), ("context", "lab"), ("namespace", "research")))
-ABOUT = {"namespace": "research", "annotations": {"torchmuster.dev/context": "lab"}}
 
 
 @pytest.fixture
@@ -64,26 +64,11 @@ def submitted(sweep, members=range(3)):
 
 def says(*pods, **status):
     """Return what the cluster says of the Job of the sweep."""
-    labels = {"torchmuster.dev/run": "s"}
-    job = {"kind": "Job", "metadata": {"name": "s", "labels": labels, **ABOUT}}
-    return {
-        "get jobs.batch,pods": {
-            "items": [{**job, "spec": {"completions": 3}, "status": status}, *pods]
-        }
-    }
+    return {"get jobs.batch,pods": {"items": [shown_job("s", 3, **status), *pods]}}
 
 
-def pod(index, state, **status):
-    labels = {
-        "torchmuster.dev/run": "s",
-        "batch.kubernetes.io/job-completion-index": str(index),
-    }
-    return {
-        "kind": "Pod",
-        "metadata": {"name": f"s-{index}-x", "labels": labels, **ABOUT},
-        "spec": {"nodeName": "n1"},
-        "status": {"containerStatuses": [{"name": "node", "state": state}], **status},
-    }
+def pod(index, state):
+    return shown_pod(state, index, "s")
 
 
 def ended(code, number=None, state=RunState.SUCCEEDED, reason="Completed", **more):

@@ -22,12 +22,15 @@ from torchmuster.kubernetes.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.kubernetes.pods.reach import PodWatch, RunInPods, find_pod
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.node.remote.files import MARK_FILE
-from unit.kubernetes.pods.conftest import JOB_ID, RUN_ID, order_of
-
-FORBIDDEN = (
-    'Error from server (Forbidden): pods "run-7f3a-0-x" is forbidden: User "u" cannot create resource "pods/portforward"'
-    ' in API group "" in the namespace "research"\n'
+from unit.kubernetes.pods.conftest import (
+    JOB_ID,
+    NO_FORWARD,
+    RUN_ID,
+    SILENT,
+    order_of,
+    shown_pod,
 )
+
 RESULT = run_result(RunState.FAILED, 1, run_id=RUN_ID, elapsed_s=2.0)
 
 
@@ -166,7 +169,7 @@ def test_a_door_that_is_not_open_yet_changes_nothing_here(run_dir, cluster, said
 def test_a_cluster_that_does_not_answer_is_an_error_for_who_wants_the_record_now(
     run_dir, cluster, said
 ):
-    cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
+    cluster.say(refuse={"get pods": SILENT})
     with pytest.raises(EngineError, match="does not answer in time"):
         mirror_of(run_dir, order_of(), said).catch_up()
 
@@ -176,7 +179,7 @@ def test_without_the_right_to_reach_pods_their_log_is_followed(run_dir, cluster,
     cluster.say(
         pods="job-pods-running",
         logs="muster: run on n1\nloss 2.0\n",
-        refuse={"port-forward": [1, FORBIDDEN]},
+        refuse={"port-forward": NO_FORWARD},
     )
     mirror = mirror_of(run_dir, order_of(), said, shown)
     mirror.start()
@@ -205,24 +208,13 @@ def test_a_copy_that_waits_for_its_pod_ends_at_once(run_dir, cluster, said):
 
 def last_message(text):
     """Return an answer with one ended pod that has left this."""
-    state = {"terminated": {"exitCode": 113, "reason": "Error", "message": text}}
-    return {
-        "kind": "Pod",
-        "metadata": {
-            "name": "run-7f3a-0-x",
-            "labels": {
-                "torchmuster.dev/run": "run-7f3a",
-                "batch.kubernetes.io/job-completion-index": "0",
-            },
-        },
-        "spec": {"nodeName": "n1"},
-        "status": {"containerStatuses": [{"name": "node", "state": state}]},
-    }
+    pod = shown_pod({"terminated": {"exitCode": 113, "reason": "Error", "message": text}})
+    return {"get pods": {"items": [pod]}}
 
 
 def test_the_last_message_of_the_first_pod_is_the_result_where_no_record_came(run_dir, cluster):
     text = json.dumps(codec.to_plain(RESULT))
-    cluster.say(answers={"get pods": {"items": [last_message(text)]}})
+    cluster.say(answers=last_message(text))
     assert result_of_pod(find_pod(JOB_ID, 0), run_dir) == RESULT
 
 
@@ -236,7 +228,7 @@ def test_an_error_before_there_was_a_run_is_its_result(run_dir, cluster):
 
 @pytest.mark.parametrize("text", ["", "no json", "[1]", '{"state": "odd"}', "{", "3", "null"])
 def test_a_last_message_of_somebody_else_is_no_result(run_dir, cluster, text):
-    cluster.say(answers={"get pods": {"items": [last_message(text)]}})
+    cluster.say(answers=last_message(text))
     assert result_of_pod(find_pod(JOB_ID, 0), run_dir) is None
 
 
