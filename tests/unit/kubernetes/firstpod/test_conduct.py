@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from kit.records import lines
 from kit.values import run_result
 from torchmuster.core import proc
+from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.core.model.states import RunState
@@ -114,8 +116,7 @@ class Owner(OwnerInPod):
 
 
 def write(run_dir, result):
-    with open(run_dir.result, "w") as file:
-        json.dump(codec.to_plain(result), file)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
 
 
 @pytest.fixture
@@ -155,8 +156,7 @@ def test_a_pod_that_is_taken_away_is_followed_by_another_and_a_cancelled_one_is_
 
     owner.act = act
     if is_cancelled:
-        with open(run_dir.cancelled, "w"):
-            pass
+        Path(run_dir.cancelled).touch()
     code = owner.run()
     if way == "succeeds":
         assert code == 0
@@ -169,8 +169,7 @@ def test_a_pod_that_is_taken_away_is_followed_by_another_and_a_cancelled_one_is_
 
 def test_what_was_written_of_a_cancelled_run_stays_when_its_end_fails(owner, run_dir):
     def act():
-        with open(run_dir.cancelled, "w"):
-            pass
+        Path(run_dir.cancelled).touch()
         owner.requests.ask(signal.SIGTERM, 1.0)  # as the supervisor counts it
         write(run_dir, ends(RunState.CANCELLED, attempts=3))
         raise MusterError("some processes of the run could not be ended")
@@ -192,8 +191,7 @@ def test_a_bug_is_no_end_of_a_run(owner):
 
 def test_an_end_that_was_interrupted_is_not_made_again(owner, run_dir):
     write(run_dir, ends(RunState.SUCCEEDED))
-    with open(owner.order.ended, "w"):
-        pass
+    Path(owner.order.ended).touch()
     assert owner.run() == 0, "and `own`, which is not there, was not called"
 
 
@@ -206,19 +204,25 @@ DATA = b"the code"
 @pytest.fixture
 def order(tmp_path):
     sha = hashlib.sha256(DATA).hexdigest()
-    order = replace(
-        order_of(home=str(tmp_path / "home")),
-        code_sha=sha,
-        code_bytes=len(DATA),
-        has_volume=True,
-    )
+    own = {"home": str(tmp_path / "home"), "has_volume": True}
+    order = order_of(code_sha=sha, code_bytes=len(DATA), **own)
     os.makedirs(order.folder)
     return order
 
 
+def next_run(order, **given):
+    """Return what the next run on the volume was told."""
+    found = replace(order, run_id="second", **given)
+    os.makedirs(found.folder)
+    return found
+
+
+def wait(order, say, limit_s=30.0):
+    wait_for_archive(order, order.home, limit_s, say)
+
+
 def read(path):
-    with open(path, "rb") as file:
-        return file.read()
+    return Path(path).read_bytes()
 
 
 def send_later(path, data=DATA):
@@ -228,8 +232,7 @@ def send_later(path, data=DATA):
         assert "the client sends it" in text
 
         def send():
-            with open(f"{path}.part", "wb") as file:
-                file.write(data)
+            Path(f"{path}.part").write_bytes(data)
             os.replace(f"{path}.part", path)
 
         threading.Thread(target=send).start()
@@ -237,20 +240,18 @@ def send_later(path, data=DATA):
     return say
 
 
-def test_how_far_the_client_is_is_said(order, tmp_path):
+def test_how_far_the_client_is_is_said(order):
     os.makedirs(arriving_folder(order))
     came = os.path.join(arriving_folder(order), "code.tar.gz")
-    with open(came, "wb") as file:
-        file.write(DATA[:4])
+    Path(came).write_bytes(DATA[:4])
     said = []
 
     def say(text):
         said.append(text)
         os.replace(came, order.archive)
-        with open(order.archive, "wb") as file:
-            file.write(DATA)
+        Path(order.archive).write_bytes(DATA)
 
-    wait_for_archive(order, str(tmp_path), 30.0, say)
+    wait(order, say)
     assert said == ["waiting for the code: the client sends it: 4 B of 8 B (50 %)"]
 
 
@@ -258,63 +259,59 @@ def never(text):
     raise AssertionError(text)
 
 
-def test_what_a_client_has_sent_is_there_for_the_next_run(order, tmp_path):
-    wait_for_archive(order, str(tmp_path), 30.0, send_later(order.archive))
+def test_what_a_client_has_sent_is_there_for_the_next_run(order):
+    wait(order, send_later(order.archive))
     assert read(order.archive) == DATA
 
     os.unlink(order.archive)  # unpacked
-    second = replace(order, run_id="second")
-    os.makedirs(second.folder)
-    wait_for_archive(second, str(tmp_path), 30.0, never)
+    second = next_run(order)
+    wait(second, never)
     assert read(second.archive) == DATA
 
 
-def test_without_a_volume_nothing_is_kept(order, tmp_path):
+def test_without_a_volume_nothing_is_kept(order):
     order = replace(order, has_volume=False)
-    wait_for_archive(order, str(tmp_path), 30.0, send_later(order.archive))
+    wait(order, send_later(order.archive))
     assert not os.path.exists(os.path.join(order.home, "cache"))
 
 
-def test_other_code_is_not_taken_for_this(order, tmp_path):
-    wait_for_archive(order, str(tmp_path), 30.0, send_later(order.archive))
+def test_other_code_is_not_taken_for_this(order):
+    wait(order, send_later(order.archive))
     other = b"changed!"
-    changed = replace(order, run_id="second", code_sha=hashlib.sha256(other).hexdigest())
-    os.makedirs(changed.folder)
-    wait_for_archive(changed, str(tmp_path), 30.0, send_later(changed.archive, other))
+    changed = next_run(order, code_sha=hashlib.sha256(other).hexdigest())
+    wait(changed, send_later(changed.archive, other))
     assert read(changed.archive) == other
     assert len(os.listdir(os.path.join(order.home, "cache"))) == 2
 
 
-def test_a_damaged_one_is_removed_and_said(order, tmp_path):
-    wait_for_archive(order, str(tmp_path), 30.0, send_later(order.archive))
+def test_a_damaged_one_is_removed_and_said(order):
+    wait(order, send_later(order.archive))
     with open(order.kept, "r+b") as file:
         file.write(b"THE")
-    second = replace(order, run_id="second")
-    os.makedirs(second.folder)
+    second = next_run(order)
     with pytest.raises(MusterError) as caught:
-        wait_for_archive(second, str(tmp_path), 30.0, never)
+        wait(second, never)
     assert caught.value.where == order.kept
     assert not os.path.exists(order.kept)
 
 
-def test_the_newest_stay(order, tmp_path):
+def test_the_newest_stay(order):
     folder = os.path.join(order.home, "cache")
     os.makedirs(folder)
     for number in range(10):
         path = os.path.join(folder, f"code-{number}.tar.gz")
-        with open(path, "wb"):
-            pass
+        Path(path).touch()
         os.utime(path, (number, number))
-    wait_for_archive(order, str(tmp_path), 30.0, send_later(order.archive))
+    wait(order, send_later(order.archive))
     left = sorted(os.listdir(folder))
     assert os.path.basename(order.kept) in left
     assert len(left) == 8
     assert "code-0.tar.gz" not in left
 
 
-def test_code_that_does_not_come_ends_the_run_with_why(order, tmp_path):
+def test_code_that_does_not_come_ends_the_run_with_why(order):
     with pytest.raises(MusterError) as caught:
-        wait_for_archive(order, str(tmp_path), 0.0, lambda _: None)
+        wait(order, lambda _: None, 0.0)
     assert caught.value.where == order.archive
 
 
@@ -336,7 +333,7 @@ time.sleep(60)
 
 @pytest.fixture
 def on_volume(tmp_path):
-    return replace(order_of(), home=str(tmp_path / "home"), has_volume=True, num_pods=1)
+    return order_of(home=str(tmp_path / "home"), has_volume=True, num_pods=1)
 
 
 @pytest.fixture

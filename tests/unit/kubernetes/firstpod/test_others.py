@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -62,8 +61,7 @@ def others(tmp_path):
 
 
 def neighbours_of(others, pod, run_id, **given):
-    order = order_of(home=str(others.folder / pod))
-    order = replace(order, run_id=run_id, num_pods=2, **given)
+    order = order_of(home=str(others.folder / pod), run_id=run_id, **given)
     os.makedirs(order.run_dir.path, exist_ok=True)
     atomic.write_json(str(others.folder / "order.json"), codec.to_plain(order))
     return RecordReplicas(order, others.start), order.run_dir
@@ -80,13 +78,19 @@ def copy_record(others, run_id, text=RECORD):
     return neighbours, run_dir
 
 
+def find_again(others, say, run_id="run-1", **given):
+    """Let a first pod that was made again look for its record; return its run directory."""
+    again, run_dir = neighbours_of(others, "again", run_id, **given)
+    again.say = say
+    again.find()
+    return run_dir
+
+
 def test_a_first_pod_that_was_made_again_finds_its_record(others):
     neighbours, first = copy_record(others, "run-1")
     neighbours.stop(is_taken_away=True)
-    again, run_dir = neighbours_of(others, "again", "run-1")
     said = []
-    again.say = said.append
-    again.find()
+    run_dir = find_again(others, said.append)
     for path in (run_dir.events, os.path.join(run_dir.path, MARK_FILE)):
         with open(path) as file, open(path.replace(run_dir.path, first.path)) as before:
             assert file.read() == before.read()
@@ -169,9 +173,7 @@ def piece_of(offset, data):
 def test_of_a_line_that_came_in_part_nothing_is_taken(others):
     neighbours, _ = copy_record(others, "run-1", RECORD + '{"event":"att')
     neighbours.stop(is_taken_away=True)
-    again, run_dir = neighbours_of(others, "again", "run-1")
-    again.say = lambda _: None
-    again.find()
+    run_dir = find_again(others, lambda _: None)
     with open(run_dir.events) as file:
         assert file.read() == RECORD
 
@@ -189,9 +191,7 @@ def test_a_copy_of_another_disk_begins_anew(others):
 def test_the_record_of_another_run_or_group_is_not_taken(others, given):
     neighbours, _ = copy_record(others, "run-1")
     neighbours.stop(is_taken_away=True)
-    again, run_dir = neighbours_of(others, "again", **given)
-    again.say = pytest.fail
-    again.find()
+    run_dir = find_again(others, pytest.fail, **given)
     assert not os.path.exists(run_dir.events)
 
 
@@ -210,7 +210,7 @@ async def serve(channel):
     await channel.receive()
 
 
-def wait(order, *, least, most, limit_s=0.3, doors=(), said=None):
+def wait(order, *, least, most, limit_s=0.3, doors=(), **more):
     """Wait for pods of which those on this machine have a door; the first is 127.0.0.1."""
 
     async def go():
@@ -219,8 +219,8 @@ def wait(order, *, least, most, limit_s=0.3, doors=(), said=None):
             for port in doors
         ]
         serving = [asyncio.create_task(one.serve()) for one in listeners]
-        say = said.append if said is not None else (lambda _: None)
-        pods = PodWait(order=order, secret=SECRET, least=least, most=most, last_call_s=0.0, say=say)
+        told = {"order": order, "secret": SECRET, "last_call_s": 0.0, "say": lambda _: None, **more}
+        pods = PodWait(least=least, most=most, **told)
         try:
             return await asyncio.wait_for(pods.wait(limit_s), 60)
         finally:
@@ -250,17 +250,8 @@ def test_time_in_which_the_cluster_has_no_room_does_not_count(tmp_path):
         if len(said) == 5:
             os.unlink(order.no_room)
 
-    pods = PodWait(
-        order=order,
-        secret=SECRET,
-        least=2,
-        most=2,
-        last_call_s=0.0,
-        say=say,
-        say_every_s=0.1,
-    )
     with pytest.raises(JoinTimeoutError):
-        asyncio.run(pods.wait(0.25))
+        wait(order, least=2, most=2, limit_s=0.25, say=say, say_every_s=0.1)
     assert all(text.endswith("; no node has room for it now") for text in said[:5])
 
 

@@ -1,12 +1,14 @@
 """The door of a pod, and the calls to it: by a program for each session, or by one process for many."""
 
 import asyncio
+import functools
 import os
 import random
 import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,9 +21,10 @@ from torchmuster.core.net import messages
 from torchmuster.core.net.address import new_secret, read_secret, write_secret
 from torchmuster.core.net.channel import ChannelClosedError, Role, connect
 from torchmuster.kubernetes.node.call import PodConnections, ask_pod, call_argv
-from torchmuster.kubernetes.node.order import AGAIN_CODE, CLAIM_VARIABLE, PodOrder
+from torchmuster.kubernetes.node.order import AGAIN_CODE, CLAIM_VARIABLE
 from torchmuster.kubernetes.node.serve import is_overused
 from torchmuster.launcher.net import part_messages
+from unit.kubernetes.pods.conftest import order_of
 
 
 @pytest.fixture
@@ -34,11 +37,8 @@ def key(tmp_path):
 @pytest.fixture
 def door(key, tmp_path):
     """The first process of a run's second pod; the port at which it serves."""
-    order = PodOrder(
-        run_id="r", job="r", num_pods=2, port=0, home=str(tmp_path), code_root="/x", code_sha=""
-    )
     path = str(tmp_path / "order.json")
-    atomic.write_json(path, codec.to_plain(order))
+    atomic.write_json(path, codec.to_plain(order_of(port=0, home=str(tmp_path))))
     argv = proc.node_program("pod", "--key", key, "--order", path)
     environment = {**os.environ, "JOB_COMPLETION_INDEX": "1"}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -61,19 +61,34 @@ def call(key, door):
     return run
 
 
-def start(key, port, command):
+def start(key, port, command, **options):
     argv = [*call_argv(key, port), "127.0.0.1", command]
-    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    usual = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(argv, **{**usual, **options})
 
 
-def test_a_command_has_our_input_output_errors_and_exit_code(call):
-    done = call("cat; echo wrong >&2; exit 3", given=b"to and fro\n")
-    assert (done.returncode, done.stdout, done.stderr) == (3, b"to and fro\n", b"wrong\n")
+@pytest.fixture(params=["a program for it", "one process for many"])
+def session(request):
+    """Return what runs a command with this input, and returns its exit code, output and errors."""
+    if request.param == "one process for many":
+        return functools.partial(run, request.getfixturevalue("lines"))
+    call = request.getfixturevalue("call")
+
+    def run_program(command, given):
+        done = call(command, given=given)
+        return done.returncode, done.stdout, done.stderr
+
+    return run_program
 
 
-def test_bytes_of_any_kind_and_number_come_back_whole(call):
+def test_a_command_has_our_input_output_errors_and_exit_code(session):
+    done = session("cat; echo wrong >&2; exit 3", b"to and fro\n")
+    assert done == (3, b"to and fro\n", b"wrong\n")
+
+
+def test_bytes_of_any_kind_and_number_come_back_whole(session):
     data = os.urandom(5 << 20)
-    assert call("cat", given=data).stdout == data
+    assert session("cat", data) == (0, data, b"")
 
 
 def test_a_signal_is_told_as_a_shell_tells_it(call):
@@ -144,11 +159,8 @@ def test_an_orphan_is_reaped(key, door):
 
 def claimed(key, port, claim, command):
     """Run a command as the owner in this first pod does."""
-    argv = [*call_argv(key, port), "127.0.0.1", command]
     environment = {**os.environ, CLAIM_VARIABLE: claim}
-    return subprocess.Popen(
-        argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    return start(key, port, command, env=environment, stderr=subprocess.PIPE, text=False)
 
 
 def test_of_two_owners_the_later_one_is_obeyed_and_the_earlier_one_ends(key, door, tmp_path):
@@ -232,7 +244,7 @@ def lines(key, door):
     return PodConnections(secret=read_secret(key), port=door[1], domain="", wait_s=0.0)
 
 
-def run(lines, command, given=b"", *, host="127.0.0.1", ends=False):
+def run(lines, command, given=b"", *, host="127.0.0.1"):
     """Run a command in a pod; return its exit code, output and errors."""
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()
@@ -246,40 +258,22 @@ def run(lines, command, given=b"", *, host="127.0.0.1", ends=False):
             file.write(given)
 
     giving = threading.Thread(target=give)
-    if ends:
-        line.send_signal(15)
-        os.close(ours_in)
-    else:
-        giving.start()
+    giving.start()
     with open(ours_out, "rb") as out, open(ours_errors, "rb") as errors:
         said = out.read(), errors.read()
-    if not ends:
-        giving.join(LIMIT_S)
+    giving.join(LIMIT_S)
     return line.wait(LIMIT_S), *said
 
 
-def test_a_command_has_its_input_output_errors_and_exit_code(lines):
-    done = run(lines, "cat; echo wrong >&2; exit 3", b"to and fro\n")
-    assert done == (3, b"to and fro\n", b"wrong\n")
-
-
-def test_bytes_come_back_whole_over_a_line(lines):
-    data = os.urandom(3 << 20)
-    assert run(lines, "cat", data) == (0, data, b"")
+def talk_at_once(lines, number, given):
+    """Hold so many sessions at once; see that each has its own stream back, whole."""
+    with ThreadPoolExecutor(number) as pool:
+        said = pool.map(lambda one: run(lines, f"cat; echo {one}", given)[1], range(number))
+        assert list(said) == [given + f"{one}\n".encode() for one in range(number)]
 
 
 def test_many_sessions_at_once_are_one_process_and_keep_their_streams_apart(lines):
-    found = {}
-
-    def one(number):
-        found[number] = run(lines, f"cat; echo {number}", b"x")[1]
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert found == {number: f"x{number}\n".encode() for number in range(16)}
+    talk_at_once(lines, 16, b"x")
 
 
 def test_a_reader_that_takes_nothing_and_a_flood_hold_up_none_of_64_others(lines):
@@ -289,17 +283,7 @@ def test_a_reader_that_takes_nothing_and_a_flood_hold_up_none_of_64_others(lines
     os.read(stalled_out, 1)  # it runs, and nobody reads more of it
     shown = os.open("/dev/null", os.O_WRONLY)
     busy = lines.start(["-T", "127.0.0.1", "yes"], null, shown, null)
-    found = {}
-
-    def one(number):
-        found[number] = run(lines, f"cat; echo {number}", b"x" * 300_000)[1]
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert found == {number: b"x" * 300_000 + f"{number}\n".encode() for number in range(64)}
+    talk_at_once(lines, 64, b"x" * 300_000)
     for line in (flood, busy):
         assert line.poll() is None
         line.send_signal(15)
@@ -317,7 +301,7 @@ def test_what_a_plain_file_holds_is_sent_and_what_comes_is_written_into_one(line
     assert got.read_bytes() == given.read_bytes()
 
 
-def test_a_line_that_is_ended_leaves_its_descriptors_to_the_next(lines):
+def test_a_line_that_is_ended_ends_its_session_and_leaves_its_descriptors_to_the_next(lines):
     """Both have the same numbers in one loop: what is still watched of the first would be deaf in the second."""
     for _ in range(5):
         theirs_in, ours_in = os.pipe()
@@ -343,10 +327,6 @@ def test_who_reads_no_more_ends_the_command(lines):
     os.close(ours_out)
     assert line.wait(LIMIT_S) == 255
     os.close(null)
-
-
-def test_a_line_that_is_ended_ends_its_session(lines):
-    assert run(lines, "sleep 100", ends=True)[0] == 255
 
 
 def test_a_pod_without_a_name_is_told_as_ssh_tells_it(lines):

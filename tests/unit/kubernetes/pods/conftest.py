@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -59,8 +60,7 @@ def run_dir(tmp_path):
     """Return the run directory of a run in two pods."""
     found = RunDir(str(tmp_path / "home" / "runs" / RUN_ID))
     os.makedirs(found.logs)
-    with open(found.secret, "w") as file:
-        file.write("ab" * 32)
+    Path(found.secret).write_text("ab" * 32)
     write_order(found, order_of())
     atomic.write_json(found.job, {"engine": "kubernetes", "job_id": JOB_ID})
     return found
@@ -69,7 +69,8 @@ def run_dir(tmp_path):
 def order_of(**given):
     """Return what the pods of the run were told."""
     plain = {"job": "run-7f3a", "num_pods": 2, "port": 29417, "home": "/scratch/muster"}
-    return PodOrder(run_id=RUN_ID, code_root="/home/me/code", code_sha="", **{**plain, **given})
+    plain |= {"run_id": RUN_ID, "code_root": "/home/me/code", "code_sha": ""}
+    return PodOrder(**{**plain, **given})
 
 
 def site_of(**keys):
