@@ -14,7 +14,7 @@ from torchmuster.errors import UsageError
 from torchmuster.train.batches.loader import DatasetError, KeyedFetch, digest, num_samples_of
 from torchmuster.train.batches.order import Sums, sums_of
 from torchmuster.train.rng import cheap_state, moved_since
-from unit.train.worlds import Compared, Numbers, open_loader, stand, take, world_of
+from unit.train.worlds import Compared, Numbers, alone, open_loader, stand, sums_in, take, world_of
 
 # Forked workers of a process that has threads, or more of them than cores: both are meant here.
 pytestmark = [
@@ -53,12 +53,6 @@ class Stops:
         raise AssertionError("nothing asked for a stop")
 
 
-def alone(dataset, num_epochs=1, **settings):
-    """Return the global batches of one process, a list an epoch."""
-    with world_of(1, dataset, **settings) as loaders:
-        return [take(loaders) for _ in range(num_epochs)]
-
-
 def through_worlds(worlds, dataset, steps_each, **settings):
     """Return the global batches of one epoch when the world changes in its middle, and the sums."""
     state, batches, sums = None, [], Sums()
@@ -66,8 +60,7 @@ def through_worlds(worlds, dataset, steps_each, **settings):
         last = number == len(worlds) - 1
         with world_of(world_size, dataset, state, **settings) as loaders:
             batches += take(loaders, None if last else steps_each)
-            for loader in loaders:
-                sums = sums + loader.ledger.sums()
+            sums = sums + sums_in(loaders)
             state = stand(loaders)
     return batches, sums
 
@@ -81,7 +74,7 @@ def test_a_changing_world_sees_the_global_batches_of_one_process(batch_size, num
     expected = alone(Numbers(PRIME), **{**settings, "num_workers": 0})[0]
     assert batches == expected
     assert sorted(itertools.chain(*batches)) == list(range(PRIME))
-    assert sums == sums_of(torch.arange(PRIME).numpy())
+    assert sums == sums_of(np.arange(PRIME))
 
 
 @settings(max_examples=25)
@@ -157,7 +150,7 @@ def test_a_loop_goes_on_after_a_break(num_workers):
                 break
     loader.close()
     assert list(itertools.chain(*seen)) == list(range(20))
-    assert loader.ledger.sums() == sums_of(torch.arange(20).numpy())
+    assert loader.ledger.sums() == sums_of(np.arange(20))
     assert (loader.epoch, len(seen)) == (0, 7)
 
 
@@ -174,7 +167,7 @@ def test_a_break_in_the_middle_of_an_accumulated_step_goes_on_there(num_workers)
     loader.close()
     assert seen == list(range(16))
     assert left == [9, 8, 7, 6, 5, 4, 3, 2, 1]
-    assert loader.ledger.sums() == sums_of(torch.arange(16).numpy())
+    assert loader.ledger.sums() == sums_of(np.arange(16))
     assert (loader.position, len(loader)) == (16, 0)
 
 
@@ -202,10 +195,7 @@ def test_more_ranks_than_samples_in_a_batch_repeat_one_with_weight_zero():
             weights = [loader._step_state.weight for loader in loaders]
             assert weights == [count * 5 / len(batch) for count in counts]
         assert [next(iterator, None) for iterator in iterators] == [None] * 5
-        total = Sums()
-        for loader in loaders:
-            total = total + loader.ledger.sums()
-    assert total == sums_of(torch.arange(7).numpy())
+        assert sums_in(loaders) == sums_of(np.arange(7))
 
 
 def test_outside_of_the_loop_no_batch_is_in_hand():
@@ -229,28 +219,17 @@ def test_boundaries_are_between_steps_only():
     assert list(loader) == []  # the run, not the loop, begins the next epoch
 
 
+HAD_20 = "the dataset had 20 samples when the snapshot was made, it has "
+OTHER_SEED = "the loader's seed was 1, it is 2 now"
+
+
 @pytest.mark.parametrize(
     ("saved", "now", "words"),
     [
-        (
-            {"length": 20},
-            {"length": 21},
-            "the dataset had 20 samples when the snapshot was made, it has 21 now",
-        ),
-        ({"seed": 1}, {"seed": 2}, "the loader's seed was 1, it is 2 now"),
-        (
-            {"shuffle": True},
-            {"shuffle": False},
-            "the loader's `shuffle` was True, it is False now",
-        ),
-        (
-            {"length": 20, "seed": 1},
-            {"length": 10, "seed": 2},
-            (
-                "the dataset had 20 samples when the snapshot was made, it has 10 now;"
-                " the loader's seed was 1, it is 2 now"
-            ),
-        ),
+        ({"length": 20}, {"length": 21}, f"{HAD_20}21 now"),
+        ({"seed": 1}, {"seed": 2}, OTHER_SEED),
+        ({"shuffle": True}, {"shuffle": False}, "the loader's `shuffle` was True, it is False now"),
+        ({"length": 20, "seed": 1}, {"length": 10, "seed": 2}, f"{HAD_20}10 now; {OTHER_SEED}"),
     ],
 )
 def test_another_order_than_the_snapshots_is_refused(saved, now, words):
@@ -269,14 +248,14 @@ def test_another_order_than_the_snapshots_is_refused(saved, now, words):
     assert error.fix == ("restore the dataset and the seed, or start over with another folder")
 
 
+GIVE_ONE = "give either global_batch_size or batch_size (per rank)"
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({}, "give either global_batch_size or batch_size (per rank)"),
-        (
-            {"global_batch_size": 8, "batch_size": 4},
-            "give either global_batch_size or batch_size (per rank)",
-        ),
+        ({}, GIVE_ONE),
+        ({"global_batch_size": 8, "batch_size": 4}, GIVE_ONE),
         ({"global_batch_size": 0}, "global_batch_size is 0, below one"),
         ({"batch_size": -1}, "batch_size is -1, below one"),
         ({"batch_size": 1, "accumulate": 0}, "accumulate is 0, below one"),

@@ -82,10 +82,22 @@ class Odd(nn.Module):
         return (y if more is None else y + more), y.mean(1)
 
 
-def noted(model, *, change=None):
-    """Make two passes, and return what was noted of them, with the gradients that they have left."""
+def begun(model):
     notes = PassNotes({"model": model}, StepState())
     notes.begin()
+    return notes
+
+
+def passed(notes, model):
+    """Make a forward of a small input, and return its output."""
+    x = torch.ones(1, 2)
+    notes.before("model", model, (x,), {})
+    return notes.after("model", model(x)).sum()
+
+
+def noted(model, *, change=None):
+    """Make two passes, and return what was noted of them, with the gradients that they have left."""
+    notes = begun(model)
     for number in range(2):
         x = torch.randn(4, 6, requires_grad=number == 1)
         more = torch.randn(4, 8)
@@ -129,8 +141,7 @@ def test_inputs_that_were_changed_since_are_said():
 
 
 def test_a_step_without_a_model_is_said():
-    notes = PassNotes({"model": Odd()}, StepState())
-    notes.begin()
+    notes = begun(Odd())
     assert notes.result() == ""
     with pytest.raises(CantRepeatError, match="no model given to resume"):
         notes.passes({})
@@ -138,11 +149,8 @@ def test_a_step_without_a_model_is_said():
 
 def test_a_second_backward_through_one_forward_is_said():
     model = nn.Linear(2, 1)
-    notes = PassNotes({"model": model}, StepState())
-    notes.begin()
-    x = torch.ones(1, 2)
-    notes.before("model", model, (x,), {})
-    y = notes.after("model", model(x)).sum()
+    notes = begun(model)
+    y = passed(notes, model)
     y.backward(retain_graph=True)
     y.backward()
     notes.result()
@@ -161,11 +169,8 @@ def test_a_model_that_can_not_be_called_once_more_is_said():
             return super().forward(x)
 
     model = Moody(2, 1)
-    notes = PassNotes({"model": model}, StepState())
-    notes.begin()
-    x = torch.ones(1, 2)
-    notes.before("model", model, (x,), {})
-    notes.after("model", model(x)).sum().backward()
+    notes = begun(model)
+    passed(notes, model).backward()
     notes.result()
     with pytest.raises(CantRepeatError, match=r"once more: RuntimeError: not again$"):
         repeat(notes.passes({}), {"model": model}, CPU)
