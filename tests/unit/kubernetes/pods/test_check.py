@@ -22,24 +22,21 @@ from torchmuster.kubernetes.pods.check import (
 )
 from unit.kubernetes.pods.conftest import forbidden
 
+
+def rule(group, resources, verbs):
+    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+
+
 # Recorded: SelfSubjectRulesReview of a user whose Role lacks watch on pods, port-forward and events.
 ANSWER = {
     "kind": "SelfSubjectRulesReview",
     "status": {
         "incomplete": False,
         "resourceRules": [
-            {
-                "apiGroups": ["batch"],
-                "resources": ["jobs"],
-                "verbs": ["create", "get", "list", "watch", "delete"],
-            },
-            {
-                "apiGroups": [""],
-                "resources": ["services", "secrets"],
-                "verbs": ["create", "get", "list", "delete", "patch"],
-            },
-            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
-            {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+            rule("batch", "jobs", "create get list watch delete"),
+            rule("", "services secrets", "create get list delete patch"),
+            rule("", "pods", "get list"),
+            rule("", "pods/log", "get"),
         ],
     },
 }
@@ -61,7 +58,7 @@ QUEUES = [
     queue("stopped", 1, "False", "ClusterQueueIsInactive", GIVES_NONE),
     queue("team", 1, "True", "Ready", "Can submit new workloads to localQueue"),
 ]
-ADMIN = {"status": {"resourceRules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}}
+ADMIN = {"status": {"resourceRules": [rule("*", "*", "*")]}}
 
 
 def lacks(answer, wanted):
@@ -88,7 +85,7 @@ def test_an_administrator_lacks_nothing():
 
 
 def test_a_right_to_one_named_object_is_not_one_to_all():
-    named = {**ADMIN["status"]["resourceRules"][0], "resourceNames": ["mine"]}
+    named = {**rule("*", "*", "*"), "resourceNames": ["mine"]}
     assert len(lacks({"status": {"resourceRules": [named]}}, NEEDED)) == len(NEEDED)
 
 

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import stat
-from dataclasses import replace
 
 import pytest
 
@@ -79,7 +78,7 @@ def test_a_secret_without_a_plan_is_refused_and_leaves_nothing_here(cluster, hom
 
 
 def test_a_group_of_a_workflow_without_its_plan_is_refused_and_leaves_nothing_here(cluster, home):
-    of_group = secret(replace(order_of(), group="work"))
+    of_group = secret(order_of(group="work"))
     cluster.say(answers={**jobs(JOB), "get secret": of_group})
     with pytest.raises(EngineError, match="workflow train-7f3a can't be followed from here") as it:
         find_on_clusters(RUN_ID)
@@ -143,7 +142,7 @@ def test_a_folder_that_is_there_is_not_written_over(cluster, home):
 @pytest.mark.parametrize("run_id", ["../../elsewhere", "/tmp/x", "", ".hidden"])
 def test_a_run_id_that_leads_out_of_the_runs_is_refused(cluster, home, tmp_path, run_id):
     """Whoever may make Jobs in the namespace writes their Secrets."""
-    bad = secret(replace(order_of(), run_id=run_id))
+    bad = secret(order_of(run_id=run_id))
     cluster.say(answers={**jobs(JOB), "get secret": bad})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(EngineError, match="is not the id of a run"):

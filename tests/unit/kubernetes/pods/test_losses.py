@@ -53,15 +53,8 @@ OOM_SAID = (
 
 def failed(node="run-7f3a-1 (n2)", **given):
     """Return what the head says of a run that has lost a pod."""
-    end = worker_end(
-        EndKind.NODE_LOST,
-        rank=4,
-        node=node,
-        elapsed_s=9.0,
-        signum=9,
-        detail="its agent has gone (the other side closed the connection)",
-        **given,
-    )
+    detail = "its agent has gone (the other side closed the connection)"
+    end = worker_end(EndKind.NODE_LOST, rank=4, node=node, signum=9, detail=detail, **given)
     known = Circumstances(
         world_size=8,
         attempt=0,
@@ -73,15 +66,8 @@ def failed(node="run-7f3a-1 (n2)", **given):
         restart_hint=True,
         log_path=None,
     )
-    return run_result(
-        RunState.FAILED,
-        137,
-        run_id=RUN_ID,
-        restarts_spent=1,
-        elapsed_s=9.0,
-        report=explain_failure(end, [end], known),
-        cause=end,
-    )
+    told = {"restarts_spent": 1, "report": explain_failure(end, [end], known), "cause": end}
+    return run_result(RunState.FAILED, 137, run_id=RUN_ID, **told)
 
 
 def begin(run_dir, when):

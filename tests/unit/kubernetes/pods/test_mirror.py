@@ -1,11 +1,13 @@
 """The client's copy of a run in pods: through a real door on this machine, which a pretended port-forward leads to."""
 
+import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -64,8 +66,7 @@ class FakeFirstPod:
 
     def mark(self, text):
         """Say which disk this is."""
-        with open(os.path.join(self.order.run_dir.path, MARK_FILE), "w") as file:
-            file.write(text)
+        Path(self.order.run_dir.path, MARK_FILE).write_text(text)
 
     def end(self, result):
         """End the run."""
@@ -97,9 +98,18 @@ def mirror_of(run_dir, order, said, shown=None):
     return RecordMirror(RunInPods(run_dir, order, JOB_ID), PodWatch(JOB_ID), said.append, show)
 
 
+@contextlib.contextmanager
+def following(mirror):
+    """Let the copy follow the run meanwhile."""
+    mirror.start()
+    try:
+        yield mirror
+    finally:
+        mirror.stop()
+
+
 def read(path):
-    with open(path) as file:
-        return file.read()
+    return Path(path).read_text()
 
 
 def test_a_copy_goes_on_where_it_ended(run_dir, pod, said):
@@ -135,16 +145,10 @@ def test_a_run_that_has_ended_leaves_its_result_here_with_our_paths(run_dir, pod
     theirs = os.path.join(pod.order.run_dir.path, "logs", "main")
     report = Report(error="rank 0 failed", because=(f"its log is {theirs}/rank-0.log",))
     pod.write(events='{"event": "a"}\n')
-    mirror = mirror_of(run_dir, pod.order, said)
-    mirror.start()
-    try:
+    with following(mirror_of(run_dir, pod.order, said)) as mirror:
         wait_until(lambda: os.path.exists(run_dir.events), "the record")
-        pod.end(
-            codec.from_plain(Result, {**codec.to_plain(RESULT), "report": codec.to_plain(report)})
-        )
+        pod.end(replace(RESULT, report=report))
         wait_until(lambda: mirror.is_complete, "the end of the record")
-    finally:
-        mirror.stop()
     found = codec.from_plain(Result, json.loads(read(run_dir.result)))
     assert found.report.because == (f"its log is {run_dir.path}/logs/main/rank-0.log",)
     assert read(run_dir.events) == '{"event": "a"}\n'
@@ -181,12 +185,8 @@ def test_without_the_right_to_reach_pods_their_log_is_followed(run_dir, cluster,
         logs="muster: run on n1\nloss 2.0\n",
         refuse={"port-forward": NO_FORWARD},
     )
-    mirror = mirror_of(run_dir, order_of(), said, shown)
-    mirror.start()
-    try:
+    with following(mirror_of(run_dir, order_of(), said, shown)):
         wait_until(lambda: len(shown) == 2, "two lines of the log")
-    finally:
-        mirror.stop()
     assert shown == ["muster: run on n1\n", "loss 2.0\n"]
     assert read(run_dir.job_log) == "".join(shown)
     (sentence,) = said
@@ -199,10 +199,8 @@ def test_without_the_right_to_reach_pods_their_log_is_followed(run_dir, cluster,
 def test_a_copy_that_waits_for_its_pod_ends_at_once(run_dir, cluster, said):
     cluster.say(pods="job-pods-fresh")
     before = set(threading.enumerate())
-    mirror = mirror_of(run_dir, order_of(), said)
-    mirror.start()
-    wait_until(lambda: cluster.asked, "the first look")
-    mirror.stop()
+    with following(mirror_of(run_dir, order_of(), said)):
+        wait_until(lambda: cluster.asked, "the first look")
     assert set(threading.enumerate()) <= before
 
 
@@ -240,8 +238,7 @@ def test_a_pod_that_runs_has_left_nothing(run_dir, cluster):
 def test_a_pod_can_not_replace_what_the_client_acts_upon(run_dir, pod, said):
     atomic.write_json(run_dir.job, {"job_id": "lab/research/mine"})
     for name in ("job.json", "other.json"):
-        with open(os.path.join(pod.order.run_dir.path, name), "w") as file:
-            file.write('{"job_id": "lab/research/somebody-elses"}')
+        Path(pod.order.run_dir.path, name).write_text('{"job_id": "lab/research/somebody-elses"}')
     pod.end(RESULT)
     mirror_of(run_dir, pod.order, said).catch_up()
 
@@ -255,12 +252,9 @@ def test_code_that_a_volume_has_is_not_sent_again(run_dir, pod, said, has_it):
     order = replace(
         pod.order, code_bytes=len(code), code_sha=hashlib.sha256(code).hexdigest(), has_volume=True
     )
-    os.makedirs(os.path.join(run_dir.path, "pods"), exist_ok=True)
-    with open(os.path.join(run_dir.path, "pods", "code.tar.gz"), "wb") as file:
-        file.write(code)
+    Path(run_dir.path, "pods", "code.tar.gz").write_bytes(code)
     os.makedirs(os.path.dirname(order.kept))
-    with open(order.kept, "wb") as file:
-        file.write(code[: None if has_it else -1])
+    Path(order.kept).write_bytes(code[: None if has_it else -1])
     pod.tell(order)
 
     mirror_of(run_dir, order, said).catch_up()

@@ -67,14 +67,6 @@ def test_two_pods_that_end_at_once_end_the_run_with_what_they_wrote(cluster):
     assert report.at.startswith("pod run-7f3a-0-")
 
 
-def test_a_program_for_another_processor_is_named(cluster):
-    said = "exec /opt/conda/bin/python3: exec format error\n"
-    cluster.say(pods="job-pods-exec-format", logs=said)
-    report = starts_of().judge(view(JobState.PENDING, ERROR), has_begun=False)
-    assert report.error == "the image is made for another processor than that of the node"
-    assert report.because == (said.strip(),)
-
-
 def test_one_pod_that_ended_may_be_an_accident_and_our_own_codes_are_none(cluster):
     starts = starts_of()
     for recorded in ("job-pods-running", "job-pods-failed-113", "job-pods-other-user"):
