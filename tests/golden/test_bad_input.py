@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from kit.command import SOURCE, ran
+from kit.command import MUSTER, muster_env, ran
 from kit.namespaces import small_disk, why_no_mount
 from kit.transcripts import GOLDEN, read_sections
 
@@ -241,24 +241,19 @@ def place(tmp_path):
 
 def muster(place, words, *, before=(), **environment):
     """Run the real program and return how it ended."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PET_", "TORCH", "MUSTER")) and name != "OMP_NUM_THREADS"
-    }
-    home = {
-        "MUSTER_HOME": str(place / "home"),
-        "MUSTER_ON": "local",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": str(SOURCE),
-        "PYTHONDONTWRITEBYTECODE": "1",  # beside the module that stands for one that is missing
-    }
-    return ran(
-        [*before, sys.executable, "-m", "torchmuster", *words],
-        limit_s=60,
-        cwd=place / "work",
-        env={**inherited, **home, **environment},
-    )
+    # It writes no bytecode beside the module that stands for one that is missing.
+    own = {"MUSTER_ON": "local", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    env = muster_env(place / "home", **{**own, **environment})
+    return ran([*before, *MUSTER, *words], limit_s=60, cwd=place / "work", env=env)
+
+
+def refused(place, shown, code, **options):
+    """Run a command line that ends with this code, and see that it wrote nothing anywhere."""
+    before = all_files(place)
+    done = muster(place, shlex.split(shown.replace("$TMP", str(place))), **options)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert all_files(place) == before
+    return done
 
 
 def transcript(place, shown, done):
@@ -275,13 +270,7 @@ def all_files(folder):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_bad_input_is_answered_in_these_words_and_nothing_is_done(name, place, golden):
     topic, shown = COMMANDS[name]
-    before = all_files(place)
-
-    done = muster(place, shlex.split(shown.replace("$TMP", str(place))))
-
-    assert done.stdout == ""
-    assert done.returncode == EXIT_CODES.get(name, 2)
-    assert all_files(place) == before
+    done = refused(place, shown, EXIT_CODES.get(name, 2))
     golden(f"bad_input/{topic}.txt", name, transcript(place, shown, done))
 
 
@@ -312,24 +301,14 @@ OTHER_PLACES = {
 @pytest.mark.parametrize("name", OTHER_PLACES)
 def test_a_home_that_can_t_be_used_is_an_error_before_anything_starts(name, place, golden):
     shown, home = OTHER_PLACES[name]
-    before = all_files(place)
-
-    done = muster(place, shlex.split(shown), MUSTER_HOME=home.replace("$TMP", str(place)))
-
-    assert (done.returncode, done.stdout) == (3, "")
-    assert all_files(place) == before
+    done = refused(place, shown, 3, MUSTER_HOME=home.replace("$TMP", str(place)))
     golden(PLACES, name, transcript(place, f"{shown}  # MUSTER_HOME={home}", done))
 
 
 def test_a_run_in_the_background_of_a_job_is_refused(place, golden):
     shown = "run --detach train.py"
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}
-    before = all_files(place)
-
-    done = muster(place, shlex.split(shown), **job)
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert all_files(place) == before
+    done = refused(place, shown, 2, **job)
     text = transcript(place, f"{shown}  # SLURM_JOB_ID=7", done)
     golden(PLACES, "run_in_the_background_of_a_job", text)
 
@@ -353,12 +332,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_head(place, golden):
         taken.listen()
         port = str(taken.getsockname()[1])
         shown = "torchrun --nnodes 2 --node_rank 0 --master_port $PORT train.py"
-        before = all_files(place)
-
-        done = muster(place, shlex.split(shown.replace("$PORT", port)))
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert all_files(place) == before
+        done = refused(place, shown.replace("$PORT", port), 2)
     text = transcript(place, shown, done).replace(port, "$PORT")
     text = re.sub(rf"because: .* \(pid {os.getpid()}\)", "because: $NAME (pid $PID)", text)
     golden(PLACES, "torchrun_port_taken", text)

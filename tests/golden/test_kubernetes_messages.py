@@ -6,15 +6,14 @@ Where each answer was recorded: `fakes/kubernetes/kubectl`. `pytest tests/golden
 import json
 import os
 import re
-import sys
 
 import pytest
 
-from kit.command import SOURCE, ran
+from kit.command import muster_env, run_muster
 from kit.packages import keep_package
 from kit.transcripts import GOLDEN, read_sections
+from unit.kubernetes.pods.conftest import FAKES, shown_job, shown_pod
 
-FAKES = SOURCE.parent / "tests" / "fakes" / "kubernetes"
 SITE = {"kind": "kubernetes", "image": "example.com/team/train:7"}
 USER = 'User "system:serviceaccount:research:guest"'
 
@@ -49,38 +48,17 @@ FAILED = {
 
 def on_cluster(last_message, *, beside=()):
     """A cluster whose first pod has ended the run `wrong` with this message, beside which other containers go on."""
-    labels = {"app.kubernetes.io/managed-by": "torchmuster", "torchmuster.dev/run": "wrong"}
-    about = {"labels": labels, "annotations": {"torchmuster.dev/context": "lab"}}
-    job = {
-        "kind": "Job",
-        "metadata": {"name": "wrong", "namespace": "research", "uid": "1", **about},
-        "spec": {"completions": 2},
-        "status": {"conditions": [dict(FAILED)]},
-    }
+    job = shown_job("wrong", 2, conditions=[dict(FAILED)])
+    ended = {"exitCode": 113, "reason": "Error", "message": json.dumps(last_message)}
     pods = []
-    for index in (0, 1):
-        own = {**labels, "batch.kubernetes.io/job-completion-index": str(index)}
-        ended = {"exitCode": 113, "reason": "Error", "message": json.dumps(last_message)}
-        states = [{"name": name, "state": {"running": {}}} for name in beside]
-        states.append(
-            {"name": "node", "state": {"running": {}} if index else {"terminated": ended}}
-        )
-        pods.append(
-            {
-                "kind": "Pod",
-                "metadata": {
-                    **about,
-                    "name": f"wrong-{index}-x7k2p",
-                    "namespace": "research",
-                    "labels": own,
-                },
-                "spec": {
-                    "nodeName": f"n{index + 1}",
-                    "containers": [{"name": name} for name in (*beside, "node")],
-                },
-                "status": {"phase": "Running", "containerStatuses": states},
-            }
-        )
+    for index, state in enumerate([{"terminated": ended}, {"running": {}}]):
+        pod = shown_pod(state, index, "wrong", phase="Running")
+        pod["metadata"]["name"] = f"wrong-{index}-x7k2p"
+        containers = [{"name": name} for name in (*beside, "node")]
+        pod["spec"] = {"nodeName": f"n{index + 1}", "containers": containers}
+        others = [{"name": name, "state": {"running": {}}} for name in beside]
+        pod["status"]["containerStatuses"][:0] = others
+        pods.append(pod)
     if beside:
         job["status"] = {}  # its pods do not end
     items = {"items": [job, *pods]}
@@ -135,6 +113,10 @@ def may_not(verb, kind, group=""):
     )
 
 
+def claim_for(mode):
+    return {"persistentvolumeclaim": {"spec": {"accessModes": [mode]}}}
+
+
 def case(cluster=None, words="", **site):
     """What the cluster answers, more words of the command, and keys of the site."""
     return site, words, cluster or {}
@@ -143,6 +125,12 @@ def case(cluster=None, words="", **site):
 def refused(word, stderr, words="", **site):
     """The same for a cluster that refuses the command with this word."""
     return case({"refuse": {word: [1, stderr]}}, words, **site)
+
+
+def apart(why, answers, beside=()):
+    """The same for a run whose pods did not reach each other."""
+    ended = on_cluster(did_not_come(why), beside=beside)
+    return case({"answers": {**answers, **ended}}, "--nodes 2")
 
 
 # Topic: name of the case.
@@ -245,19 +233,19 @@ TOPICS = {
         "device_that_is_no_number": case(devices={"rdma/ib": "one"}),
         "directive_without_value": case(directives=["template.spec.x"]),
         "volume_that_is_for_one_pod": case(
-            {"answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOncePod"]}}}},
+            {"answers": claim_for("ReadWriteOncePod")},
             "--nodes 2",
             claims=["team-home:/home/team"],
         ),
         "volume_of_one_node_for_pods_that_stay_apart": case(
-            {"answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOnce"]}}}},
+            {"answers": claim_for("ReadWriteOnce")},
             "--nodes 2",
             claims=["team-home:/home/team"],
             host_network=True,
         ),
         "volume_of_one_node": case(
             {
-                "answers": {"persistentvolumeclaim": {"spec": {"accessModes": ["ReadWriteOnce"]}}},
+                "answers": claim_for("ReadWriteOnce"),
                 "refuse": {"create": [1, forbidden("jobs").replace("$FILE", "job.sh")]},
             },
             "--nodes 2",
@@ -296,12 +284,11 @@ TOPICS = {
         ),
     },
     "rights": {
-        "no_right_to_get_jobs_and_pods": case(
-            {"refuse": {"get jobs.batch,pods": [1, may_not("list", "jobs", "batch")]}},
-            "--join-timeout 1",
+        "no_right_to_get_jobs_and_pods": refused(
+            "get jobs.batch,pods", may_not("list", "jobs", "batch"), "--join-timeout 1"
         ),
-        "no_right_to_list_pods": case(
-            {"refuse": {"get jobs.batch,pods": [1, may_not("list", "pods")]}}, "--join-timeout 1"
+        "no_right_to_list_pods": refused(
+            "get jobs.batch,pods", may_not("list", "pods"), "--join-timeout 1"
         ),
         "no_right_to_patch": case(
             {
@@ -333,32 +320,14 @@ TOPICS = {
         ),
     },
     "apart": {
-        "names_that_dns_never_knows": case(
-            {
-                "answers": {
-                    "get services": "service/wrong\n",
-                    **on_cluster(did_not_come("its name is not known")),
-                }
-            },
-            "--nodes 2",
+        "names_that_dns_never_knows": apart(
+            "its name is not known", {"get services": "service/wrong\n"}
         ),
-        "network_policy_that_denies": case(
-            {
-                "answers": {
-                    "networkpolicies": {"items": [DENIES]},
-                    **on_cluster(did_not_come("no answer in time")),
-                }
-            },
-            "--nodes 2",
+        "network_policy_that_denies": apart(
+            "no answer in time", {"networkpolicies": {"items": [DENIES]}}
         ),
-        "proxy_of_a_mesh": case(
-            {
-                "answers": {
-                    "networkpolicies": {"items": []},
-                    **on_cluster(did_not_come("no answer in time"), beside=("istio-proxy",)),
-                }
-            },
-            "--nodes 2",
+        "proxy_of_a_mesh": apart(
+            "no answer in time", {"networkpolicies": {"items": []}}, beside=("istio-proxy",)
         ),
     },
 }
@@ -409,23 +378,14 @@ def run(place, site, words, case, *, path=None, command=None):
     lines = "".join(f"{key} = {toml(value)}\n" for key, value in keys.items())
     (place / "work" / "muster.toml").write_text(f"[engines.kube]\n{lines}")
     (place / "case.json").write_text(json.dumps(case))
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MUSTER", "KUBE"))}
     shown = command or f"run --on kube --run-id wrong {words} train.py".replace("  ", " ")
     keep_package(place / "home")
     if "--name" in words:
         shown = shown.replace("--run-id wrong ", "")
-    done = ran(
-        [sys.executable, "-m", "torchmuster", *shown.split()],
-        limit_s=60,
-        cwd=place / "work",
-        env={
-            **inherited,
-            "MUSTER_HOME": str(place / "home"),
-            "PYTHONPATH": str(SOURCE),
-            "PATH": path or f"{FAKES}:{os.environ['PATH']}",
-            "FAKE_KUBECTL": str(place / "case.json"),
-        },
-    )
+    env = muster_env(place / "home", FAKE_KUBECTL=str(place / "case.json"))
+    env["PATH"] = path or f"{FAKES}:{os.environ['PATH']}"
+    del env["MUSTER_ON"]
+    done = run_muster(*shown.split(), env=env, cwd=place / "work", limit_s=60)
     assert done.stdout == ("wrong\n" if words == "--detach" else "")
     said = done.stderr.replace(str(place), "$TMP")
     # The page is made, or where that takes too long the command that makes it is named.
@@ -463,6 +423,10 @@ def test_a_group_that_a_cluster_refuses_is_told_with_what_it_said_and_what_helps
     assert "\nhint: try again in a minute" in text
 
 
+def order_in(run_dir):
+    return json.loads((run_dir / "pods" / "order.json").read_text())
+
+
 def test_a_run_in_pods_is_started_again_as_it_was_on_the_snapshots_of_its_volume(place):
     site = {"claims": ["team:/home/team"], "home": "/home/team/muster"}
     case = TOPICS["pods"]["no_room"][2]
@@ -474,12 +438,11 @@ def test_a_run_in_pods_is_started_again_as_it_was_on_the_snapshots_of_its_volume
     assert code == EXIT_CODES["no_room"]
     assert "no pod came within 1 s (--join-timeout)" in text
     (again,) = [one for one in (place / "home" / "runs").iterdir() if one.name != "wrong"]
-    order = json.loads((again / "pods" / "order.json").read_text())
+    order = order_in(again)
     assert f"run {again.name[16:]} is job lab/research/{order['job']} of kubernetes" in text
     assert (order["continues"], order["run_id"]) == ("wrong", again.name)
     assert (order["num_pods"], order["warn_s"], order["start_limit_s"]) == (3, 9.0, 1.0)
-    before = json.loads((place / "home" / "runs" / "wrong" / "pods" / "order.json").read_text())
-    assert order["code_sha"] != before["code_sha"]
+    assert order["code_sha"] != order_in(place / "home" / "runs" / "wrong")["code_sha"]
     assert (place / "case.made").read_text() == order["job"]
 
 

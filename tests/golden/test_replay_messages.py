@@ -2,12 +2,11 @@
 
 import hashlib
 import os
-import shlex
 import sys
 
 import pytest
+from test_bad_input import refused
 
-from kit.command import SOURCE, ran
 from kit.records import lines
 from kit.transcripts import read_sections
 from kit.values import run_plan, worker_end
@@ -87,23 +86,7 @@ def place(tmp_path, request):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_that_can_t_be_made_again_is_refused_in_these_words(name, place, golden):
-    before = sorted(place.rglob("*"))
-    done = ran(
-        [sys.executable, "-m", "torchmuster", *shlex.split(CASES[name])],
-        limit_s=60,
-        cwd=place / "work",
-        env={
-            **os.environ,
-            "MUSTER_HOME": str(place / "home"),
-            "MUSTER_ON": "local",
-            "PYTHONPATH": str(SOURCE),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-    )
-
-    assert done.stdout == ""
-    assert done.returncode in (2, 4)
-    assert sorted(place.rglob("*")) == before
+    done = refused(place, CASES[name], 4 if name == "misspelled_run" else 2)
     stderr = done.stderr.replace(str(place), "$TMP")
     golden(FILE, name, f"$ muster {CASES[name]}\n{stderr}exit {done.returncode}\n")
 

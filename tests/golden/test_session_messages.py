@@ -84,13 +84,18 @@ def said(error):
     return render_report(report_of_error(error))
 
 
+def hidden(text, place):
+    """Return a text without what differs from run to run."""
+    return text.replace(str(place), "$TMP").replace(RUN_ID, "$SESSION")
+
+
 def test_a_session_that_never_opened_is_told_in_the_words_of_its_result(make, tmp_path, golden):
     run_dir = make(lives=False)
 
     def told():
-        return said(error_at_end(run_dir, "main")).replace(str(tmp_path), "$TMP")
+        return hidden(said(error_at_end(run_dir, "main")), tmp_path)
 
-    golden(FILE, "session_that_left_no_word", told().replace(RUN_ID, "$SESSION"))
+    golden(FILE, "session_that_left_no_word", told())
     report = Report(
         error="1 host can't be used: nosuch.invalid",
         at="--on ssh",
@@ -99,7 +104,7 @@ def test_a_session_that_never_opened_is_told_in_the_words_of_its_result(make, tm
     )
     result = run_result(RunState.FAILED, 5, run_id=RUN_ID, attempts=0, elapsed_s=0.0, report=report)
     atomic.write_json(run_dir.result, codec.to_plain(result))
-    golden(FILE, "session_on_a_host_without_address", told().replace(RUN_ID, "$SESSION"))
+    golden(FILE, "session_on_a_host_without_address", told())
     lines = [*told().splitlines(), "error: of another slot", "  because: it is another"]
     of_sweep = error_of_start("\n".join(["muster: a note", *lines]), "$SWEEP/logs/agents/slots.log")
     golden(FILE, "slots_on_a_host_without_address", said(of_sweep))
@@ -119,8 +124,6 @@ def test_what_a_door_refuses_is_said_in_these_words(make, tmp_path, golden):
 
     run_dir = make(lives=True)
     held = HeldSession(name="main", run_dir=run_dir, lives=lambda: False)
-    text = said(why_gone(held, shut)).replace(str(tmp_path), "$TMP").replace(RUN_ID, "$SESSION")
-    golden(FILE, "session_that_can_t_be_reached", text)
+    golden(FILE, "session_that_can_t_be_reached", hidden(said(why_gone(held, shut)), tmp_path))
     (tmp_path / "home/runs" / RUN_ID / "result.json").write_text(json.dumps({}))
-    text = said(why_gone(held, shut)).replace(str(tmp_path), "$TMP").replace(RUN_ID, "$SESSION")
-    golden(FILE, "session_that_has_ended", text)
+    golden(FILE, "session_that_has_ended", hidden(said(why_gone(held, shut)), tmp_path))

@@ -1,7 +1,6 @@
 """Evaluation: every sample counts once at any world size, and nobody waits for anybody."""
 
 import json
-import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from kit.command import ran
+from kit.command import muster_env, ran
 from torchmuster.errors import UsageError
 from torchmuster.train.batches.loader import DatasetError
-from torchmuster.train.batches.order import split
 from torchmuster.train.evaluation import Evaluation, EvaluationWatch
 
+pytestmark = pytest.mark.usefixtures("alone")
 SCRIPT = Path(__file__).parent / "evaluation_script.py"
-_MARKS = ("SLURM_", "PBS_", "PMI_", "OMPI_", "PALS_", "TORCHELASTIC_", "TORCHMUSTER_", "MASTER_")
-_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
 class Watched(EvaluationWatch):
@@ -41,12 +38,12 @@ class Watched(EvaluationWatch):
         self.notes.append("collective")
 
 
-def evaluation_of(dataset, *, batch_size=2, models=(), watch=None, say=print, num_workers=0):
+def evaluation_of(dataset, *, batch_size=2, models=(), watch=None, say=print):
     watch = watch or EvaluationWatch()
     return Evaluation(
         dataset,
         batch_size=batch_size,
-        num_workers=num_workers,
+        num_workers=0,
         device=torch.device("cpu"),
         models=lambda: list(models),
         watch=lambda: watch,
@@ -56,26 +53,13 @@ def evaluation_of(dataset, *, batch_size=2, models=(), watch=None, say=print, nu
     )
 
 
-def environment(home):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_MARKS) and k not in _NAMES}
-    return {**kept, "MUSTER_HOME": str(home), "OMP_NUM_THREADS": "1"}
-
-
 def evaluate(folder, *launcher):
     """Run the script; return what each rank wrote."""
     folder.mkdir()
     line = [sys.executable, *map(str, launcher), str(SCRIPT), str(folder)]
-    ended = ran(line, limit_s=120, env=environment(folder))
+    ended = ran(line, limit_s=120, env=muster_env(folder))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
-
-
-@pytest.mark.parametrize("world_size", range(1, 9))
-def test_every_sample_is_on_one_rank(world_size):
-    for num_samples in range(1, 51):
-        parts = [range(*split(num_samples, world_size, rank)) for rank in range(world_size)]
-        assert [i for part in parts for i in part] == list(range(num_samples))
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_three_workers_with_uneven_batches_measure_what_one_does(tmp_path):
@@ -93,7 +77,6 @@ def test_three_workers_with_uneven_batches_measure_what_one_does(tmp_path):
                 assert found == ranks[0][size]["rounds"][0]  # on all ranks the same bits
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 10])
 def test_metrics_are_means_over_samples_however_they_are_batched(batch_size):
     values = torch.arange(7.0, dtype=torch.float64) ** 2
@@ -108,7 +91,6 @@ def test_metrics_are_means_over_samples_however_they_are_batched(batch_size):
     )
 
 
-@pytest.mark.usefixtures("alone")
 def test_each_evaluation_begins_anew():
     test = evaluation_of(TensorDataset(torch.arange(4.0)))
     for factor in (1.0, 10.0):
@@ -118,7 +100,6 @@ def test_each_evaluation_begins_anew():
     assert test.result() == {"x": 15.0, "count": 4}  # asking again changes nothing
 
 
-@pytest.mark.usefixtures("alone")
 def test_an_evaluation_that_was_left_early_is_refused():
     test = evaluation_of(TensorDataset(torch.arange(5.0)))
     for (x,) in test:
@@ -132,7 +113,6 @@ def test_an_evaluation_that_was_left_early_is_refused():
     assert caught.value.fix == "run the loop to its end on every rank"
 
 
-@pytest.mark.usefixtures("alone")
 def test_adding_outside_of_the_loop_is_refused():
     test = evaluation_of(TensorDataset(torch.arange(5.0)))
     for _ in range(2):
@@ -145,7 +125,6 @@ def test_adding_outside_of_the_loop_is_refused():
             break
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_metric_named_count_is_refused():
     test = evaluation_of(TensorDataset(torch.arange(5.0)))
     batches = iter(test)
@@ -154,7 +133,6 @@ def test_a_metric_named_count_is_refused():
         test.add(count=1.0)
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("shape", [(3,), (2, 2), (0,)])
 def test_a_tensor_that_is_neither_a_mean_nor_one_a_sample_is_refused(shape):
     test = evaluation_of(TensorDataset(torch.arange(4.0)))
@@ -164,7 +142,6 @@ def test_a_tensor_that_is_neither_a_mean_nor_one_a_sample_is_refused(shape):
         test.add(x=torch.zeros(shape))
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_batch_size_below_one_and_an_empty_dataset_are_refused():
     with pytest.raises(UsageError, match="batch_size is 0, below one"):
         evaluation_of(TensorDataset(torch.arange(4.0)), batch_size=0)
@@ -172,7 +149,6 @@ def test_a_batch_size_below_one_and_an_empty_dataset_are_refused():
         evaluation_of([])
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("layer", "differs"), [(nn.Dropout(), True), (nn.BatchNorm1d(2), True), (nn.ReLU(), False)]
 )
@@ -187,7 +163,6 @@ def test_a_model_that_is_unlike_in_training_is_noted(layer, differs):
     assert len(said) == differs
 
 
-@pytest.mark.usefixtures("alone")
 def test_the_run_is_told_of_every_batch_and_of_the_reduction():
     watch = Watched()
     test = evaluation_of(TensorDataset(torch.arange(3.0)), watch=watch)

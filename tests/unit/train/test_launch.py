@@ -67,14 +67,24 @@ def refusal(environ, node_file=()):
     return caught.value
 
 
+def refused(environ):
+    """Return what is wrong, and where."""
+    error = refusal(environ)
+    return error.what, error.where
+
+
+def ranks(launch):
+    """Return who started this process, and its ranks with the sizes of their worlds."""
+    world = launch.launcher, launch.rank, launch.world_size
+    return *world, launch.local_rank, launch.local_world_size
+
+
 # torchrun and muster
 
 
 def test_torchrun_is_read():
     launch = read_launch(TORCHRUN)
-    assert launch.launcher is Launcher.TORCHRUN
-    assert (launch.rank, launch.world_size) == (5, 8)
-    assert (launch.local_rank, launch.local_world_size) == (1, 4)
+    assert ranks(launch) == (Launcher.TORCHRUN, 5, 8, 1, 4)
     assert (launch.node_rank, launch.num_nodes) == (1, 2)
     assert (launch.master_addr, launch.master_port) == ("n1", 29500)
     assert launch.run_id == "job"
@@ -85,8 +95,7 @@ def test_muster_is_torchrun_with_a_variable_of_ours():
     facts = attempt_facts(attempt=3, restarts_spent=1, max_restarts=4)
     environ = worker_environment(place, facts)
     launch = read_launch(environ)
-    assert launch.launcher is Launcher.MUSTER
-    assert (launch.rank, launch.world_size) == (5, 8)
+    assert ranks(launch) == (Launcher.MUSTER, 5, 8, 1, 4)
     assert torchrun_variables(launch) == {
         name: environ[name] for name in torchrun_variables(launch)
     }
@@ -107,15 +116,12 @@ def test_rank_set_under_srun_takes_its_local_rank_from_slurm():
 
 def test_muster_inside_a_slurm_step_is_muster():
     launch = read_launch({**STEP, **TORCHRUN, "TORCHMUSTER_ATTEMPT": "0"})
-    assert launch.launcher is Launcher.MUSTER
-    assert (launch.rank, launch.world_size) == (5, 8)
+    assert ranks(launch) == (Launcher.MUSTER, 5, 8, 1, 4)
 
 
 def test_no_launcher_is_a_world_of_one():
     launch = read_launch({"PATH": "/bin", "WORLD_SIZE": "1"})
-    assert launch.launcher is Launcher.NONE
-    assert (launch.rank, launch.world_size) == (0, 1)
-    assert (launch.local_rank, launch.local_world_size) == (0, 1)
+    assert ranks(launch) == (Launcher.NONE, 0, 1, 0, 1)
     assert launch.master_addr is None
 
 
@@ -137,22 +143,29 @@ def test_half_of_torchruns_contract_is_no_world_of_one(environ, missing):
 
 
 def test_a_number_that_is_none_is_named():
-    error = refusal({**TORCHRUN, "RANK": "first"})
-    assert error.what == "`RANK` is not a whole number"
-    assert error.where == "RANK=first"
+    said = "`RANK` is not a whole number", "RANK=first"
+    assert refused({**TORCHRUN, "RANK": "first"}) == said
 
 
-@pytest.mark.parametrize("rank", ["8", "-1"])
-def test_a_rank_outside_of_the_world_is_refused(rank):
-    error = refusal({**TORCHRUN, "RANK": rank})
-    assert error.what == f"rank {rank} does not exist in a world of 8"
-    assert error.where == "the environment that torchrun gave this process"
+@pytest.mark.parametrize(
+    ("launcher", "environ", "problem"),
+    [
+        ("torchrun", {**TORCHRUN, "RANK": "8"}, "rank 8 does not exist in a world of 8"),
+        ("torchrun", {**TORCHRUN, "RANK": "-1"}, "rank -1 does not exist in a world of 8"),
+        (
+            "torchrun",
+            {**TORCHRUN, "LOCAL_RANK": "4"},
+            "local rank 4 does not exist in a world of 4",
+        ),
+        ("srun", {**STEP, "SLURM_PROCID": "5"}, "rank 5 does not exist in a world of 5"),
+        ("mpiexec", {**PMI, "PMI_RANK": "8"}, "rank 8 does not exist in a world of 8"),
+    ],
+)
+def test_a_rank_outside_of_its_world_is_refused(launcher, environ, problem):
+    error = refusal({"MASTER_ADDR": "n1", **environ})
+    assert error.what == problem
+    assert error.where == f"the environment that {launcher} gave this process"
     assert error.fix == "unset the variables that another launcher left in the environment"
-
-
-def test_a_local_rank_outside_of_its_node_is_refused():
-    error = refusal({**TORCHRUN, "LOCAL_RANK": "4"})
-    assert error.what == "local rank 4 does not exist in a world of 4"
 
 
 def test_workers_that_cannot_find_each_other_are_refused():
@@ -168,9 +181,7 @@ def test_workers_that_cannot_find_each_other_are_refused():
 
 def test_a_task_of_srun_is_read_from_the_step_not_from_the_job():
     launch = read_launch(STEP)
-    assert launch.launcher is Launcher.SLURM
-    assert (launch.rank, launch.world_size) == (3, 5)
-    assert (launch.local_rank, launch.local_world_size) == (0, 2)
+    assert ranks(launch) == (Launcher.SLURM, 3, 5, 0, 2)
     assert (launch.node_rank, launch.num_nodes) == (1, 2)
     assert launch.master_addr == "n03"
     assert launch.run_id == "slurm-4711.0"
@@ -181,9 +192,7 @@ def test_the_batch_script_of_a_job_is_no_task():
 
 
 def test_a_task_that_inherits_the_batch_scripts_environment_is_a_task():
-    launch = read_launch({**BATCH, **STEP})
-    assert launch.launcher is Launcher.SLURM
-    assert (launch.rank, launch.world_size) == (3, 5)
+    assert ranks(read_launch({**BATCH, **STEP})) == (Launcher.SLURM, 3, 5, 0, 2)
 
 
 def test_a_shell_of_salloc_without_a_task_is_a_world_of_one():
@@ -260,15 +269,8 @@ def test_the_first_host_of_slurms_notation(nodelist, host):
 
 
 def test_a_step_without_hosts_on_many_nodes_is_refused():
-    error = refusal({**STEP, "SLURM_STEP_NODELIST": ""})
-    assert error.what == "5 workers can't find each other: nothing names rank 0's host"
-    assert error.where == "srun"
-
-
-def test_more_tasks_than_the_step_has_is_refused():
-    error = refusal({**STEP, "SLURM_PROCID": "5"})
-    assert error.what == "rank 5 does not exist in a world of 5"
-    assert error.where == "the environment that srun gave this process"
+    said = "5 workers can't find each other: nothing names rank 0's host", "srun"
+    assert refused({**STEP, "SLURM_STEP_NODELIST": ""}) == said
 
 
 # mpiexec
@@ -276,9 +278,7 @@ def test_more_tasks_than_the_step_has_is_refused():
 
 def test_open_mpi_is_read():
     launch = read_launch({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-7"}, ["n1", "n2"])
-    assert launch.launcher is Launcher.MPI
-    assert (launch.rank, launch.world_size) == (6, 8)
-    assert (launch.local_rank, launch.local_world_size) == (2, 4)
+    assert ranks(launch) == (Launcher.MPI, 6, 8, 2, 4)
     assert (launch.master_addr, launch.num_nodes) == ("n1", 2)
     assert launch.run_id == "mpi-prterun-7"
     assert launch.master_port == derive_port("prterun-7")
@@ -293,9 +293,7 @@ def test_open_mpi_is_read():
 )
 def test_pmi_is_read_with_either_names_of_local_ranks(local):
     launch = read_launch({**PMI, **local, "MASTER_ADDR": "n1"})
-    assert launch.launcher is Launcher.MPI
-    assert (launch.rank, launch.world_size) == (6, 8)
-    assert (launch.local_rank, launch.local_world_size) == (2, 4)
+    assert ranks(launch) == (Launcher.MPI, 6, 8, 2, 4)
 
 
 def test_pmi_without_local_ranks_leaves_them_open():
@@ -306,8 +304,7 @@ def test_pmi_without_local_ranks_leaves_them_open():
 def test_pals_takes_from_pmi_what_it_does_not_say_itself():
     environ = {**PMI, "PALS_RANKID": "6", "PALS_LOCAL_RANKID": "2", "PMI_LOCAL_SIZE": "4"}
     launch = read_launch({**environ, "PALS_APID": "a7"}, ["n1", "n2"])
-    assert (launch.rank, launch.world_size) == (6, 8)
-    assert (launch.local_rank, launch.local_world_size) == (2, 4)
+    assert ranks(launch) == (Launcher.MPI, 6, 8, 2, 4)
     assert launch.run_id == "mpi-a7"
 
 
@@ -325,9 +322,8 @@ def test_mpi_on_one_node_uses_the_loopback():
 
 
 def test_mpi_without_a_list_of_hosts_is_refused():
-    error = refusal(OPEN_MPI)
-    assert error.what == "8 workers can't find each other: nothing names rank 0's host"
-    assert error.where == "mpiexec"
+    said = "8 workers can't find each other: nothing names rank 0's host", "mpiexec"
+    assert refused(OPEN_MPI) == said
 
 
 def test_mpi_without_a_size_is_refused():
@@ -335,12 +331,6 @@ def test_mpi_without_a_size_is_refused():
     assert error.what == (
         "`OMPI_COMM_WORLD_SIZE` is not set, but other variables of its launcher are"
     )
-
-
-def test_mpi_with_a_rank_outside_is_refused():
-    error = refusal({**PMI, "PMI_RANK": "8", "MASTER_ADDR": "n1"})
-    assert error.what == "rank 8 does not exist in a world of 8"
-    assert error.where == "the environment that mpiexec gave this process"
 
 
 # One launcher inside another

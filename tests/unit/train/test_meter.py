@@ -30,6 +30,11 @@ class Reads(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+@pytest.fixture
+def meter():
+    return Meter()
+
+
 def sums(meter):
     """Return this rank's `(sum, weight)` by name."""
     meter.fold()
@@ -52,8 +57,7 @@ def test_a_mean_is_weighted_by_samples(rows):
 
 
 @pytest.mark.parametrize("num_values", [1, 255, 256, 257, 1000])
-def test_folding_changes_no_mean(num_values):
-    meter = Meter()
+def test_folding_changes_no_mean(meter, num_values):
     for value in range(num_values):
         meter.add({"a": torch.tensor(float(value)), "b": value}, 2.0)
         if value % 7 == 0:
@@ -64,16 +68,14 @@ def test_folding_changes_no_mean(num_values):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("make", [float, torch.tensor], ids=["number", "tensor"])
-def test_what_has_no_weight_does_not_count_even_as_nan(bad, make):
-    meter = Meter()
+def test_what_has_no_weight_does_not_count_even_as_nan(meter, bad, make):
     meter.add({"loss": make(2.0)}, 3.0)
     meter.add({"loss": make(bad)}, 0.0)
     assert means(meter) == {"loss": 2.0}
 
 
 @pytest.mark.parametrize("make", [float, torch.tensor], ids=["number", "tensor"])
-def test_nan_with_a_weight_is_seen(make):
-    meter = Meter()
+def test_nan_with_a_weight_is_seen(meter, make):
     meter.add({"loss": make(math.nan)}, 1.0)
     meter.add({"loss": make(1.0)}, 1.0)
     assert math.isnan(means(meter)["loss"])
@@ -95,8 +97,7 @@ def test_nan_with_a_weight_is_seen(make):
     ],
     ids=repr,
 )
-def test_any_one_number_is_a_metric(value):
-    meter = Meter()
+def test_any_one_number_is_a_metric(meter, value):
     meter.add({"x": value}, 1.0)
     assert means(meter) == {"x": value.item() if isinstance(value, torch.Tensor) else float(value)}
 
@@ -120,8 +121,7 @@ def test_what_is_not_one_number_is_refused(value, words):
     assert caught.value.fix == "log its mean: accuracy=accuracy.float().mean()"
 
 
-def test_adding_tensors_reads_none_of_them():
-    meter = Meter()
+def test_adding_tensors_reads_none_of_them(meter):
     with Reads() as reads:
         for value in range(300):  # beyond the number at which they are folded
             meter.add({"loss": torch.full((), float(value), dtype=torch.float64)}, 1.0)
@@ -131,8 +131,7 @@ def test_adding_tensors_reads_none_of_them():
     assert reads.count == 1
 
 
-def test_a_tensor_that_is_changed_later_counts_as_it_was():
-    meter = Meter()
+def test_a_tensor_that_is_changed_later_counts_as_it_was(meter):
     value = torch.tensor(1.0)
     for _ in range(3):
         meter.add({"total": value}, 1.0)
@@ -140,24 +139,21 @@ def test_a_tensor_that_is_changed_later_counts_as_it_was():
     assert means(meter) == {"total": 2.0}
 
 
-def test_a_metric_keeps_no_graph_alive():
-    meter = Meter()
+def test_a_metric_keeps_no_graph_alive(meter):
     weight = torch.ones(3, requires_grad=True)
     meter.add({"loss": (weight * 2).sum()}, 1.0)
     meter.fold()
     assert not torch.as_tensor(meter._columns["loss"].sum).requires_grad
 
 
-def test_a_cleared_meter_has_nothing():
-    meter = Meter()
+def test_a_cleared_meter_has_nothing(meter):
     meter.add({"loss": 1.0}, 1.0)
     meter.clear()
     assert sums(meter) == {}
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_reduction_gives_sums_and_weights_also_of_what_has_no_weight():
-    meter = Meter()
+def test_a_reduction_gives_sums_and_weights_also_of_what_has_no_weight(meter):
     assert meter.totals(CPU) == {}
     meter.add({"b": 3.0, "a": torch.tensor(1.0)}, 1.0)
     meter.add({"b": 6.0}, 2.0)

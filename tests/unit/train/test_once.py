@@ -42,6 +42,18 @@ def place(tmp_path, said):
     return make
 
 
+@pytest.fixture
+def lock(tmp_path):
+    """Return the lock of the piece `unpack`."""
+    return tmp_path / "unpack.lock"
+
+
+def is_mine(place):
+    """Return whether the piece is done here."""
+    with once("unpack", place) as mine:
+        return mine
+
+
 def start_crowd(folder, num_processes, mode, *names):
     line = [sys.executable, str(CROWD), str(folder), str(num_processes), mode, *names]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -120,26 +132,23 @@ def test_a_failure_of_an_earlier_attempt_is_tried_again(place, tmp_path):
     (tmp_path / "unpack.failed").write_text(
         json.dumps({"token": "attempt-1", "error": "disk full"})
     )
-    with pytest.raises(OnceError, match="failed in the process"), once("unpack", place()):
-        pass
-    with once("unpack", place("attempt-2")) as mine:
-        assert mine
-    with once("unpack", place("attempt-3")) as mine:
-        assert not mine
+    with pytest.raises(OnceError, match="failed in the process"):
+        is_mine(place())
+    assert is_mine(place("attempt-2"))
+    assert not is_mine(place("attempt-3"))
 
 
-def test_a_lock_that_is_not_renewed_is_taken_over_after_its_lease(place, said, tmp_path):
-    (tmp_path / "unpack.lock").write_text(json.dumps(DEAD))
+def test_a_lock_that_is_not_renewed_is_taken_over_after_its_lease(place, lock, said):
+    lock.write_text(json.dumps(DEAD))
     began = time.monotonic()
     with once("unpack", place(lease_s=0.4)) as mine:
         assert mine
-        assert json.loads((tmp_path / "unpack.lock").read_text())["id"] != "dead"
+        assert json.loads(lock.read_text())["id"] != "dead"
     assert time.monotonic() - began >= 0.4
     assert said == ["`unpack`: pid 1 on here is gone; another process takes over"]
 
 
-def test_a_lock_that_is_renewed_is_waited_for(place, tmp_path, monkeypatch):
-    lock = tmp_path / "unpack.lock"
+def test_a_lock_that_is_renewed_is_waited_for(place, lock, tmp_path, monkeypatch):
     lock.write_text(json.dumps(DEAD))
     looks = []
 
@@ -153,59 +162,57 @@ def test_a_lock_that_is_renewed_is_waited_for(place, tmp_path, monkeypatch):
 
     module = sys.modules[OncePlace.__module__]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=look))
-    with once("unpack", place(lease_s=1.0)) as mine:
-        assert not mine
+    assert not is_mine(place(lease_s=1.0))
     assert len(looks) >= 12
 
 
-def test_a_live_owner_of_this_machine_keeps_its_lock_when_it_does_not_renew(place, tmp_path):
+def test_a_live_owner_of_this_machine_keeps_its_lock_when_it_does_not_renew(place, lock):
     from torchmuster.core import proc
     from torchmuster.train.once import _process_table
 
     mine = proc.read_process(os.getpid())
     card = {**DEAD, "table": _process_table(), "pid": mine.pid, "start": mine.start_ticks}
-    (tmp_path / "unpack.lock").write_text(json.dumps(card))
+    lock.write_text(json.dumps(card))
     waits = place(lease_s=0.1, timeout_s=1.0)
-    with pytest.raises(OnceError, match="not finished within 1 s"), once("unpack", waits):
-        pass
+    with pytest.raises(OnceError, match="not finished within 1 s"):
+        is_mine(waits)
 
 
-def test_another_process_with_the_pid_of_the_dead_owner_does_not_keep_its_lock(place, tmp_path):
+def test_another_process_with_the_pid_of_the_dead_owner_does_not_keep_its_lock(place, lock):
     card = {**card_of_the_dead(), "pid": os.getpid()}
-    (tmp_path / "unpack.lock").write_text(json.dumps(card))
-    with once("unpack", place(lease_s=60)) as mine:
-        assert mine
+    lock.write_text(json.dumps(card))
+    assert is_mine(place(lease_s=60))
 
 
 @pytest.mark.parametrize("text", ["", '{"host": "he'])
-def test_a_lock_that_was_half_written_is_taken_over_after_its_lease(text, place, said, tmp_path):
-    (tmp_path / "unpack.lock").write_text(text)
-    with once("unpack", place()) as mine:
-        assert mine
+def test_a_lock_that_was_half_written_is_taken_over_after_its_lease(
+    text, place, lock, said, tmp_path
+):
+    lock.write_text(text)
+    assert is_mine(place())
     assert said == ["`unpack`: another process is gone; another process takes over"]
     assert not list(tmp_path.glob("unpack.lock*"))
 
 
-def test_a_process_killed_in_the_middle_of_a_takeover_is_overcome(place, tmp_path):
-    (tmp_path / "unpack.lock").write_text(json.dumps(DEAD))
+def test_a_process_killed_in_the_middle_of_a_takeover_is_overcome(place, lock, tmp_path):
+    lock.write_text(json.dumps(DEAD))
     (tmp_path / "unpack.lock.dead").touch()
-    with once("unpack", place()) as mine:
-        assert mine
+    assert is_mine(place())
     assert not list(tmp_path.glob("unpack.lock*"))
 
 
-def test_an_owner_whose_lock_was_taken_leaves_the_new_one_alone(place, tmp_path):
+def test_an_owner_whose_lock_was_taken_leaves_the_new_one_alone(place, lock):
     with once("unpack", place()) as mine:
         assert mine
-        (tmp_path / "unpack.lock").write_text(json.dumps(DEAD))
-    assert json.loads((tmp_path / "unpack.lock").read_text()) == DEAD
+        lock.write_text(json.dumps(DEAD))
+    assert json.loads(lock.read_text()) == DEAD
 
 
-def test_a_wait_has_a_limit_and_names_the_owner(place, tmp_path):
-    (tmp_path / "unpack.lock").write_text(json.dumps(DEAD))
+def test_a_wait_has_a_limit_and_names_the_owner(place, lock):
+    lock.write_text(json.dumps(DEAD))
     waits = place(lease_s=60, timeout_s=0.3)
-    with pytest.raises(OnceError) as raised, once("unpack", waits):
-        pass
+    with pytest.raises(OnceError) as raised:
+        is_mine(waits)
     assert raised.value.why == "pid 1 on here is still working on it"
 
 

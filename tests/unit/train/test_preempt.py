@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from kit.waiting import wait_until
+from kit.waiting import Clock, wait_until
+from torchmuster.train import preempt
 from torchmuster.train.group import WorldError
-from torchmuster.train.preempt import StopWatch
+from torchmuster.train.preempt import StopWatch, TimeLimit
 
 FORKS = Path(__file__).with_name("forks.py")
 SEEDS = range(int(os.environ.get("MUSTER_AGREEMENTS", "60")))
@@ -46,18 +47,33 @@ class GoneStore:
         return 0
 
 
-def open_watch(store, *, rank=0, world_size=1, say=lambda text: None, **more):
-    settings = {"deadline": lambda: None, "timeout_s": TIMEOUT_S, "poll_s": 0.001, **more}
-    return StopWatch(store, rank=rank, world_size=world_size, say=say, **settings)
+@pytest.fixture
+def open_watch():
+    """Return a function that makes the watch of a rank; all are closed at the end."""
+    made = []
 
+    def open_one(store, *, rank=0, world_size=1, say=lambda text: None, **more):
+        settings = {"deadline": lambda: None, "timeout_s": TIMEOUT_S, "poll_s": 0.001, **more}
+        made.append(StopWatch(store, rank=rank, world_size=world_size, say=say, **settings))
+        return made[-1]
 
-def watches(world_size, store=None, **more):
-    """Return a watch a rank, listening on one store without signals."""
-    store = store or dist.HashStore()
-    made = [open_watch(store, rank=r, world_size=world_size, **more) for r in range(world_size)]
+    yield open_one
     for watch in made:
-        watch.begin(0, signals=())
-    return made
+        watch.close()
+
+
+@pytest.fixture
+def watches(open_watch):
+    """Return a function that makes a watch a rank, listening on one store without signals."""
+
+    def open_all(world_size, store=None, **more):
+        store = store or dist.HashStore()
+        made = [open_watch(store, rank=r, world_size=world_size, **more) for r in range(world_size)]
+        for watch in made:
+            watch.begin(0, signals=())
+        return made
+
+    return open_all
 
 
 class Rank:
@@ -100,7 +116,7 @@ class Rank:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_all_ranks_stop_at_one_boundary_that_none_has_passed(seed):
+def test_all_ranks_stop_at_one_boundary_that_none_has_passed(watches, seed):
     draw = random.Random(seed)
     world_size, num_steps = draw.choice((1, 2, 3, 5)), 25
     every, together = watches(world_size), threading.Barrier(world_size)
@@ -118,28 +134,25 @@ def test_all_ranks_stop_at_one_boundary_that_none_has_passed(seed):
     assert [rank.passed for rank in ranks] == [last] * world_size
 
 
-def test_a_request_in_a_quiet_run_does_stop_it():
+def test_a_request_in_a_quiet_run_does_stop_it(watches):
     """Were all the requests above too late, they would show nothing."""
     (watch,) = watches(1)
     watch.request("SIGTERM")
     wait_until(lambda: watch.decided_here or watch._decision is not None, "a decision")
     assert watch.must_stop(0)
     assert watch.reason == "SIGTERM on rank 0"
-    watch.close()
 
 
-def test_a_rank_that_waits_stops_where_it_stands_when_all_do():
+def test_a_rank_that_waits_stops_where_it_stands_when_all_do(watches):
     every = watches(2)
     assert [watch.must_stop(4) for watch in every] == [False, False]
     with every[0].parked(interruptible=False), every[1].parked(interruptible=False):
         every[1].request("SIGUSR1")
         wait_until(lambda: all(w.decided_here for w in every), "a decision for boundary 4")
     assert [watch.unpark() for watch in every] == [True, True]
-    for watch in every:
-        watch.close()
 
 
-def test_a_rank_that_waits_goes_on_to_the_boundary_of_one_that_works():
+def test_a_rank_that_waits_goes_on_to_the_boundary_of_one_that_works(watches):
     every = watches(2)
     assert [watch.must_stop(4) for watch in every] == [False, False]
     with every[0].parked(interruptible=False):
@@ -148,11 +161,9 @@ def test_a_rank_that_waits_goes_on_to_the_boundary_of_one_that_works():
         assert not every[0].decided_here
     assert not every[0].unpark()
     assert [watch.must_stop(5) for watch in every] == [True, True]
-    for watch in every:
-        watch.close()
 
 
-def test_a_rank_whose_run_has_ended_does_not_hold_up_the_others():
+def test_a_rank_whose_run_has_ended_does_not_hold_up_the_others(watches):
     said = []
     ended, behind = watches(2, say=said.append)
     assert not ended.must_stop(7)
@@ -166,7 +177,7 @@ def test_a_rank_whose_run_has_ended_does_not_hold_up_the_others():
     assert "not stopping: a rank's run has ended already" in said
 
 
-def test_a_run_that_nobody_asked_to_stop_ends_at_once():
+def test_a_run_that_nobody_asked_to_stop_ends_at_once(watches):
     every = watches(3)
     for watch in every:
         watch.must_stop(3)
@@ -174,7 +185,7 @@ def test_a_run_that_nobody_asked_to_stop_ends_at_once():
     assert not any(watch._thread.is_alive() for watch in every)
 
 
-def test_ranks_that_never_promise_are_named():
+def test_ranks_that_never_promise_are_named(open_watch):
     watch = open_watch(dist.HashStore(), rank=1, world_size=3, timeout_s=0.3)
     watch.begin(0, signals=())
     watch.request("SIGTERM")
@@ -182,10 +193,9 @@ def test_ranks_that_never_promise_are_named():
     with pytest.raises(WorldError) as raised:
         watch.must_stop(0)
     assert raised.value.why == "ranks 0,2 did not answer"
-    watch.close()
 
 
-def test_a_store_that_goes_lets_a_waiting_rank_go_on_to_the_error_of_its_collective():
+def test_a_store_that_goes_lets_a_waiting_rank_go_on_to_the_error_of_its_collective(watches):
     store = GoneStore()
     (watch,) = watches(1, store=store)
     wait_until(lambda: watch._ceiling is not None, "a promise")
@@ -193,16 +203,14 @@ def test_a_store_that_goes_lets_a_waiting_rank_go_on_to_the_error_of_its_collect
         answer = pool.submit(watch.must_stop, 0)
         store.gone.set()
         assert answer.result(10) is False
-    watch.close()
 
 
-def test_a_deadline_asks_to_stop():
+def test_a_deadline_asks_to_stop(open_watch):
     watch = open_watch(dist.HashStore(), deadline=lambda: 0.0)
     watch.begin(3, signals=())
     wait_until(lambda: watch._decision is not None, "a decision")
     assert watch.must_stop(3)
     assert watch.reason == "the time limit is near on rank 0"
-    watch.close()
 
 
 def test_a_signal_to_a_forked_child_ends_the_child_and_is_no_request():
@@ -215,7 +223,7 @@ def test_a_signal_to_a_forked_child_ends_the_child_and_is_no_request():
     assert facts["handlers_given_back"]
 
 
-def test_a_second_ctrl_c_is_not_waited_for_and_one_that_comes_twice_is_one():
+def test_a_second_ctrl_c_is_not_waited_for_and_one_that_comes_twice_is_one(open_watch):
     before = signal.getsignal(signal.SIGINT)
     watch = open_watch(dist.HashStore())
     watch.begin(3, signals=(signal.SIGINT,))
@@ -231,10 +239,56 @@ def test_a_second_ctrl_c_is_not_waited_for_and_one_that_comes_twice_is_one():
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_that_the_caller_wants_ignored_stays_ignored(signum):
+def test_a_signal_that_the_caller_wants_ignored_stays_ignored(open_watch, signum):
     before = signal.signal(signum, signal.SIG_IGN)
     watch = open_watch(dist.HashStore())
     watch.begin(3, signals=(signum,))
     assert signal.getsignal(signum) is signal.SIG_IGN
     watch.close()
     signal.signal(signum, before)
+
+
+# When a training stops without a signal.
+
+
+@pytest.fixture
+def clock(monkeypatch, tmp_path):
+    made = Clock(1000.0)
+    monkeypatch.setattr(preempt, "time", made)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "2000")
+    monkeypatch.setenv("TORCHMUSTER_RUN_DIR", str(tmp_path))
+    return made
+
+
+def note(tmp_path, ends_at):
+    with open(tmp_path / "events.jsonl", "a") as record:
+        record.write('{"event":"attempt_started","attempt":0}\n')
+        record.write(json.dumps({"event": "time_limit", "ends_at": ends_at}, separators=(",", ":")))
+        record.write("\n{torn")
+
+
+def test_it_keeps_the_time_of_a_save_before_the_end_of_the_job(clock):
+    assert TimeLimit(None).deadline(0.0) == 1940.0
+    assert TimeLimit(None).deadline(100.0) == 1700.0
+    assert TimeLimit(None, watches_job=False).deadline(0.0) is None
+
+
+def test_an_end_that_has_moved_counts(clock, tmp_path):
+    limit = TimeLimit(None)
+    note(tmp_path, 2000.0)
+    note(tmp_path, 2500.0)
+    assert limit.deadline(0.0) == 1940.0, "it is far: nothing is read"
+    clock.now = 1940.0
+    assert limit.deadline(0.0) == 2440.0
+    clock.now = 2439.0
+    assert limit.deadline(0.0) == 2440.0
+    note(tmp_path, 2100.0)
+    clock.now = 2441.0
+    assert limit.deadline(0.0) == 2040.0, "it was lowered"
+
+
+def test_without_a_word_of_the_owner_the_variable_counts(clock, monkeypatch):
+    clock.now = 1941.0
+    assert TimeLimit(None).deadline(0.0) == 1940.0
+    monkeypatch.delenv("TORCHMUSTER_RUN_DIR")
+    assert TimeLimit(None).deadline(0.0) == 1940.0

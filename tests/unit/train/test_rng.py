@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,11 +26,19 @@ def draw_and_fail():
     raise OSError("full")
 
 
-def test_the_same_words_seed_all_generators_alike():
-    rng.seed_everything(1, 2)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        partial(rng.seed_everything, 1, 2),
+        *(partial(rng.seed_for_sample, seed) for seed in (0, 1, 2**32, 2**63 - 1)),
+    ],
+    ids=lambda seed: f"{seed.func.__name__}{seed.args}",
+)
+def test_the_same_words_seed_all_generators_alike(seed):
+    seed()
     first = draw_all()
     draw_all()
-    rng.seed_everything(1, 2)
+    seed()
     assert draw_all() == first
 
 
@@ -117,26 +126,16 @@ def test_a_normal_number_that_is_left_over_is_put_back():
     assert first != second == random.gauss()
 
 
-@pytest.mark.parametrize("library", DRAWS)
-def test_seeding_anew_is_seen_as_a_draw(library):
-    seeds = {"torch": torch.manual_seed, "numpy": np.random.seed, "random": random.seed}
+@pytest.mark.parametrize(
+    "move",
+    [
+        *(partial(seed, 123_456) for seed in (torch.manual_seed, np.random.seed, random.seed)),
+        partial(np.random.random, 312),  # 624 words of 32 bits: the position is what it was
+    ],
+    ids=["torch seeded", "numpy seeded", "random seeded", "round the generator's words"],
+)
+def test_seeding_anew_and_many_draws_are_seen(move):
     state = rng.cheap_state()
-    seeds[library](123_456)
+    move()
     assert rng.moved_since(state)
     rng.put_back(state)
-
-
-def test_many_draws_that_go_round_the_generators_words_are_seen():
-    state = rng.cheap_state()
-    np.random.random(312)  # 624 words of 32 bits: the position is what it was
-    assert rng.moved_since(state)
-    rng.put_back(state)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63 - 1])
-def test_a_seed_for_a_sample_seeds_all_generators(seed):
-    rng.seed_for_sample(seed)
-    first = draw_all()
-    draw_all()
-    rng.seed_for_sample(seed)
-    assert draw_all() == first

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from torchmuster.train.batches.loader import Loader, LoaderSettings
+from torchmuster.train.batches.order import Sums
 from torchmuster.train.batches.stream import StreamLoader
 from torchmuster.train.heartbeat import StepState
 
@@ -97,6 +98,17 @@ def take(loaders, num_steps=None):
     for iterator in iterators:
         iterator.close()
     return steps
+
+
+def alone(dataset, num_epochs=1, **settings):
+    """Return the global batches of one process, a list an epoch."""
+    with world_of(1, dataset, **settings) as loaders:
+        return [take(loaders) for _ in range(num_epochs)]
+
+
+def sums_in(loaders):
+    """Return the sums of the samples that all ranks have seen."""
+    return sum((loader.ledger.sums() for loader in loaders), Sums())
 
 
 def stand(loaders):

@@ -8,6 +8,7 @@ import pytest
 
 from kit.tables import rows
 from torchmuster.kubernetes.engine.answers import (
+    policies_on,
     queue_reasons,
     read_objects,
     runs_of,
@@ -69,12 +70,25 @@ VIEWS = {
 WAITS = {"waits": False, "never": True, "-": None}
 
 
+def run_of(what):
+    (run,) = runs_of(RECORDED[what]).values()
+    return run
+
+
+def explained(what):
+    """Return what is shown of a run, with the reason of its queue."""
+    run = run_of(what)
+    return REASONS.explained(view_of(run, queue=queue_reasons(RECORDED[what]).get(run.uid)))
+
+
+def explained_by(reason, state=JobState.PENDING):
+    return REASONS.explained(JobView(job_id="j", state=state, reason=reason))
+
+
 @pytest.mark.parametrize("what", VIEWS)
 def test_an_answer_is_read_as_it_was_meant(what):
     state, code, waits, nodes, begins = VIEWS[what]
-    objects = RECORDED[what]
-    (run,) = runs_of(objects).values()
-    view = REASONS.explained(view_of(run, queue=queue_reasons(objects).get(run.uid)))
+    view = explained(what)
     assert view.state is JobState[state]
     assert view.exit_code == (None if code == "-" else int(code))
     assert view.nodes == (() if nodes == "-" else tuple(nodes.split()))
@@ -84,63 +98,44 @@ def test_an_answer_is_read_as_it_was_meant(what):
 
 
 @pytest.mark.parametrize(
-    ("what", "events", "sentence", "never"),
-    [
-        ("job-pods-quota", "events-quota", "the namespace's quota has no room for its pods", False),
-        (
-            "job-pods-podsecurity",
-            "events-podsecurity",
-            "the namespace's Pod Security level forbids its pods",
-            True,
-        ),
-        (
-            "job-pods-podsecurity",
-            "events-limit-range",
-            "the namespace's LimitRange forbids what its pods ask for",
-            True,
-        ),
-    ],
+    ("what", "events", "waits", "sentence"),
+    rows(
+        """
+        job-pods-quota        events-quota        waits  the namespace's quota has no room for its pods
+        job-pods-podsecurity  events-podsecurity  never  the namespace's Pod Security level forbids its pods
+        job-pods-podsecurity  events-limit-range  never  the namespace's LimitRange forbids what its pods ask for
+        """,
+        4,
+    ),
 )
-def test_what_keeps_pods_from_being_made_is_said_by_events_alone(what, events, sentence, never):
-    (run,) = runs_of(RECORDED[what]).values()
+def test_what_keeps_pods_from_being_made_is_said_by_events_alone(what, events, waits, sentence):
+    run = run_of(what)
     assert view_of(run).reason is None
     view = view_of(run, warnings_of(RECORDED[events], [run.run]))
     wait = REASONS.explained(replace(view, state=JobState.PENDING)).wait
     assert wait is not None
-    assert (wait.sentence, wait.never) == (sentence, never)
+    assert (wait.sentence, wait.never) == (sentence, WAITS[waits])
 
 
 @pytest.mark.parametrize(
-    ("what", "state", "sentence", "never"),
-    [
-        (
-            "job-pods-claim-missing",
-            JobState.PENDING,
-            "a volume that it names does not exist",
-            True,
-        ),
-        (
-            "job-pods-claim-unbound",
-            JobState.PENDING,
-            "a claim that it names has no volume yet",
-            False,
-        ),
-        (
-            "job-pods-claim-one-pod",
-            JobState.RUNNING,
-            "a volume that it names is for one pod, and another pod has it",
-            False,
-        ),
-    ],
+    ("what", "state", "waits", "sentence"),
+    rows(
+        """
+        job-pods-claim-missing  PENDING  never  a volume that it names does not exist
+        job-pods-claim-unbound  PENDING  waits  a claim that it names has no volume yet
+        job-pods-claim-one-pod  RUNNING  waits  a volume that it names is for one pod, and another pod has it
+        """,
+        4,
+    ),
 )
-def test_what_is_wrong_with_a_volume_is_told_apart(what, state, sentence, never):
-    (run,) = runs_of(RECORDED[what]).values()
-    view = REASONS.explained(view_of(run))
-    assert (view.state, view.wait.sentence, view.wait.never) == (state, sentence, never)
+def test_what_is_wrong_with_a_volume_is_told_apart(what, state, waits, sentence):
+    view = explained(what)
+    assert (view.state, view.wait.sentence) == (JobState[state], sentence)
+    assert view.wait.never is WAITS[waits]
 
 
 def test_a_pod_that_is_prepared_for_ever_says_why_in_events_alone():
-    (run,) = runs_of(RECORDED["job-pods-mounting"]).values()
+    run = run_of("job-pods-mounting")
     assert view_of(run).reason == "ContainerCreating"
     warnings = warnings_of(RECORDED["events-mounting"], [pod.name for pod in run.pods])
     view = REASONS.explained(view_of(run, warnings))
@@ -164,13 +159,12 @@ def test_a_pod_that_is_prepared_for_ever_says_why_in_events_alone():
     ),
 )
 def test_what_no_record_has_is_read_from_kubernetes_source(reason, sentence):
-    view = JobView(job_id="1", state=JobState.PENDING, reason=reason)
-    assert REASONS.explained(view).wait.sentence == sentence
+    assert explained_by(reason).wait.sentence == sentence
 
 
 def test_a_pod_that_ended_at_once_leaves_its_own_error():
-    (run,) = runs_of(RECORDED["job-pods-other-user"]).values()
-    assert "can't be started again" in run.newest()[0].end.last_message
+    ended = run_of("job-pods-other-user").newest()[0].end
+    assert "can't be started again" in ended.last_message
 
 
 def test_warnings_about_other_objects_are_not_ours():
@@ -178,12 +172,11 @@ def test_warnings_about_other_objects_are_not_ours():
 
 
 def test_a_place_belongs_to_the_pod_that_stays():
-    (run,) = runs_of(RECORDED["job-pods-flaky"]).values()
+    run = run_of("job-pods-flaky")
     ended = [pod for pod in run.pods if pod.end is not None]
     assert len(ended) == 4
     assert run.newest()[1] is ended[-1]
-    (run,) = runs_of(RECORDED["job-pods-pdl"]).values()
-    assert all(pod.is_up for pod in run.newest().values())
+    assert all(pod.is_up for pod in run_of("job-pods-pdl").newest().values())
 
 
 def test_the_queues_reason_is_found_by_the_jobs_uid():
@@ -211,24 +204,21 @@ def test_an_answer_that_is_no_object_is_said_to_be_unreadable(text):
 
 @pytest.mark.parametrize(
     ("what", "sentence", "ends"),
-    [
-        ("kueue-next", "its queue has no room for it now", "4 more needed; it is the next"),
-        ("kueue-second", "its queue has no room for it now", "; 1 before it in the queue"),
-        (
-            "kueue-preempted",
-            "a run of a higher priority has its place",
-            "flavor gpu, 4 more needed",
-        ),
-        ("kueue-deactivated", "its queue was told to leave it out", "The workload is deactivated"),
-        ("kueue-stopped", "its queue is stopped, or does not lead anywhere", "is inactive"),
-        ("kueue-too-far", "no part of the topology", "doesn't allow to fit any of 2 pod(s)"),
-        ("kueue-too-large", "it asks for more than its queue can ever give", "(5 > 4)"),
-    ],
+    rows(
+        """
+        kueue-next         its queue has no room for it now                 4 more needed; it is the next
+        kueue-second       its queue has no room for it now                 ; 1 before it in the queue
+        kueue-preempted    a run of a higher priority has its place         flavor gpu, 4 more needed
+        kueue-deactivated  its queue was told to leave it out               The workload is deactivated
+        kueue-stopped      its queue is stopped, or does not lead anywhere  is inactive
+        kueue-too-far      no part of the topology                          doesn't allow to fit any of 2 pod(s)
+        kueue-too-large    it asks for more than its queue can ever give    (5 > 4)
+        """,
+        3,
+    ),
 )
 def test_a_queue_says_why_it_does_not_admit_and_how_many_are_before(what, sentence, ends):
-    objects = RECORDED[what]
-    (run,) = runs_of(objects).values()
-    view = REASONS.explained(view_of(run, queue=queue_reasons(objects)[run.uid]))
+    view = explained(what)
     assert view.wait.sentence.startswith(sentence)
     assert view.reason.endswith(ends)
 
@@ -254,8 +244,7 @@ def test_one_kind_of_pods_that_no_flavor_can_ever_take_keeps_all_from_starting(k
         for name, k in zip("ab", kinds, strict=False)
     ]
     reason = f"{word}: {'; '.join(said)}; 1 before it in the queue"
-    view = JobView(job_id="j", state=JobState.HELD, reason=reason)
-    assert REASONS.explained(view).wait.never == never
+    assert explained_by(reason, JobState.HELD).wait.never == never
 
 
 @pytest.mark.parametrize(
@@ -272,7 +261,7 @@ def test_one_kind_of_pods_that_no_flavor_can_ever_take_keeps_all_from_starting(k
     ],
 )
 def test_the_words_of_a_newer_kueue_are_known(reason, sentence, never):
-    wait = REASONS.explained(JobView(job_id="j", state=JobState.HELD, reason=reason)).wait
+    wait = explained_by(reason, JobState.HELD).wait
     assert wait.sentence.startswith(sentence)
     assert wait.never == never
 
@@ -307,3 +296,44 @@ def test_a_container_that_is_not_ours_stands_beside_it_and_does_not_keep_a_run_f
             one["status"]["containerStatuses"][1]["state"] = {"terminated": {"exitCode": code}}
         (run,) = runs_of(objects).values()
         assert view_of(run).state is state
+
+
+# Which NetworkPolicies select a pod, by all forms of a selector.
+
+
+LABELS = {"app": "a", "tier": "b"}
+
+
+def policy(selector, **spec):
+    return {"metadata": {"name": "p"}, "spec": {"podSelector": selector, **spec}}
+
+
+def needs(operator, key, *values):
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "selects"),
+    [
+        ({}, True),
+        ({"matchLabels": {"app": "a"}}, True),
+        ({"matchLabels": {"app": "a", "tier": "c"}}, False),
+        (needs("In", "app", "x", "a"), True),
+        (needs("In", "other", "a"), False),
+        (needs("NotIn", "app", "a"), False),
+        (needs("NotIn", "other", "a"), True),
+        (needs("Exists", "app"), True),
+        (needs("Exists", "other"), False),
+        (needs("DoesNotExist", "other"), True),
+        (needs("DoesNotExist", "app"), False),
+        (needs("Unheard", "app"), False),
+    ],
+)
+def test_a_selector_is_read_as_the_api_does(selector, selects):
+    assert bool(policies_on([policy(selector)], LABELS)) == selects
+
+
+def test_a_policy_is_named_with_what_it_is_for():
+    assert policies_on([policy({})], LABELS) == ("p (Ingress)",)
+    assert policies_on([policy({}, egress=[{}])], LABELS) == ("p (Ingress, Egress)",)
+    assert policies_on([policy({}, policyTypes=["Egress"])], LABELS) == ("p (Egress)",)

@@ -196,17 +196,3 @@ def test_a_jobset_goes_with_its_secret_also_where_it_was_refused():
     assert DIALECT.remove_set_argv("lab/research/run-7f3a")[len(HERE) :][:3] == words
     (argv,) = DIALECT.settle_argv(JOBS["kinds"], None)
     assert argv == DIALECT.remove_set_argv("lab/research/run-7f3a")
-
-
-def test_each_kind_of_a_jobset_sees_the_files_of_all_and_counts_its_pods_on():
-    (_, jobset) = json.loads(manifest_of("kinds"))["items"]
-    pods = [one["template"]["spec"]["template"] for one in jobset["spec"]["replicatedJobs"]]
-    containers = [pod["spec"]["containers"][0] for pod in pods]
-    assert [c["image"] for c in containers] == ["example.com/team/train:1", "other/y:2"]
-    mounted = [pod["spec"]["volumes"][0]["projected"]["sources"] for pod in pods]
-    assert mounted == [[{"secret": {"name": "run-7f3a"}}]] * 2
-    firsts = [[e["value"] for e in c["env"] if e["name"] == "MUSTER_POD_FIRST"] for c in containers]
-    assert firsts == [[], ["1"]]
-    labels = [pod["metadata"]["labels"]["torchmuster.dev/run"] for pod in pods]
-    assert labels == ["run-7f3a-a-0", "run-7f3a-b-0"]
-    assert jobset["spec"]["successPolicy"]["targetReplicatedJobs"] == ["a"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,8 @@ from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
 from torchmuster.kubernetes.node.order import PodOrder
+from torchmuster.launcher.spec.site import Site
+from torchmuster.workflow.record import GroupOutcome
 
 RUN_ID = "20261123-150000-train-7f3a"
 JOB_ID = "lab/research/run-7f3a"
@@ -56,11 +59,9 @@ def cluster(tmp_path, monkeypatch):
 def run_dir(tmp_path):
     """Return the run directory of a run in two pods."""
     found = RunDir(str(tmp_path / "home" / "runs" / RUN_ID))
-    os.makedirs(os.path.join(found.path, "pods"))
     os.makedirs(found.logs)
-    with open(found.secret, "w") as file:
-        file.write("ab" * 32)
-    atomic.write_json(os.path.join(found.path, "pods", "order.json"), codec.to_plain(order_of()))
+    Path(found.secret).write_text("ab" * 32)
+    write_order(found, order_of())
     atomic.write_json(found.job, {"engine": "kubernetes", "job_id": JOB_ID})
     return found
 
@@ -68,28 +69,63 @@ def run_dir(tmp_path):
 def order_of(**given):
     """Return what the pods of the run were told."""
     plain = {"job": "run-7f3a", "num_pods": 2, "port": 29417, "home": "/scratch/muster"}
-    return PodOrder(run_id=RUN_ID, code_root="/home/me/code", code_sha="", **{**plain, **given})
+    plain |= {"run_id": RUN_ID, "code_root": "/home/me/code", "code_sha": ""}
+    return PodOrder(**{**plain, **given})
+
+
+def site_of(**keys):
+    """Return a site on a cluster with these keys of its own."""
+    own = tuple(keys.items())
+    return Site(name="k", kind="kubernetes", origin="muster.toml:1:1", own_keys=own)
+
+
+def forbidden(what, verb, kind, group=""):
+    """Return how a command ends that the user's Role does not allow, as it was recorded."""
+    said = f'{what} is forbidden: User "u" cannot {verb} resource "{kind}" in API group "{group}"'
+    return [1, f'Error from server (Forbidden): {said} in the namespace "research"\n']
+
+
+NO_FORWARD = forbidden('pods "run-7f3a-0-x"', "create", "pods/portforward")
+SILENT = [1, "Unable to connect to the server: i/o timeout\n"]
+
+
+def shown_job(name="run-7f3a", num_pods=1, **status):
+    """Return what the cluster shows of a Job."""
+    labels = {"torchmuster.dev/run": name}
+    metadata = {"name": name, "labels": labels, **_PLACE}
+    spec = {"completions": num_pods}
+    return {"kind": "Job", "metadata": metadata, "spec": spec, "status": status}
+
+
+def shown_pod(state, index=0, job="run-7f3a", **status):
+    """Return what it shows of the pod of a place, whose container is in this state."""
+    labels = {"torchmuster.dev/run": job, "batch.kubernetes.io/job-completion-index": str(index)}
+    metadata = {"name": f"{job}-{index}-x", "labels": labels, **_PLACE}
+    status = {"containerStatuses": [{"name": "node", "state": state}], **status}
+    return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": "n1"}, "status": status}
+
+
+_PLACE = {"namespace": "research", "annotations": {"torchmuster.dev/context": "lab"}}
 
 
 def answers(*, ended=None):
     """Return what the cluster says of a Job whose first pod runs, or has ended with this message."""
-    own = {"torchmuster.dev/run": "run-7f3a"}
-    about = {"namespace": "research", "annotations": {"torchmuster.dev/context": "lab"}}
-    conditions = [{"type": "Complete", "status": "True"}] if ended else []
-    job = {
-        "kind": "Job",
-        "metadata": {"name": "run-7f3a", "labels": own, **about},
-        "spec": {"completions": 1},
-        "status": {"conditions": conditions},
-    }
-    state = {"running": {}}
+    state, conditions = {"running": {}}, []
     if ended:
         state = {"terminated": {"exitCode": 0, "message": json.dumps(ended)}}
-    first = {**own, "batch.kubernetes.io/job-completion-index": "0"}
-    pod = {
-        "kind": "Pod",
-        "metadata": {"name": "run-7f3a-0-x", "labels": first, **about},
-        "spec": {"nodeName": "n1"},
-        "status": {"containerStatuses": [{"name": "node", "state": state}]},
-    }
-    return {"get jobs.batch,pods": {"items": [job, pod]}, "get pods": {"items": [pod]}}
+        conditions = [{"type": "Complete", "status": "True"}]
+    pod = shown_pod(state)
+    items = [shown_job(conditions=conditions), pod]
+    return {"get jobs.batch,pods": {"items": items}, "get pods": {"items": [pod]}}
+
+
+def group_outcome(state, exit_code=0, **given):
+    """Return how the group `work` has ended."""
+    usual = {"group": "work", "state": state, "exit_code": exit_code, "elapsed_s": 1.0}
+    return GroupOutcome(**{**usual, **given})
+
+
+def write_order(run_dir, order):
+    """Leave what the pods of a run, or of a group, were told."""
+    os.makedirs(os.path.join(run_dir.path, "pods"), exist_ok=True)
+    atomic.write_json(os.path.join(run_dir.path, "pods", "order.json"), codec.to_plain(order))

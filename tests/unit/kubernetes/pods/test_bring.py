@@ -14,34 +14,31 @@ from pathlib import Path
 import pytest
 
 from kit.packages import keep_package
-from kit.values import run_plan
+from kit.records import lines
+from kit.values import run_plan, run_result
 from torchmuster.core import proc
+from torchmuster.core.files import atomic
+from torchmuster.core.files.layout import RunDir
+from torchmuster.core.model import codec
+from torchmuster.core.model.states import RunState
 from torchmuster.core.owner.create import create_run_dir
-from torchmuster.errors import UsageError
+from torchmuster.errors import MusterError, UsageError
 from torchmuster.kubernetes.engine.dialect import DIALECT
+from torchmuster.kubernetes.firstpod.conduct import link_earlier_snapshots
 from torchmuster.kubernetes.pods.bring import (
+    EarlierRun,
     bring_run,
     check_code,
+    find_earlier_run,
     lost_with_pods,
     settle_place,
     settle_site,
 )
 from torchmuster.kubernetes.pods.reach import pod_order
-from torchmuster.launcher.engines.base import EngineError
-from torchmuster.launcher.spec.site import Site
-from unit.kubernetes.engine.site_jobs import DEFAULT
-from unit.kubernetes.pods.conftest import RUN_ID
+from torchmuster.launcher.views.account import find_saved, how_to_go_on
+from unit.kubernetes.engine.site_jobs import DEFAULT, site
+from unit.kubernetes.pods.conftest import RUN_ID, forbidden, order_of, site_of, write_order
 
-RESTRICTED = {
-    "metadata": {
-        "name": "research",
-        "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
-    }
-}
-FORBIDDEN = (
-    'Error from server (Forbidden): namespaces "research" is forbidden: User "u" cannot get resource "namespaces"'
-    ' in API group "" in the namespace "research"\n'
-)
 PLAIN = replace(DEFAULT, own_keys=(("image", "x"),))
 
 
@@ -243,12 +240,14 @@ def test_what_a_site_says_is_not_asked_for(cluster):
 
 
 def test_pods_fit_the_level_that_the_namespace_enforces(cluster):
-    cluster.say(answers={"get namespace": RESTRICTED})
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.say(answers={"get namespace": {"metadata": {"name": "research", "labels": labels}}})
     assert dict(settle_place(PLAIN, 1).own_keys)["pod_security"] == "restricted"
 
 
 def test_who_may_not_read_the_namespace_may_still_run(cluster):
-    cluster.say(refuse={"get namespace": [1, FORBIDDEN]})
+    refusal = forbidden('namespaces "research"', "get", "namespaces")
+    cluster.say(refuse={"get namespace": refusal})
     assert "pod_security" not in dict(settle_place(PLAIN, 1).own_keys)
 
 
@@ -258,35 +257,18 @@ def test_mistakes_of_the_site_need_no_cluster(cluster):
     assert cluster.asked == []
 
 
+# A queue that is not there is told in the words of `golden/test_kubernetes_messages.py`.
 @pytest.mark.parametrize(
-    ("case", "error"),
+    "case",
     [
-        ({"queues": ["gpus"]}, None),
-        ({"queues": ["gpu"]}, "there is no queue `gpus` in the namespace `research`"),
-        (
-            {
-                "refuse": {
-                    "localqueues": [
-                        1,
-                        'error: the server doesn\'t have a resource type "localqueues"\n',
-                    ]
-                }
-            },
-            "there is no queue `gpus`: the cluster has no Kueue",
-        ),
+        {"queues": ["gpus"]},
         # Who may not list them is told by the Job's own state.
-        ({"refuse": {"localqueues": [1, "Error from server (Forbidden): no\n"]}}, None),
+        {"refuse": {"localqueues": [1, "Error from server (Forbidden): no\n"]}},
     ],
 )
-def test_a_queue_is_there_before_a_job_is_put_into_it(cluster, case, error):
+def test_a_queue_that_is_there_or_may_not_be_looked_for_is_taken(cluster, case):
     cluster.say(**case)
-    job = replace(PLAIN, queue="gpus")
-    if error is None:
-        assert settle_place(job, 1).queue == "gpus"
-        return
-    with pytest.raises(EngineError) as caught:
-        settle_place(job, 1)
-    assert caught.value.what == error
+    assert settle_place(replace(PLAIN, queue="gpus"), 1).queue == "gpus"
 
 
 def test_the_queue_of_another_scheduler_is_not_kueues(cluster):
@@ -302,9 +284,8 @@ NO_JOBSETS = (
 
 
 def settled(**keys):
-    own = (("image", "x"), *keys.items())
-    site = Site(name="k", kind="kubernetes", origin="muster.toml:1:1", own_keys=own)
-    return dict(settle_site(site, has_kinds=True).own_keys).get("jobset")
+    settled = settle_site(site_of(image="x", **keys), has_kinds=True)
+    return dict(settled.own_keys).get("jobset")
 
 
 def test_pods_of_several_kinds_are_a_jobset_where_the_user_may_make_one(cluster):
@@ -326,3 +307,106 @@ def test_a_right_to_everything_makes_no_jobsets_where_there_are_none(cluster, mo
 def test_the_users_own_word_on_jobsets_counts_and_nobody_is_asked(cluster):
     assert (settled(jobset="no"), settled(gang="volcano")) == ("no", None)
     assert not any("can-i" in line for line in cluster.asked)
+
+
+# A run in pods that is started again: what it goes on from, and what has gone with the pods.
+
+
+ON_VOLUME = order_of(home="/home/team/muster", has_volume=True)
+OWN = f"/home/team/muster/runs/{RUN_ID}/snapshots"
+GONE = f"/scratch/muster/runs/{RUN_ID}/snapshots"
+
+
+VOLUME = site(claims="team:/home/team", home="/home/team/muster")
+
+
+def leave(run_dir, folder, step):
+    """Leave the record of a training that has saved into a folder of its pods."""
+    saved = {"event": "saved", "step": step, "saved": step, "folder": folder}
+    resumed = {"event": "resumed", "folder": folder, "step": 0}
+    lines(run_dir.training, [resumed] if step is None else [resumed, saved])
+
+
+def test_a_run_on_a_volume_goes_on_from_its_last_snapshot(run_dir):
+    leave(run_dir, OWN, 60)
+    before = find_earlier_run(run_dir, ON_VOLUME, VOLUME)
+    assert before == EarlierRun(run_id=RUN_ID, saved_step=60)
+
+
+def test_a_run_that_was_not_followed_goes_on_from_what_the_volume_has(run_dir):
+    assert find_earlier_run(run_dir, ON_VOLUME, VOLUME) == EarlierRun(
+        run_id=RUN_ID, saved_step=None
+    )
+
+
+@pytest.mark.parametrize("keys", [DEFAULT, site(claims="data:/data:ro")])
+def test_what_was_on_the_disks_of_pods_is_refused_with_the_step_that_is_lost(run_dir, keys):
+    leave(run_dir, GONE, 60)
+    with pytest.raises(UsageError) as caught:
+        find_earlier_run(run_dir, order_of(), keys)
+    error = caught.value
+    assert error.what == "the snapshots of train-7f3a are gone: the last was of step 60"
+    assert (error.where, error.why) == (
+        GONE,
+        "they were on the disks of its pods and went with them",
+    )
+    assert "`claims` and `home`" in error.fix
+
+
+def test_a_folder_of_the_script_on_no_volume_is_lost_although_the_run_is_on_one(run_dir):
+    leave(run_dir, "/scratch/mine", 60)
+    with pytest.raises(UsageError) as caught:
+        find_earlier_run(run_dir, ON_VOLUME, VOLUME)
+    assert caught.value.where == "/scratch/mine"
+
+
+def test_a_step_that_only_the_result_tells_of_is_lost_too(run_dir):
+    result = run_result(RunState.CANCELLED, 130, run_id=RUN_ID, saved_step=9)
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+    with pytest.raises(UsageError) as caught:
+        find_earlier_run(run_dir, order_of(), DEFAULT)
+    assert (caught.value.where, caught.value.what[-1]) == (GONE, "9")
+
+
+@pytest.mark.parametrize(
+    ("folder", "step"),
+    [("s3://bucket/mine", 60), ("/data/mine", 60), ("/data", 60), (GONE, None), (None, None)],
+)
+def test_what_pods_have_not_taken_along_begins_as_its_command_would(run_dir, folder, step):
+    if folder is not None:
+        leave(run_dir, folder, step)
+    assert find_earlier_run(run_dir, order_of(), site(claims="x:/data")) is None
+
+
+@pytest.mark.parametrize(("order", "is_seen"), [(ON_VOLUME, True), (order_of(), False)])
+def test_the_end_of_a_run_names_the_command_that_goes_on_where_that_finds_something(
+    run_dir, order, is_seen
+):
+    folder = order.run_dir.snapshots
+    write_order(run_dir, order)
+    leave(run_dir, folder, 60)
+    assert find_saved(run_dir).is_seen == is_seen
+    went = "saved at step 60, on the disk of a pod, and went with it: `claims` and `home` of the site keep snapshots"
+    if not is_seen:
+        assert how_to_go_on(run_dir) == went
+
+
+def test_the_next_run_finds_the_snapshots_of_the_one_before_also_in_a_pod_made_again(tmp_path):
+    order = replace(ON_VOLUME, home=str(tmp_path), run_id="next", saved_step=60)
+    old = RunDir(str(tmp_path / "runs" / "before")).snapshots
+    os.makedirs(os.path.join(old, "step-000000060"))
+    os.makedirs(order.run_dir.path)
+    for _ in range(2):
+        link_earlier_snapshots(order, "before")
+        assert os.listdir(order.run_dir.snapshots) == ["step-000000060"]
+    assert os.path.realpath(order.run_dir.snapshots) == old
+
+
+def test_snapshots_that_the_volume_has_lost_are_no_silent_start_at_step_0(tmp_path):
+    order = replace(ON_VOLUME, home=str(tmp_path), run_id="next", saved_step=60)
+    os.makedirs(order.run_dir.path)
+    with pytest.raises(MusterError) as caught:
+        link_earlier_snapshots(order, "before")
+    assert caught.value.what == "the snapshots of before are gone: the last was of step 60"
+    link_earlier_snapshots(replace(order, saved_step=None), "before")  # nothing had been saved
+    assert os.listdir(order.run_dir.snapshots) == []

@@ -23,7 +23,6 @@ from torchmuster.kubernetes.pods.bring_group import (
     pod_kinds,
 )
 from torchmuster.kubernetes.pods.group import PodGroup
-from torchmuster.launcher.spec.site import Site
 from torchmuster.workflow.owner.workflow import create_workflow_dir, link_reused_outputs
 from torchmuster.workflow.plan import (
     Credential,
@@ -38,18 +37,18 @@ from torchmuster.workflow.plan import (
     TaskPlan,
     TrainingPlan,
 )
+from unit.kubernetes.pods.conftest import site_of
 
-SITE = Site(
-    name="k", kind="kubernetes", origin="muster.toml:1:1", own_keys=(("image", "team/x:1"),)
-)
-ON_A_VOLUME = SITE.model_copy(
-    update={"own_keys": (*SITE.own_keys, ("claims", "team:/team"), ("home", "/team/home"))}
-)
+SITE = site_of(image="team/x:1")
+SETS = site_of(image="team/x:1", jobset="yes")
+ON_A_VOLUME = site_of(image="team/x:1", claims="team:/team", home="/team/home")
 BIG = Resources(cpu=8, gpu=4)
 
 
-def archive_of(pods):
-    return tarfile.open(dict(pods.jobs[0].brings)["code.tar.gz"])
+def names_in(pods):
+    """Return the names in the archive that pods get."""
+    with tarfile.open(dict(pods.jobs[0].brings)["code.tar.gz"]) as archive:
+        return archive.getnames()
 
 
 def plan_in(pods):
@@ -64,6 +63,14 @@ def files_below(folder):
 
 def task(name, **more):
     return TaskPlan(name=name, command=("true",), **more)
+
+
+def fit(code, nodes="1", **more):
+    """Return a task that trains."""
+    script = str(code / "inner" / "train.py")
+    return task(
+        "fit", training=TrainingPlan(nodes=nodes, nproc_per_node="1", script=script), **more
+    )
 
 
 @pytest.fixture
@@ -88,10 +95,18 @@ def plan_of(code, *tasks, **more):
     )
 
 
+def plan_on(plan, site):
+    return plan_group(plan, plan.groups[0], site)
+
+
+def bring(plan, run_dir, pods):
+    return bring_group(plan, plan.groups[0], run_dir, pods)
+
+
 def planned(code, *tasks):
     plan = plan_of(code, *tasks)
     run_dir = create_workflow_dir(plan, "", "")
-    return plan, run_dir, plan_group(plan, plan.groups[0], SITE)
+    return plan, run_dir, plan_on(plan, SITE)
 
 
 def test_equal_pods_are_one_job_and_the_leads_pod_is_the_first():
@@ -114,12 +129,9 @@ def test_another_image_is_a_job_of_its_own_that_sees_the_files_of_the_first(code
     assert pods.nodes.tasks["b"][0].name == pods.order.hosts[2]
 
 
-SETS = SITE.model_copy(update={"own_keys": (*SITE.own_keys, ("jobset", "yes"))})
-
-
 def test_where_there_are_jobsets_pods_of_several_kinds_are_one(code):
     plan = plan_of(code, task("a"), task("b", image="other/y:2"), task("c"))
-    pods = plan_group(plan, plan.groups[0], SETS)
+    pods = plan_on(plan, SETS)
     (job,) = pods.jobs
     assert [chunk.num_nodes for chunk in job.chunks] == [2, 1]
     assert pods.names == (f"{job.name}-a-0", f"{job.name}-b-0")
@@ -132,11 +144,10 @@ def test_where_there_are_jobsets_pods_of_several_kinds_are_one(code):
 
 def test_equal_pods_and_gangs_of_other_schedulers_are_no_jobset(code):
     plan = plan_of(code, task("a"), task("b"))
-    assert len(plan_group(plan, plan.groups[0], SETS).jobs[0].chunks) == 1
+    assert len(plan_on(plan, SETS).jobs[0].chunks) == 1
     plan = plan_of(code, task("a"), task("b", image="other/y:2"))
-    keys = (*SETS.own_keys, ("gang", "volcano"))
-    gang = SETS.model_copy(update={"own_keys": keys})
-    assert len(plan_group(plan, plan.groups[0], gang).jobs) == 2
+    gang = site_of(image="team/x:1", jobset="yes", gang="volcano")
+    assert len(plan_on(plan, gang).jobs) == 2
 
 
 @pytest.mark.parametrize("site", [SITE, SETS], ids=["jobs", "jobset"])
@@ -148,20 +159,17 @@ def test_names_of_pods_fit_however_long_those_of_workflow_and_group_are(code, si
 
 
 def test_pods_get_the_code_where_something_trains_and_the_outputs_that_are_read(code):
-    script = str(code / "inner" / "train.py")
-    training = TrainingPlan(nodes="2", nproc_per_node="1", script=script)
     reads = InputPlan(kind=InputKind.TASK, source="made")
-    plan, run_dir, pods = planned(code, task("fit", training=training, inputs=(reads,)))
+    plan, run_dir, pods = planned(code, fit(code, "2", inputs=(reads,)))
     output = run_dir.task_output("made")
     (code.parent / "made").mkdir()
     (code.parent / "made" / "n").write_text("41")
     os.makedirs(os.path.dirname(output))
     os.symlink(code.parent / "made", output)
-    brought = bring_group(plan, plan.groups[0], run_dir, pods)
+    brought = bring(plan, run_dir, pods)
     (job,) = brought.jobs
     assert job.num_nodes == 2
-    with tarfile.open(dict(job.brings)["code.tar.gz"]) as archive:
-        names = archive.getnames()
+    names = names_in(brought)
     assert "tasks/made/output/n" in names
     assert "nodes.json" in dict(job.brings)
     text = plan_in(brought)
@@ -172,14 +180,13 @@ def test_pods_get_the_code_where_something_trains_and_the_outputs_that_are_read(
 
 
 def test_another_run_of_the_same_code_has_the_same_archive(code):
-    training = TrainingPlan(nodes="1", nproc_per_node="1", script=str(code / "inner" / "train.py"))
     found = []
     for number in range(2):
-        plan = replace(plan_of(code, task("fit", training=training)), run_id=f"run-{number}")
+        plan = replace(plan_of(code, fit(code)), run_id=f"run-{number}")
         os.utime(code / "inner" / "train.py", (1e9 + number, 1e9 + number))
         run_dir = create_workflow_dir(plan, "", "")
-        pods = plan_group(plan, plan.groups[0], ON_A_VOLUME)
-        found.append(bring_group(plan, plan.groups[0], run_dir, pods).order)
+        pods = plan_on(plan, ON_A_VOLUME)
+        found.append(bring(plan, run_dir, pods).order)
     assert found[0].code_sha == found[1].code_sha
     assert found[0].kept == found[1].kept
 
@@ -187,28 +194,31 @@ def test_another_run_of_the_same_code_has_the_same_archive(code):
 def test_a_plan_travels_packed_however_large_it_is(code):
     told = InputPlan(kind=InputKind.URL, source="s3://" + "b" * (6 << 20))
     plan, run_dir, pods = planned(code, task("a", inputs=(told,)))
-    job = bring_group(plan, plan.groups[0], run_dir, pods).jobs[0]
-    with lzma.open(dict(job.brings)["moved.json.xz"]) as file:
-        assert b"b" * (6 << 20) in file.read()
-    assert {"nodes.json", "workflow.json.xz"} <= dict(job.brings).keys()
+    brought = bring(plan, run_dir, pods)
+    assert b"b" * (6 << 20) in plan_in(brought)
+    assert {"nodes.json", "workflow.json.xz"} <= dict(brought.jobs[0].brings).keys()
+
+
+WANDB = Credential(name="wandb", variables={"TOKEN": "key"})
+
+
+def know(code, credentials):
+    path = str(code.parent / "home" / "credentials.toml")
+    atomic.replace_file(path, credentials, mode=0o600)
 
 
 def test_only_the_credentials_that_the_group_names_go_along(code):
-    known = b'[wandb]\nkey = "s3\\"cret"\n[other]\nkey = "mine"\n'
-    atomic.replace_file(str(code.parent / "home" / "credentials.toml"), known, mode=0o600)
-    named = Credential(name="wandb", variables={"TOKEN": "key"})
-    plan, run_dir, pods = planned(code, task("a", credentials=(named,)))
-    job = bring_group(plan, plan.groups[0], run_dir, pods).jobs[0]
+    know(code, b'[wandb]\nkey = "s3\\"cret"\n[other]\nkey = "mine"\n')
+    plan, run_dir, pods = planned(code, task("a", credentials=(WANDB,)))
+    job = bring(plan, run_dir, pods).jobs[0]
     with open(dict(job.brings)["credentials.toml"]) as file:
         text = file.read()
     assert text == '["wandb"]\n"key" = "s3\\"cret"\n'
 
 
 def test_credentials_are_not_left_here_when_they_have_been_sent(code, cluster):
-    known = b'[wandb]\nkey = "s3cret"\n'
-    atomic.replace_file(str(code.parent / "home" / "credentials.toml"), known, mode=0o600)
-    named = Credential(name="wandb", variables={"TOKEN": "key"})
-    plan, run_dir, _ = planned(code, task("a", credentials=(named,)))
+    know(code, b'[wandb]\nkey = "s3cret"\n')
+    plan, run_dir, _ = planned(code, task("a", credentials=(WANDB,)))
     group = PodGroup(plan, plan.groups[0], run_dir, SITE, lambda _: None, lambda _: None)
     asyncio.run(group.start(GroupInput()))
     group.close()
@@ -220,14 +230,13 @@ def test_credentials_are_not_left_here_when_they_have_been_sent(code, cluster):
 
 def test_an_archive_without_a_way_to_the_pods_is_refused(code, cluster, monkeypatch):
     (code / "inner" / "large").write_bytes(random.Random(0).randbytes(5 << 20))
-    training = TrainingPlan(nodes="1", nproc_per_node="1", script=str(code / "inner" / "train.py"))
-    plan, run_dir, pods = planned(code, task("fit", training=training))
+    plan, run_dir, pods = planned(code, fit(code))
     settled = replace(pods.jobs[0], own_keys=(("context", "lab"), ("namespace", "research")))
     pods = replace(pods, jobs=(settled,))
-    bring_group(plan, plan.groups[0], run_dir, pods)
+    bring(plan, run_dir, pods)
     cluster.say(answers={"can-i": "no"})
     with pytest.raises(UsageError, match="is too large for Secrets") as caught:
-        bring_group(plan, plan.groups[0], run_dir, pods)
+        bring(plan, run_dir, pods)
     assert caught.value.where == "group work"
 
 
@@ -240,8 +249,7 @@ def test_everything_that_pods_can_not_is_said_at_once(code):
         network=TaskNetwork.PRIVATE,
         container="podman",
     )
-    bare = Site(name="k", kind="kubernetes", origin="muster.toml:1:1")
-    said = [error.what for error in find_unsupported(plan, bare)]
+    said = [error.what for error in find_unsupported(plan, site_of())]
     assert said == [
         "`--task-network private` is for one machine: each pod has a network of its own",
         "`--container` is not for pods: each task's pod is made of its `image`",
@@ -257,16 +265,16 @@ def test_outputs_of_another_run_are_read_on_a_volume(code):
     plan = plan_of(code, task("a", inputs=(other,)))
     assert find_unsupported(plan, ON_A_VOLUME) == []
     run_dir = create_workflow_dir(plan, "", "")
-    pods = plan_group(plan, plan.groups[0], ON_A_VOLUME)
-    with archive_of(bring_group(plan, plan.groups[0], run_dir, pods)) as archive:
-        assert not any(name.startswith("tasks/") for name in archive.getnames())
+    pods = plan_on(plan, ON_A_VOLUME)
+    names = names_in(bring(plan, run_dir, pods))
+    assert not any(name.startswith("tasks/") for name in names)
 
 
 def test_what_an_earlier_run_has_finished_is_looked_for_on_the_volume_once_for_all_groups(code):
     plan = replace(plan_of(code, task("a")), reused={"work": "/here/home/runs/earlier"})
     run_dir = create_workflow_dir(plan, "", "")
-    pods = plan_group(plan, plan.groups[0], ON_A_VOLUME)
-    there = json.loads(plan_in(bring_group(plan, plan.groups[0], run_dir, pods)))["reused"]
+    pods = plan_on(plan, ON_A_VOLUME)
+    there = json.loads(plan_in(bring(plan, run_dir, pods)))["reused"]
     assert there == {"work": "/team/home/runs/earlier"}
 
     earlier = RunDir(str(code.parent / "home" / "runs" / "earlier"))
@@ -280,8 +288,8 @@ def test_what_an_earlier_run_has_finished_is_looked_for_on_the_volume_once_for_a
 def test_versions_of_datasets_are_made_here_where_pods_can_not_reach_them(code, monkeypatch):
     out = OutputPlan(kind=OutputKind.DATASET, target="model")
     plan, run_dir, pods = planned(code, task("a", outputs=(out,)))
-    assert b'"model"' not in plan_in(bring_group(plan, plan.groups[0], run_dir, pods))
+    assert b'"model"' not in plan_in(bring(plan, run_dir, pods))
     monkeypatch.setenv("MUSTER_DATASETS", "s3://bucket/sets")
-    pods = plan_group(plan, plan.groups[0], SITE)
+    pods = plan_on(plan, SITE)
     assert pods.order.environment == {"MUSTER_DATASETS": "s3://bucket/sets"}
-    assert b'"model"' in plan_in(bring_group(plan, plan.groups[0], run_dir, pods))
+    assert b'"model"' in plan_in(bring(plan, run_dir, pods))

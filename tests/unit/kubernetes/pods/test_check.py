@@ -1,9 +1,15 @@
 """What a user may do on a cluster, by answers that a server of 1.36 gave to a user with a small Role."""
 
 import json
+import socket
+import threading
 
 import pytest
 
+from kit.ports import reserve_port
+from kit.tables import rows
+from kit.waiting import wait_until
+from torchmuster.kubernetes.pods import probe
 from torchmuster.kubernetes.pods.check import (
     HELPFUL,
     NEEDED,
@@ -14,6 +20,12 @@ from torchmuster.kubernetes.pods.check import (
     role_line,
     rules_of,
 )
+from unit.kubernetes.pods.conftest import forbidden
+
+
+def rule(group, resources, verbs):
+    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+
 
 # Recorded: SelfSubjectRulesReview of a user whose Role lacks watch on pods, port-forward and events.
 ANSWER = {
@@ -21,18 +33,10 @@ ANSWER = {
     "status": {
         "incomplete": False,
         "resourceRules": [
-            {
-                "apiGroups": ["batch"],
-                "resources": ["jobs"],
-                "verbs": ["create", "get", "list", "watch", "delete"],
-            },
-            {
-                "apiGroups": [""],
-                "resources": ["services", "secrets"],
-                "verbs": ["create", "get", "list", "delete", "patch"],
-            },
-            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
-            {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+            rule("batch", "jobs", "create get list watch delete"),
+            rule("", "services secrets", "create get list delete patch"),
+            rule("", "pods", "get list"),
+            rule("", "pods/log", "get"),
         ],
     },
 }
@@ -54,7 +58,7 @@ QUEUES = [
     queue("stopped", 1, "False", "ClusterQueueIsInactive", GIVES_NONE),
     queue("team", 1, "True", "Ready", "Can submit new workloads to localQueue"),
 ]
-ADMIN = {"status": {"resourceRules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}}
+ADMIN = {"status": {"resourceRules": [rule("*", "*", "*")]}}
 
 
 def lacks(answer, wanted):
@@ -81,7 +85,7 @@ def test_an_administrator_lacks_nothing():
 
 
 def test_a_right_to_one_named_object_is_not_one_to_all():
-    named = {**ADMIN["status"]["resourceRules"][0], "resourceNames": ["mine"]}
+    named = {**rule("*", "*", "*"), "resourceNames": ["mine"]}
     assert len(lacks({"status": {"resourceRules": [named]}}, NEEDED)) == len(NEEDED)
 
 
@@ -92,33 +96,28 @@ def test_devices_are_summed_over_nodes_and_cpus_are_none():
 
 
 @pytest.mark.parametrize(
-    ("queue", "ok", "words"),
-    [
-        ("team", True, "a LocalQueue of Kueue, 1 waits in it"),
-        ("held", False, "it admits nothing: LocalQueue is stopped (Stopped)"),
-        (
-            "stopped",
-            False,
-            "it admits nothing: Can't submit new workloads to clusterQueue (ClusterQueueIsInactive)",
-        ),
-        ("teem", False, "there is no such LocalQueue: did you mean `team`?"),
-    ],
+    ("queue", "words"),
+    rows(
+        """
+        team     a LocalQueue of Kueue, 1 waits in it
+        held     it admits nothing: LocalQueue is stopped (Stopped)
+        stopped  it admits nothing: Can't submit new workloads to clusterQueue (ClusterQueueIsInactive)
+        teem     there is no such LocalQueue: did you mean `team`?
+        """
+    ),
 )
-def test_a_queue_that_admits_nothing_is_found_before_anything_waits_in_it(queue, ok, words):
+def test_a_queue_that_admits_nothing_is_found_before_anything_waits_in_it(queue, words):
     found = finding_of_queue(queue, QUEUES)
-    assert (found.ok, found.words) == (ok, words)
+    assert (found.ok, found.words) == (queue == "team", words)
 
 
-NO_CLAIMS = (
-    'Error from server (Forbidden): persistentvolumeclaims "team" is forbidden: User "u" cannot get resource'
-    ' "persistentvolumeclaims" in API group "" in the namespace "research"\n'
-)
+NO_CLAIMS = forbidden('persistentvolumeclaims "team"', "get", "persistentvolumeclaims")
 
 
 def found(cluster, *, sets):
     """Return what is found with the rights of `ANSWER`, on a cluster with JobSet or without."""
     cluster.say(
-        refuse={"persistentvolumeclaim": [1, NO_CLAIMS]},
+        refuse={"persistentvolumeclaim": NO_CLAIMS},
         answers={
             "version": {"serverVersion": {"gitVersion": "v1.36.2"}},
             "create": ANSWER,
@@ -147,3 +146,52 @@ def test_rights_to_jobsets_lack_only_where_there_are_some(cluster, sets):
 def test_an_answer_that_is_no_review_is_a_value_error(answer):
     with pytest.raises(ValueError, match=r"no review|Expecting value"):
         rules_of(answer)
+
+
+# What the check runs in two pods: each stays until the other has reached it.
+
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def port(monkeypatch):
+    found = reserve_port()
+    monkeypatch.setattr(probe, "PORT", found)
+    monkeypatch.setattr(probe.platform, "node", lambda: "check-0")
+    return found
+
+
+def calls(port):
+    """Say whether somebody answers at the port of the probe."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), LIMIT_S) as call:
+            return call.recv(16) == b"muster"
+    except OSError:
+        return False
+
+
+def test_a_pod_that_is_done_stays_until_the_other_one_has_called(port, monkeypatch):
+    monkeypatch.setattr(probe, "STAY_S", LIMIT_S)
+    monkeypatch.setattr(probe, "reach", lambda host: {"ok": True, "words": host})
+    monkeypatch.setattr(probe, "look", lambda folders: {"folders": folders})
+    told = []
+    monkeypatch.setattr("builtins.print", lambda line, **_: told.append(json.loads(line)))
+    thread = threading.Thread(target=probe.main, args=([],))
+    thread.start()
+    wait_until(lambda: told, "the findings")
+    assert thread.is_alive()
+    wait_until(lambda: calls(port), "an answer")
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert told == [
+        {"folders": [], "reached": {"check-1.check": {"ok": True, "words": "check-1.check"}}}
+    ]
+
+
+def test_a_pod_that_nobody_calls_goes_in_the_end(port, monkeypatch):
+    monkeypatch.setattr(probe, "STAY_S", 0.0)
+    monkeypatch.setattr(probe, "reach", lambda host: {"ok": False, "words": ""})
+    monkeypatch.setattr(probe, "look", lambda folders: {})
+    monkeypatch.setattr("builtins.print", lambda *_, **__: None)
+    probe.main([])

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from kit.values import run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
@@ -14,12 +15,7 @@ from torchmuster.launcher.api.run import RunHandle
 from torchmuster.launcher.jobs.jobs import forget_views
 from torchmuster.launcher.views.control import LogChoice, log_files
 from torchmuster.launcher.views.find import owner_lives, view_run
-from unit.kubernetes.pods.conftest import answers, order_of
-
-FORBIDDEN = (
-    'Error from server (Forbidden): pods "run-7f3a-0-x" is forbidden: User "u" cannot create resource "pods/portforward"'
-    ' in API group "" in the namespace "research"\n'
-)
+from unit.kubernetes.pods.conftest import NO_FORWARD, SILENT, answers, order_of, write_order
 
 HOUR_AGO = 1_700_000_000
 JOBS = ["lab/research/two-work-a-0", "lab/research/two-work-b-0"]
@@ -29,9 +25,7 @@ def left(folder, **noted):
     """Return a workflow whose group has not ended, with what its owner had noted of its Jobs."""
     run_dir = RunDir(str(folder / "home" / "runs" / "two"))
     group = run_dir.group("work")
-    os.makedirs(os.path.join(group.path, "pods"))
-    order = codec.to_plain(order_of(group="work"))
-    atomic.write_json(os.path.join(group.path, "pods", "order.json"), order)
+    write_order(group, order_of(group="work"))
     noted = {"engine": "kubernetes", "job_id": JOBS[0], "more": JOBS[1:], **noted}
     atomic.write_json(group.job, noted)
     return run_dir
@@ -62,7 +56,7 @@ def test_without_the_right_to_reach_pods_a_look_takes_the_first_ones_log_and_say
     cluster.say(
         pods="job-pods-running",
         logs="muster: run on run-7f3a-0, run-7f3a-1\nstep 7\n",
-        refuse={"port-forward": [1, FORBIDDEN]},
+        refuse={"port-forward": NO_FORWARD},
     )
     catch_up(run_dir, again=True)
 
@@ -75,7 +69,7 @@ def test_without_the_right_to_reach_pods_a_look_takes_the_first_ones_log_and_say
 
 
 def test_a_run_whose_pods_can_be_reached_or_do_not_answer_lacks_no_right(run_dir, cluster):
-    cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
+    cluster.say(refuse={"get pods": SILENT})
     catch_up(run_dir, again=True)
     assert words_on_reach(run_dir) is None
 
@@ -93,20 +87,10 @@ def test_who_looks_is_told_that_the_first_pod_can_not_be_reached_now(run_dir, cl
 # Ends of runs whose record does not come.
 
 
-SUCCEEDED = {
-    "run_id": "r",
-    "state": "succeeded",
-    "exit_code": 0,
-    "attempts": 1,
-    "restarts_spent": 0,
-    "elapsed_s": 3.2,
-}
-
-
-@pytest.mark.parametrize("refuse", [{}, {"port-forward": [1, FORBIDDEN]}])
+@pytest.mark.parametrize("refuse", [{}, {"port-forward": NO_FORWARD}])
 def test_a_run_whose_record_did_not_come_is_no_success_and_keeps_its_job(run_dir, cluster, refuse):
     """As of a client that connects only after the first pod has ended, or may not connect at all."""
-    cluster.say(answers=answers(ended=SUCCEEDED), refuse=refuse)
+    cluster.say(answers=answers(ended=codec.to_plain(run_result())), refuse=refuse)
     forget_views()
 
     with pytest.raises(RunFailed) as raised:
@@ -134,7 +118,7 @@ def test_a_run_whose_job_is_no_more_ends(run_dir, cluster):
     ("age_s", "says"),
     [
         (0, {}),  # of a cluster whose answer does not have it yet
-        (60, {"refuse": {"get": [1, "Unable to connect to the server: i/o timeout\n"]}}),
+        (60, {"refuse": {"get": SILENT}}),
         (60, {"answers": answers()}),
     ],
 )

@@ -14,19 +14,27 @@ from torchmuster.kubernetes.pods.group import PodGroup
 from torchmuster.kubernetes.pods.reach import RunInPods
 from torchmuster.launcher.jobs.jobs import forget_views
 from torchmuster.launcher.model.job import JobState, JobView
-from torchmuster.launcher.spec.site import Site
 from torchmuster.workflow.head import task_messages
 from torchmuster.workflow.plan import GroupPlan, TaskPlan
-from torchmuster.workflow.record import GroupOutcome, State, read_outcome
-from unit.kubernetes.pods.conftest import JOB_ID, answers, order_of
+from torchmuster.workflow.record import State, read_outcome
+from unit.kubernetes.pods.conftest import JOB_ID, answers, group_outcome, order_of, site_of
 
 
 def group_of(run_dir, hear):
     """Return a group of one task, and its workflow's folder."""
     group = GroupPlan(name="work", tasks=(TaskPlan(name="t", command=("true",)),))
     plan = workflow_plan(group, run_id="w", cwd=run_dir.path)
-    site = Site(name="k", kind="kubernetes", origin="muster.toml:1:1")
-    return PodGroup(plan, group, run_dir, site, hear, print)
+    return PodGroup(plan, group, run_dir, site_of(), hear, print)
+
+
+def started_group(run_dir, hear=print, **order):
+    """Return the same in pods of the run `RUN_ID`, its only Job."""
+    group = group_of(run_dir, hear)
+    atomic.write_json(run_dir.workflow, codec.to_plain(group.plan))
+    group._run = RunInPods(run_dir, order_of(group="work", num_pods=1, **order), JOB_ID)
+    group._job_ids = [JOB_ID]
+    os.makedirs(run_dir.group("work").path)
+    return group
 
 
 def test_pods_that_did_not_come_are_told_with_what_the_cluster_says_of_their_job(tmp_path):
@@ -34,13 +42,7 @@ def test_pods_that_did_not_come_are_told_with_what_the_cluster_says_of_their_job
     os.makedirs(run_dir.group("work").path)
     group = group_of(run_dir, print)
     report = Report(error="only 1 of 2 pods came within 300 s", because=("w-b-0.w-b",))
-    outcome = GroupOutcome(
-        group="work",
-        state=State.FAILED_START_ERROR,
-        exit_code=15,
-        elapsed_s=300.0,
-        report=report,
-    )
+    outcome = group_outcome(State.FAILED_START_ERROR, 15, report=report)
     assert group._joined(outcome) == outcome
     held = JobView(job_id="lab/ml/w-b", state=JobState.HELD, reason="Pending: 1 more needed")
     group._waiting = {held.job_id: held}
@@ -69,13 +71,7 @@ def test_logs_are_shown_from_whichever_attempt_the_record_begins(tmp_path):
 def test_a_task_that_lost_its_pod_is_told_with_the_clusters_reason(run_dir, cluster):
     """Its attempt before has begun before the pod ended; the next one is none of the cause."""
     heard = []
-    shown = group_of(run_dir, heard.append)
-    atomic.write_json(run_dir.workflow, codec.to_plain(shown.plan))
-    hosts = ("run-7f3a-1.run-7f3a",)
-    order = order_of(group="work", num_pods=1, hosts=hosts)
-    shown._run = RunInPods(run_dir, order, JOB_ID)
-    shown._job_ids = [JOB_ID]
-    os.makedirs(run_dir.group("work").path)
+    shown = started_group(run_dir, heard.append, hosts=("run-7f3a-1.run-7f3a",))
     events = [
         {"event": "task_started", "task": "t", "time": "2026-11-22T00:27:30.000Z"},
         {"event": "agent_lost", "task": "t", "time": "2026-11-22T00:28:10.000Z"},
@@ -117,12 +113,7 @@ def test_a_group_that_waits_longer_for_room_than_its_queue_timeout_ends_with_the
 
 def left_by(run_dir, cluster, items):
     """Return a group whose Job has ended, or is gone, as the cluster says: judged, and its Job removed or not."""
-    group = group_of(run_dir, print)
-    atomic.write_json(run_dir.workflow, codec.to_plain(group.plan))
-    order = order_of(group="work", num_pods=1)
-    group._run = RunInPods(run_dir, order, JOB_ID)
-    group._job_ids = [JOB_ID]
-    os.makedirs(run_dir.group("work").path)
+    group = started_group(run_dir)
     cluster.say(answers={"get jobs.batch,pods": {"items": items}, "get pods": {"items": items}})
     forget_views()
     assert group._look()
@@ -132,8 +123,8 @@ def left_by(run_dir, cluster, items):
 
 
 def test_a_group_whose_record_did_not_come_is_no_success_and_keeps_its_job(run_dir, cluster):
-    outcome = GroupOutcome(group="work", state=State.COMPLETED, exit_code=0, elapsed_s=3.0)
-    ended = answers(ended={"group": codec.to_plain(outcome)})["get jobs.batch,pods"]["items"]
+    outcome = codec.to_plain(group_outcome(State.COMPLETED))
+    ended = answers(ended={"group": outcome})["get jobs.batch,pods"]["items"]
 
     found, removed = left_by(run_dir, cluster, ended)
 

@@ -38,9 +38,9 @@ from torchmuster.multirun.sweep.members import create_sweep_dir, member_dir
 from torchmuster.multirun.sweep.plan import SweepPlan
 from torchmuster.multirun.views import sweep_view
 from unit.kubernetes.engine.site_jobs import DEFAULT
+from unit.kubernetes.pods.conftest import shown_job, shown_pod
 
 JOB = replace(DEFAULT, own_keys=(("image", "x"), ("context", "lab"), ("namespace", "research")))
-ABOUT = {"namespace": "research", "annotations": {"torchmuster.dev/context": "lab"}}
 
 
 @pytest.fixture
@@ -62,28 +62,20 @@ def submitted(sweep, members=range(3)):
     return submit_pods(plan, run_dir, JOB, members, detach=False)
 
 
+@pytest.fixture
+def running(sweep, cluster):
+    """Return the same when all its members are submitted."""
+    submitted(sweep)
+    return sweep
+
+
 def says(*pods, **status):
     """Return what the cluster says of the Job of the sweep."""
-    labels = {"torchmuster.dev/run": "s"}
-    job = {"kind": "Job", "metadata": {"name": "s", "labels": labels, **ABOUT}}
-    return {
-        "get jobs.batch,pods": {
-            "items": [{**job, "spec": {"completions": 3}, "status": status}, *pods]
-        }
-    }
+    return {"get jobs.batch,pods": {"items": [shown_job("s", 3, **status), *pods]}}
 
 
-def pod(index, state, **status):
-    labels = {
-        "torchmuster.dev/run": "s",
-        "batch.kubernetes.io/job-completion-index": str(index),
-    }
-    return {
-        "kind": "Pod",
-        "metadata": {"name": f"s-{index}-x", "labels": labels, **ABOUT},
-        "spec": {"nodeName": "n1"},
-        "status": {"containerStatuses": [{"name": "node", "state": state}], **status},
-    }
+def pod(index, state):
+    return shown_pod(state, index, "s")
 
 
 def ended(code, number=None, state=RunState.SUCCEEDED, reason="Completed", **more):
@@ -171,9 +163,8 @@ def test_a_pod_is_the_only_one_of_the_run_that_its_member_is(sweep, tmp_path):
 # What is taken here.
 
 
-def test_verdict_and_log_of_a_pod_that_has_ended_are_taken_from_the_cluster(sweep, cluster):
-    plan, run_dir = sweep
-    submitted(sweep)
+def test_verdict_and_log_of_a_pod_that_has_ended_are_taken_from_the_cluster(running, cluster):
+    plan, run_dir = running
     gone = pod(1, ended(113, 1, RunState.FAILED, "Error"))
     waits = pod(2, {"waiting": {"reason": "ErrImagePull", "message": "no such image"}})
     answers = says(pod(0, ended(0, 0)), gone, waits, completedIndexes="0", failedIndexes="1")
@@ -194,9 +185,8 @@ def test_verdict_and_log_of_a_pod_that_has_ended_are_taken_from_the_cluster(swee
     assert any("get jobs.batch,pods" in line for line in cluster.asked[asked:])
 
 
-def test_the_newest_metrics_are_in_the_last_message_of_a_pod_that_nobody_followed(sweep, cluster):
-    plan, run_dir = sweep
-    submitted(sweep)
+def test_the_newest_metrics_are_in_the_last_message_of_a_pod_that_nobody_followed(running, cluster):
+    plan, run_dir = running
     told = {"event": "metrics", "step": 40, "values": {"loss": 0.5, "lr": 1e-3}}
     finished = pod(0, ended(0, 0, training=told)), pod(1, ended(0, 1)), pod(2, ended(0, 2))
     member = member_dir(run_dir, plan, 0)
@@ -212,9 +202,8 @@ def test_the_newest_metrics_are_in_the_last_message_of_a_pod_that_nobody_followe
     assert dict(seen.values) == {"loss": 0.5, "accuracy": 0.25, "lr": 1e-3}
 
 
-def test_a_job_stays_whose_pods_have_made_files_that_nobody_has_taken(sweep, cluster):
-    plan, run_dir = sweep
-    submitted(sweep)
+def test_a_job_stays_whose_pods_have_made_files_that_nobody_has_taken(running, cluster):
+    plan, run_dir = running
     failed = pod(1, ended(113, 1, RunState.FAILED, "Error", num_files=1))
     done = pod(0, ended(0, 0, num_files=2)), failed, pod(2, ended(0, 2))
     cluster.say(answers=says(*done, completedIndexes="0,2", failedIndexes="1"))
@@ -229,9 +218,10 @@ def test_a_job_stays_whose_pods_have_made_files_that_nobody_has_taken(sweep, clu
     assert view_run(run_dir).result.exit_code == 1  # of the member that failed
 
 
-def test_a_record_that_goes_on_on_a_volume_is_counted_though_only_its_end_has_come(sweep, cluster):
-    _, run_dir = sweep
-    submitted(sweep)
+def test_a_record_that_goes_on_on_a_volume_is_counted_though_only_its_end_has_come(
+    running, cluster
+):
+    _, run_dir = running
     member = MemberCopies.of(run_dir).place(1)
     begun = [start(attempt, attempt) for attempt in range(2)]
     Path(member.events).write_text("".join(json.dumps(one) + "\n" for one in begun))
@@ -242,9 +232,8 @@ def test_a_record_that_goes_on_on_a_volume_is_counted_though_only_its_end_has_co
     assert Path(member.rank_log(2, 0)).read_text() == "loss=1\n"
 
 
-def test_a_pod_that_is_lost_is_made_again_until_its_index_has_failed(sweep, cluster):
-    _, run_dir = sweep
-    submitted(sweep)
+def test_a_pod_that_is_lost_is_made_again_until_its_index_has_failed(running, cluster):
+    _, run_dir = running
     lost = pod(0, ended(137, reason="OOMKilled"))
     cluster.say(answers=says(lost))
     catch_up_members(run_dir)
@@ -255,9 +244,8 @@ def test_a_pod_that_is_lost_is_made_again_until_its_index_has_failed(sweep, clus
     assert (view.state, view.why) == (RunState.FAILED, "its pod left no result: OOMKilled")
 
 
-def test_pods_that_can_never_start_end_the_sweep_with_the_clusters_sentence(sweep, cluster):
-    plan, run_dir = sweep
-    submitted(sweep)
+def test_pods_that_can_never_start_end_the_sweep_with_the_clusters_sentence(running, cluster):
+    plan, run_dir = running
     waits = {"waiting": {"reason": "InvalidImageName", "message": "no such name"}}
     cluster.say(answers=says(pod(0, waits), pod(1, waits)))
     forget_views()
@@ -273,9 +261,8 @@ def test_pods_that_can_never_start_end_the_sweep_with_the_clusters_sentence(swee
     assert any(line.startswith("delete") for line in cluster.asked)
 
 
-def test_a_job_that_is_no_more_leaves_its_members_lost_or_cancelled(sweep, cluster):
-    _, run_dir = sweep
-    submitted(sweep)
+def test_a_job_that_is_no_more_leaves_its_members_lost_or_cancelled(running, cluster):
+    _, run_dir = running
     cluster.say(answers={"get jobs.batch,pods": {"items": []}})
     assert states(run_dir) == [RunState.LOST] * 3
     cancel_pods(run_dir)
@@ -285,9 +272,8 @@ def test_a_job_that_is_no_more_leaves_its_members_lost_or_cancelled(sweep, clust
     ]
 
 
-def test_members_that_run_again_are_another_job_and_the_one_before_goes(sweep, cluster):
-    _, run_dir = sweep
-    submitted(sweep)
+def test_members_that_run_again_are_another_job_and_the_one_before_goes(sweep, running, cluster):
+    _, run_dir = running
     assert submitted(sweep, members=(1,)) == "lab/research/s-1"
     noted = read_arrays(run_dir)
     assert [(one.job_id, one.members) for one in noted.arrays] == [

@@ -1,11 +1,13 @@
 """The client's copy of a run in pods: through a real door on this machine, which a pretended port-forward leads to."""
 
+import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,12 +24,15 @@ from torchmuster.kubernetes.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.kubernetes.pods.reach import PodWatch, RunInPods, find_pod
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.node.remote.files import MARK_FILE
-from unit.kubernetes.pods.conftest import JOB_ID, RUN_ID, order_of
-
-FORBIDDEN = (
-    'Error from server (Forbidden): pods "run-7f3a-0-x" is forbidden: User "u" cannot create resource "pods/portforward"'
-    ' in API group "" in the namespace "research"\n'
+from unit.kubernetes.pods.conftest import (
+    JOB_ID,
+    NO_FORWARD,
+    RUN_ID,
+    SILENT,
+    order_of,
+    shown_pod,
 )
+
 RESULT = run_result(RunState.FAILED, 1, run_id=RUN_ID, elapsed_s=2.0)
 
 
@@ -61,8 +66,7 @@ class FakeFirstPod:
 
     def mark(self, text):
         """Say which disk this is."""
-        with open(os.path.join(self.order.run_dir.path, MARK_FILE), "w") as file:
-            file.write(text)
+        Path(self.order.run_dir.path, MARK_FILE).write_text(text)
 
     def end(self, result):
         """End the run."""
@@ -94,9 +98,18 @@ def mirror_of(run_dir, order, said, shown=None):
     return RecordMirror(RunInPods(run_dir, order, JOB_ID), PodWatch(JOB_ID), said.append, show)
 
 
+@contextlib.contextmanager
+def following(mirror):
+    """Let the copy follow the run meanwhile."""
+    mirror.start()
+    try:
+        yield mirror
+    finally:
+        mirror.stop()
+
+
 def read(path):
-    with open(path) as file:
-        return file.read()
+    return Path(path).read_text()
 
 
 def test_a_copy_goes_on_where_it_ended(run_dir, pod, said):
@@ -132,16 +145,10 @@ def test_a_run_that_has_ended_leaves_its_result_here_with_our_paths(run_dir, pod
     theirs = os.path.join(pod.order.run_dir.path, "logs", "main")
     report = Report(error="rank 0 failed", because=(f"its log is {theirs}/rank-0.log",))
     pod.write(events='{"event": "a"}\n')
-    mirror = mirror_of(run_dir, pod.order, said)
-    mirror.start()
-    try:
+    with following(mirror_of(run_dir, pod.order, said)) as mirror:
         wait_until(lambda: os.path.exists(run_dir.events), "the record")
-        pod.end(
-            codec.from_plain(Result, {**codec.to_plain(RESULT), "report": codec.to_plain(report)})
-        )
+        pod.end(replace(RESULT, report=report))
         wait_until(lambda: mirror.is_complete, "the end of the record")
-    finally:
-        mirror.stop()
     found = codec.from_plain(Result, json.loads(read(run_dir.result)))
     assert found.report.because == (f"its log is {run_dir.path}/logs/main/rank-0.log",)
     assert read(run_dir.events) == '{"event": "a"}\n'
@@ -166,7 +173,7 @@ def test_a_door_that_is_not_open_yet_changes_nothing_here(run_dir, cluster, said
 def test_a_cluster_that_does_not_answer_is_an_error_for_who_wants_the_record_now(
     run_dir, cluster, said
 ):
-    cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
+    cluster.say(refuse={"get pods": SILENT})
     with pytest.raises(EngineError, match="does not answer in time"):
         mirror_of(run_dir, order_of(), said).catch_up()
 
@@ -176,14 +183,10 @@ def test_without_the_right_to_reach_pods_their_log_is_followed(run_dir, cluster,
     cluster.say(
         pods="job-pods-running",
         logs="muster: run on n1\nloss 2.0\n",
-        refuse={"port-forward": [1, FORBIDDEN]},
+        refuse={"port-forward": NO_FORWARD},
     )
-    mirror = mirror_of(run_dir, order_of(), said, shown)
-    mirror.start()
-    try:
+    with following(mirror_of(run_dir, order_of(), said, shown)):
         wait_until(lambda: len(shown) == 2, "two lines of the log")
-    finally:
-        mirror.stop()
     assert shown == ["muster: run on n1\n", "loss 2.0\n"]
     assert read(run_dir.job_log) == "".join(shown)
     (sentence,) = said
@@ -196,33 +199,20 @@ def test_without_the_right_to_reach_pods_their_log_is_followed(run_dir, cluster,
 def test_a_copy_that_waits_for_its_pod_ends_at_once(run_dir, cluster, said):
     cluster.say(pods="job-pods-fresh")
     before = set(threading.enumerate())
-    mirror = mirror_of(run_dir, order_of(), said)
-    mirror.start()
-    wait_until(lambda: cluster.asked, "the first look")
-    mirror.stop()
+    with following(mirror_of(run_dir, order_of(), said)):
+        wait_until(lambda: cluster.asked, "the first look")
     assert set(threading.enumerate()) <= before
 
 
 def last_message(text):
     """Return an answer with one ended pod that has left this."""
-    state = {"terminated": {"exitCode": 113, "reason": "Error", "message": text}}
-    return {
-        "kind": "Pod",
-        "metadata": {
-            "name": "run-7f3a-0-x",
-            "labels": {
-                "torchmuster.dev/run": "run-7f3a",
-                "batch.kubernetes.io/job-completion-index": "0",
-            },
-        },
-        "spec": {"nodeName": "n1"},
-        "status": {"containerStatuses": [{"name": "node", "state": state}]},
-    }
+    pod = shown_pod({"terminated": {"exitCode": 113, "reason": "Error", "message": text}})
+    return {"get pods": {"items": [pod]}}
 
 
 def test_the_last_message_of_the_first_pod_is_the_result_where_no_record_came(run_dir, cluster):
     text = json.dumps(codec.to_plain(RESULT))
-    cluster.say(answers={"get pods": {"items": [last_message(text)]}})
+    cluster.say(answers=last_message(text))
     assert result_of_pod(find_pod(JOB_ID, 0), run_dir) == RESULT
 
 
@@ -236,7 +226,7 @@ def test_an_error_before_there_was_a_run_is_its_result(run_dir, cluster):
 
 @pytest.mark.parametrize("text", ["", "no json", "[1]", '{"state": "odd"}', "{", "3", "null"])
 def test_a_last_message_of_somebody_else_is_no_result(run_dir, cluster, text):
-    cluster.say(answers={"get pods": {"items": [last_message(text)]}})
+    cluster.say(answers=last_message(text))
     assert result_of_pod(find_pod(JOB_ID, 0), run_dir) is None
 
 
@@ -248,8 +238,7 @@ def test_a_pod_that_runs_has_left_nothing(run_dir, cluster):
 def test_a_pod_can_not_replace_what_the_client_acts_upon(run_dir, pod, said):
     atomic.write_json(run_dir.job, {"job_id": "lab/research/mine"})
     for name in ("job.json", "other.json"):
-        with open(os.path.join(pod.order.run_dir.path, name), "w") as file:
-            file.write('{"job_id": "lab/research/somebody-elses"}')
+        Path(pod.order.run_dir.path, name).write_text('{"job_id": "lab/research/somebody-elses"}')
     pod.end(RESULT)
     mirror_of(run_dir, pod.order, said).catch_up()
 
@@ -263,12 +252,9 @@ def test_code_that_a_volume_has_is_not_sent_again(run_dir, pod, said, has_it):
     order = replace(
         pod.order, code_bytes=len(code), code_sha=hashlib.sha256(code).hexdigest(), has_volume=True
     )
-    os.makedirs(os.path.join(run_dir.path, "pods"), exist_ok=True)
-    with open(os.path.join(run_dir.path, "pods", "code.tar.gz"), "wb") as file:
-        file.write(code)
+    Path(run_dir.path, "pods", "code.tar.gz").write_bytes(code)
     os.makedirs(os.path.dirname(order.kept))
-    with open(order.kept, "wb") as file:
-        file.write(code[: None if has_it else -1])
+    Path(order.kept).write_bytes(code[: None if has_it else -1])
     pod.tell(order)
 
     mirror_of(run_dir, order, said).catch_up()

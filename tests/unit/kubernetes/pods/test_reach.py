@@ -1,12 +1,15 @@
 """Ways to pods: who may, who may not, and what breaks."""
 
+import contextlib
 import os
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster.core.files.layout import RunDir
 from torchmuster.kubernetes.pods.reach import (
     NotAllowedError,
+    PodWatch,
     ask,
     find_pod,
     forward,
@@ -14,13 +17,9 @@ from torchmuster.kubernetes.pods.reach import (
     pod_order,
 )
 from torchmuster.launcher.engines.base import EngineError
-from unit.kubernetes.pods.conftest import JOB_ID, order_of
+from unit.kubernetes.pods.conftest import JOB_ID, NO_FORWARD, forbidden, order_of
 
-# Recorded: a user without the right, a pod that has ended, one that is not there.
-FORBIDDEN = (
-    'Error from server (Forbidden): pods "run-7f3a-0-x" is forbidden: User "u" cannot create resource "pods/portforward"'
-    ' in API group "" in the namespace "research"\n'
-)
+# Recorded: a pod that has ended, and one that is not there.
 ENDED = "error: unable to forward port because pod is not running. Current status=Succeeded\n"
 GONE = 'Error from server (NotFound): pods "run-7f3a-0-x" not found\n'
 
@@ -71,21 +70,21 @@ def test_a_pod_is_reached_at_a_port_of_ours_until_the_way_is_closed(cluster):
     assert asked == "port-forward pod/run-7f3a-0-x :29417 --address=127.0.0.1"
 
 
-@pytest.mark.parametrize(("stderr", "kind"), [(FORBIDDEN, NotAllowedError), (ENDED, EngineError)])
-def test_a_way_that_can_t_be_made_is_told_apart_from_one_that_is_forbidden(cluster, stderr, kind):
-    cluster.say(refuse={"port-forward": [1, stderr]})
+LACKS = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}'
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "names_the_line_of_the_role"),
+    [(NO_FORWARD, NotAllowedError, True), ([1, ENDED], EngineError, False)],
+)
+def test_a_way_that_can_t_be_made_is_told_apart_from_one_that_is_forbidden(
+    cluster, refusal, kind, names_the_line_of_the_role
+):
+    cluster.say(refuse={"port-forward": refusal})
     with pytest.raises(EngineError) as caught:
         forward(JOB_ID, "run-7f3a-0-x", 29417)
     assert type(caught.value) is kind
-
-
-def test_the_missing_line_of_the_role_is_named(cluster):
-    cluster.say(refuse={"port-forward": [1, FORBIDDEN]})
-    with pytest.raises(NotAllowedError) as caught:
-        forward(JOB_ID, "run-7f3a-0-x", 29417)
-    assert (
-        '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}' in caught.value.fix
-    )
+    assert (LACKS in (caught.value.fix or "")) is names_the_line_of_the_role
 
 
 def test_a_refusal_is_raised_with_the_command_and_the_clusters_words(cluster):
@@ -93,3 +92,66 @@ def test_a_refusal_is_raised_with_the_command_and_the_clusters_words(cluster):
     with pytest.raises(EngineError) as caught:
         ask(["kubectl", "get", "pod", "x"])
     assert (caught.value.where, caught.value.why) == ("kubectl get pod x", GONE.strip())
+
+
+# Changes of pods: who is told of them, and what they cost.
+
+
+OTHER_ID = "lab/research/other-12ab"
+
+
+@contextlib.contextmanager
+def watched(job_id=JOB_ID, say=lambda _: None):
+    watch = PodWatch(job_id, say)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.stop()
+
+
+def test_a_change_of_a_pod_wakes_who_waits(cluster):
+    cluster.say(watch="pod/run-7f3a-0-x")
+    with watched() as watch:
+        wait_until(lambda: watch.number == 1, "a change")
+        watch.wait(0, 60.0)  # it has changed since, so this ends at once
+    assert watch.number == 2
+    (asked,) = cluster.asked
+    assert asked == "get pods -l app.kubernetes.io/managed-by=torchmuster -o name --watch"
+
+
+def test_a_burst_of_changes_is_one(cluster):
+    names = "\n".join(f"pod/run-7f3a-{i}-x" for i in range(64))
+    cluster.say(answers={"--watch": "\n".join([names] * 5)})
+    with watched() as watch:
+        # Its output ends with the names, and another request begins.
+        wait_until(lambda: len(cluster.asked) == 2, "the next request", 60)
+        assert 1 <= watch.number <= 4
+
+
+def test_runs_of_one_namespace_share_a_request_and_hear_of_their_own_pods(cluster):
+    cluster.say(watch="pod/other-12ab-1-y")
+    with watched(OTHER_ID) as other, watched() as watch:
+        wait_until(lambda: other.number == 1, "a change")
+        assert watch.number == 1  # that it has come to a request which was open
+        assert len(cluster.asked) == 1
+    assert (watch.number, other.number) == (2, 2)
+
+
+def test_the_last_who_leaves_ends_the_request_and_the_next_begins_another(cluster):
+    for number in (1, 2):
+        with watched(), watched(OTHER_ID):
+            wait_until(lambda number=number: len(cluster.asked) == number, "a request")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_who_may_not_watch_pods_looks_at_them_and_hears_why_once(cluster, number):
+    cluster.say(refuse={"--watch": forbidden("pods", "watch", "pods")})
+    said = [[] for _ in range(number)]
+    with contextlib.ExitStack() as stack:
+        watches = [stack.enter_context(watched(JOB_ID, one.append)) for one in said]
+        wait_until(lambda: all(watch.number >= 2 for watch in watches), "looks", 60)
+    assert len(cluster.asked) == 1
+    for one in said:
+        (text,) = one
+        assert 'resources: ["pods"], verbs: ["watch"]' in text

@@ -155,6 +155,14 @@ def two_ranks(folders, **more):
     ]
 
 
+def copying_ranks(tmp_path):
+    """Return two ranks with a folder each, which keep copies of what rank 0 saves."""
+    folders = [LocalFolder(str(tmp_path / str(rank))) for rank in range(2)]
+    for folder in folders:
+        folder.claim_generation()
+    return folders, two_ranks(folders, copies=True)
+
+
 def sharded_orders(step, number):
     return [
         order_of(
@@ -182,10 +190,7 @@ def test_two_writers_make_one_snapshot(tmp_path):
 
 def test_the_keys_of_a_save_are_gone_from_the_store_after_the_next(tmp_path):
     """They hold the generators' states: a long run would fill the store's memory."""
-    folders = [LocalFolder(str(tmp_path / str(rank))) for rank in range(2)]
-    for folder in folders:
-        folder.claim_generation()
-    crews = two_ranks(folders, copies=True)
+    folders, crews = copying_ranks(tmp_path)
     sizes = []
     for number in range(4):
         orders = [order_of(number, state_of(number), number=number) for _ in range(2)]
@@ -197,10 +202,7 @@ def test_the_keys_of_a_save_are_gone_from_the_store_after_the_next(tmp_path):
 
 def test_a_copy_does_not_wait_for_the_buffers_of_a_rank_0_that_gave_up(tmp_path):
     """Its loop would wait, too, while rank 0 is in the next step: nothing would move any more."""
-    folders = [LocalFolder(str(tmp_path / str(rank))) for rank in range(2)]
-    for folder in folders:
-        folder.claim_generation()
-    crews = two_ranks(folders, copies=True)
+    folders, crews = copying_ranks(tmp_path)
     writer.refuse(crews[0], 0, 1, ChangedError("a parameter was changed"))
     other = Saver(crews[1])
     other.submit(order_of(1, state_of(1), number=0, buffers=((0, 8),)))

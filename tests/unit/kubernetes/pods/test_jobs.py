@@ -1,12 +1,14 @@
-"""How often a scheduler is asked, and what becomes of answers that say too little."""
+"""How often a scheduler is asked, what becomes of answers that say too little, and which jobs can never start."""
 
 import itertools
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from kit.waiting import Clock
 from torchmuster.core import proc
 from torchmuster.core.files.atomic import write_json
 from torchmuster.core.files.layout import RunDir
@@ -14,10 +16,13 @@ from torchmuster.core.model.states import RunState
 from torchmuster.errors import MusterError
 from torchmuster.launcher.cli.views import print_status
 from torchmuster.launcher.engines.registry import load_dialect
+from torchmuster.launcher.engines.wait_reasons import reasons_of
 from torchmuster.launcher.jobs import answers
 from torchmuster.launcher.jobs.answers import JobStatusCache, ask_views
-from torchmuster.launcher.model.job import JobState
+from torchmuster.launcher.jobs.jobs import MIN_PERSIST_S, NeverStartsWatch
+from torchmuster.launcher.model.job import JobState, JobView
 from torchmuster.launcher.views.find import all_runs, view_run
+from unit.kubernetes.pods.conftest import shown_job, shown_pod
 
 SLURM = load_dialect("slurm")
 KUBERNETES = load_dialect("kubernetes")
@@ -41,19 +46,24 @@ class Scheduler:
         return proc.CommandOutput(status=answer[0], stdout=b"", stderr=answer[1].encode())
 
 
+def desk_of(**answers):
+    """Return a desk, the scheduler that it asks, and its clock."""
+    scheduler, clock = Scheduler(**answers), Clock(0.0)
+    return JobStatusCache(scheduler, clock), scheduler, clock
+
+
 def squeue(ids, state="RUNNING"):
     return "".join(f"squeue|{i}|{state}|None|N/A|n1\n" for i in ids)
 
 
 def test_a_hundred_jobs_cost_one_command_in_an_interval():
     ids = [str(i) for i in range(1, 101)]
-    scheduler, now = Scheduler(squeue=squeue(ids)), [0.0]
-    desk = JobStatusCache(scheduler, lambda: now[0])
+    desk, scheduler, clock = desk_of(squeue=squeue(ids))
 
     for _ in range(20):
         assert len(desk.views(SLURM, ids)) == 100
         assert all(desk.views(SLURM, [i])[i].state is JobState.RUNNING for i in ids)
-        now[0] += 0.1
+        clock.now += 0.1
     assert len(scheduler.calls) == 1
     assert desk.views(SLURM, ids).keys() == set(ids)
     assert len(scheduler.calls) == 2
@@ -61,23 +71,22 @@ def test_a_hundred_jobs_cost_one_command_in_an_interval():
 
 def test_who_looks_at_one_job_after_the_other_still_asks_for_all_at_once():
     ids = [str(i) for i in range(1, 101)]
-    scheduler, now = Scheduler(squeue=squeue(ids)), [0.0]
-    desk = JobStatusCache(scheduler, lambda: now[0])
+    desk, scheduler, clock = desk_of(squeue=squeue(ids))
     desk.views(SLURM, ids)
     for job_id in ids:  # a slow look: 5 s for all
-        now[0] += 0.05
+        clock.now += 0.05
         assert desk.views(SLURM, [job_id])[job_id].state is JobState.RUNNING
     assert len(scheduler.calls) <= 3  # at 0 s, 2 s and, rarer from then on, 5 s
 
 
 def test_who_waits_for_long_asks_every_30_s():
-    scheduler, now, asked_at = Scheduler(squeue=squeue(["1"], "PENDING")), [0.0], []
-    desk = JobStatusCache(scheduler, lambda: now[0])
-    while now[0] < 300:
+    desk, scheduler, clock = desk_of(squeue=squeue(["1"], "PENDING"))
+    asked_at = []
+    while clock.now < 300:
         before = len(scheduler.calls)
         desk.views(SLURM, ["1"])
-        asked_at += [now[0]] * (len(scheduler.calls) - before)
-        now[0] += 0.25
+        asked_at += [clock.now] * (len(scheduler.calls) - before)
+        clock.now += 0.25
 
     waits = [after - at for at, after in itertools.pairwise(asked_at)]
     assert waits[0] == 2.0
@@ -86,58 +95,45 @@ def test_who_waits_for_long_asks_every_30_s():
 
 
 def test_news_are_looked_at_closely_again():
-    scheduler, now = Scheduler(squeue=squeue(["1"], "PENDING")), [0.0]
-    desk = JobStatusCache(scheduler, lambda: now[0])
+    desk, scheduler, clock = desk_of(squeue=squeue(["1"], "PENDING"))
     for _ in range(40):
         desk.views(SLURM, ["1"])
-        now[0] += 10
+        clock.now += 10
     scheduler.answers["squeue"] = squeue(["1"])
-    now[0] += 30
+    clock.now += 30
     assert desk.views(SLURM, ["1"])["1"].state is JobState.RUNNING
     asked = len(scheduler.calls)
-    now[0] += 2
+    clock.now += 2
     desk.views(SLURM, ["1"])
     assert len(scheduler.calls) == asked + 1
 
 
 def test_what_was_done_to_a_job_is_looked_for_at_once():
-    scheduler = Scheduler(squeue=squeue(["1"]))
-    desk = JobStatusCache(scheduler, lambda: 0.0)
+    desk, scheduler, _ = desk_of(squeue=squeue(["1"]))
     desk.views(SLURM, ["1"])
     desk.forget()
     desk.views(SLURM, ["1"])
     assert len(scheduler.calls) == 2
 
 
-def kubectl_get(ids, phase="running"):
+def kubectl_get(ids):
     """Return kubectl's answer on Jobs of one running pod each."""
-    items = []
-    for job_id in ids:
-        context, namespace, name = job_id.split("/")
-        about = {
-            "namespace": namespace,
-            "labels": {"torchmuster.dev/run": name},
-            "annotations": {"torchmuster.dev/context": context},
-        }
-        pod = {**about, "name": f"{name}-0-x"}
-        state = {"containerStatuses": [{"name": "node", "state": {phase: {}}}]}
-        items += [
-            {"kind": "Job", "metadata": {**about, "name": name}, "spec": {"completions": 1}},
-            {"kind": "Pod", "metadata": pod, "status": state},
-        ]
+    names = [job_id.rpartition("/")[2] for job_id in ids]
+    items = [shown_job(name) for name in names]
+    items += [shown_pod({"running": {}}, job=name) for name in names]
     return json.dumps({"kind": "List", "items": items})
 
 
 def test_runs_on_one_cluster_that_are_followed_cost_one_question_in_ten_seconds_together():
     ids = [f"lab/research/run-{i}" for i in range(20)]
-    scheduler, now, asked_at = Scheduler(kubectl=kubectl_get(ids)), [0.0], []
-    desk = JobStatusCache(scheduler, lambda: now[0])
-    while now[0] < 600:  # each follower looks every second, one after the other
+    desk, scheduler, clock = desk_of(kubectl=kubectl_get(ids))
+    asked_at = []
+    while clock.now < 600:  # each follower looks every second, one after the other
         before = len(scheduler.calls)
         for job_id in ids:
             assert desk.views(KUBERNETES, [job_id])[job_id].state is JobState.RUNNING
-            now[0] += 0.05
-        asked_at += [now[0]] * (len(scheduler.calls) - before)
+            clock.now += 0.05
+        asked_at += [clock.now] * (len(scheduler.calls) - before)
     assert all("get jobs.batch,pods" in " ".join(argv) for argv in scheduler.calls)
     settled = [at for at in asked_at if at >= 30]
     assert 15 <= len(settled) <= 60
@@ -146,16 +142,15 @@ def test_runs_on_one_cluster_that_are_followed_cost_one_question_in_ten_seconds_
 
 def test_news_of_one_run_are_asked_for_once_and_of_the_others_with_them():
     ids = [f"lab/research/run-{i}" for i in range(20)]
-    scheduler, now = Scheduler(kubectl=kubectl_get(ids)), [0.0]
-    desk = JobStatusCache(scheduler, lambda: now[0])
+    desk, scheduler, clock = desk_of(kubectl=kubectl_get(ids))
     for job_id in ids:
         desk.views(KUBERNETES, [job_id])
     desk.views(KUBERNETES, ids)
-    asked, now[0] = len(scheduler.calls), 1.0
+    asked, clock.now = len(scheduler.calls), 1.0
     for job_id in ids:  # all are told of a change at the same time, and look one after the other
         desk.doubt(KUBERNETES, [job_id], 0.9)
         desk.views(KUBERNETES, [job_id])
-        now[0] += 0.01
+        clock.now += 0.01
     assert len(scheduler.calls) == asked + 1
     desk.doubt(KUBERNETES, ids[:1], 0.9)  # this has been asked for
     desk.views(KUBERNETES, ids[:1])
@@ -187,8 +182,8 @@ def test_who_comes_while_a_question_is_open_takes_its_answer():
 
 def test_more_ids_than_a_command_line_should_hold_make_more_commands():
     ids = [str(i) for i in range(1, 1202)]
-    scheduler = Scheduler(squeue=squeue(ids))
-    assert len(JobStatusCache(scheduler, lambda: 0.0).views(SLURM, ids)) == 1201
+    desk, scheduler, _ = desk_of(squeue=squeue(ids))
+    assert len(desk.views(SLURM, ids)) == 1201
     assert len(scheduler.calls) == 3
 
 
@@ -334,3 +329,102 @@ def test_a_job_that_its_scheduler_has_forgotten_is_said_to_be(cluster, capsys):
     assert print_status("r001", as_json=False) == 0
     said = "problem  slurm does not know job 1 any more, and the run has left no result\n"
     assert said in capsys.readouterr().out
+
+
+# Jobs that can never start.
+
+
+SMALL = "main*|3|8\n"
+LARGE = "main*|30|8\n"
+
+
+class SmallCluster:
+    """A clock, and the answers of a scheduler's commands."""
+
+    def __init__(self, sinfo=SMALL):
+        self.now, self.asked, self.sinfo = 0.0, [], sinfo
+
+    def ask(self, argv):
+        self.asked.append(argv[0])
+        said = (
+            self.sinfo if argv[0] == "sinfo" else "JobId=5 Partition=main NumNodes=9 MinCPUsNode=1"
+        )
+        return proc.CommandOutput(status=0, stdout=said.encode(), stderr=b"")
+
+    def watch(self):
+        return NeverStartsWatch(ask=self.ask, clock=lambda: self.now)
+
+
+def view(reason, engine="slurm"):
+    known = reasons_of(load_dialect(engine))
+    return known.explained(JobView(job_id="5", state=JobState.PENDING, reason=reason))
+
+
+def judge(scheduler, watch, reason, engine="slurm"):
+    watch.judge(view(reason, engine), load_dialect(engine))
+    scheduler.now += MIN_PERSIST_S
+    return watch.judge(view(reason, engine), load_dialect(engine))
+
+
+def test_a_partition_that_is_too_small_is_named_with_what_it_has():
+    scheduler = SmallCluster()
+    report = judge(scheduler, scheduler.watch(), "PartitionNodeLimit")
+
+    assert report.error.startswith("job 5 can never start: it asks for more nodes than")
+    assert report.because == (
+        "partition main has 3 nodes of 8 CPUs; the job asks for 9 nodes",
+        "slurm says: PartitionNodeLimit",
+    )
+
+
+def test_a_partition_that_is_large_enough_is_waited_for_and_asked_once():
+    scheduler = SmallCluster(LARGE)
+    watch = scheduler.watch()
+
+    assert judge(scheduler, watch, "PartitionNodeLimit") is None
+    assert judge(scheduler, watch, "PartitionNodeLimit") is None
+    assert scheduler.asked == ["scontrol", "sinfo", "scontrol"]
+
+
+def test_one_answer_alone_ends_no_wait():
+    scheduler = SmallCluster()
+    watch = scheduler.watch()
+
+    assert watch.judge(view("BadConstraints"), load_dialect("slurm")) is None
+    scheduler.now += MIN_PERSIST_S - 0.1
+    assert watch.judge(view("BadConstraints"), load_dialect("slurm")) is None
+    scheduler.now += 0.1
+    assert watch.judge(view("BadConstraints"), load_dialect("slurm")) is not None
+
+
+@pytest.mark.parametrize(
+    "reason", ["Priority", "Resources", "QOSMaxJobsPerUserLimit", "Dependency"]
+)
+def test_what_may_pass_is_waited_for(reason):
+    scheduler = SmallCluster()
+
+    assert judge(scheduler, scheduler.watch(), reason) is None
+    assert scheduler.asked == []
+
+
+def test_what_pbs_says_never_runs_is_ended():
+    scheduler = SmallCluster()
+    reason = "Can Never Run: Not enough total nodes available"
+    report = judge(scheduler, scheduler.watch(), reason, "pbs")
+
+    assert report.because == (f"pbs says: {reason}",)
+    assert scheduler.asked == ["qstat", "pbsnodes"]
+    assert os.linesep not in report.error
+
+
+def test_a_reason_in_other_words_goes_on_with_its_time():
+    """A second pod has the same trouble, and the words name both."""
+    clock = Clock(0.0)
+    watch = NeverStartsWatch(clock=clock)
+    seen = reasons_of(KUBERNETES).explained
+    word = "ErrImageNeverPull: image is not present"
+    one = JobView(job_id="lab/x/y", state=JobState.PENDING, reason=f"{word} (pod 0)")
+    both = JobView(job_id="lab/x/y", state=JobState.PENDING, reason=word)
+    assert watch.judge(seen(one), KUBERNETES) is None
+    clock.now = 2.5
+    assert "can never start" in watch.judge(seen(both), KUBERNETES).error

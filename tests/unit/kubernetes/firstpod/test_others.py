@@ -1,25 +1,30 @@
-"""The copies of a run's record on other pods: of this run alone, whatever else has used the same home."""
+"""What the first pod has of the others: copies of its record, of this run alone, and word of who is missing."""
 
+import asyncio
 import contextlib
 import hashlib
 import os
 import shlex
 import subprocess
 import threading
-from dataclasses import replace
 
 import pytest
 
+from kit.ports import reserve_port
 from kit.waiting import wait_until
 from torchmuster.core import proc
 from torchmuster.core.files import atomic
 from torchmuster.core.model import codec
-from torchmuster.kubernetes.firstpod.others import RecordReplicas
+from torchmuster.core.net.address import bind
+from torchmuster.core.net.listener import Listener
+from torchmuster.errors import JoinTimeoutError
+from torchmuster.kubernetes.firstpod.others import PodWait, RecordReplicas
 from torchmuster.kubernetes.pods.pull import BROKEN, Push, program
 from torchmuster.launcher.net import remote_messages as messages
 from torchmuster.launcher.net.remote_messages import FrameReader
 from torchmuster.launcher.net.replica import CopyScope
 from torchmuster.launcher.node.remote.files import MARK_FILE, make_mark
+from unit.core.net.loopback import SECRET
 from unit.kubernetes.pods.conftest import order_of
 
 RECORD = '{"event":"run_started"}\n'
@@ -56,8 +61,7 @@ def others(tmp_path):
 
 
 def neighbours_of(others, pod, run_id, **given):
-    order = order_of(home=str(others.folder / pod))
-    order = replace(order, run_id=run_id, num_pods=2, **given)
+    order = order_of(home=str(others.folder / pod), run_id=run_id, **given)
     os.makedirs(order.run_dir.path, exist_ok=True)
     atomic.write_json(str(others.folder / "order.json"), codec.to_plain(order))
     return RecordReplicas(order, others.start), order.run_dir
@@ -74,13 +78,19 @@ def copy_record(others, run_id, text=RECORD):
     return neighbours, run_dir
 
 
+def find_again(others, say, run_id="run-1", **given):
+    """Let a first pod that was made again look for its record; return its run directory."""
+    again, run_dir = neighbours_of(others, "again", run_id, **given)
+    again.say = say
+    again.find()
+    return run_dir
+
+
 def test_a_first_pod_that_was_made_again_finds_its_record(others):
     neighbours, first = copy_record(others, "run-1")
     neighbours.stop(is_taken_away=True)
-    again, run_dir = neighbours_of(others, "again", "run-1")
     said = []
-    again.say = said.append
-    again.find()
+    run_dir = find_again(others, said.append)
     for path in (run_dir.events, os.path.join(run_dir.path, MARK_FILE)):
         with open(path) as file, open(path.replace(run_dir.path, first.path)) as before:
             assert file.read() == before.read()
@@ -163,9 +173,7 @@ def piece_of(offset, data):
 def test_of_a_line_that_came_in_part_nothing_is_taken(others):
     neighbours, _ = copy_record(others, "run-1", RECORD + '{"event":"att')
     neighbours.stop(is_taken_away=True)
-    again, run_dir = neighbours_of(others, "again", "run-1")
-    again.say = lambda _: None
-    again.find()
+    run_dir = find_again(others, lambda _: None)
     with open(run_dir.events) as file:
         assert file.read() == RECORD
 
@@ -183,9 +191,7 @@ def test_a_copy_of_another_disk_begins_anew(others):
 def test_the_record_of_another_run_or_group_is_not_taken(others, given):
     neighbours, _ = copy_record(others, "run-1")
     neighbours.stop(is_taken_away=True)
-    again, run_dir = neighbours_of(others, "again", **given)
-    again.say = pytest.fail
-    again.find()
+    run_dir = find_again(others, pytest.fail, **given)
     assert not os.path.exists(run_dir.events)
 
 
@@ -195,3 +201,75 @@ def test_on_a_volume_nobody_is_asked(others):
     neighbours.find()
     neighbours.start()
     assert others.asked == []
+
+
+# Waiting for pods: who is missing, and why.
+
+
+async def serve(channel):
+    await channel.receive()
+
+
+def wait(order, *, least, most, limit_s=0.3, doors=(), **more):
+    """Wait for pods of which those on this machine have a door; the first is 127.0.0.1."""
+
+    async def go():
+        listeners = [
+            Listener(bind("127.0.0.1", port), (SECRET, None), serve, lambda peer, error: None)
+            for port in doors
+        ]
+        serving = [asyncio.create_task(one.serve()) for one in listeners]
+        told = {"order": order, "secret": SECRET, "last_call_s": 0.0, "say": lambda _: None, **more}
+        pods = PodWait(least=least, most=most, **told)
+        try:
+            return await asyncio.wait_for(pods.wait(limit_s), 60)
+        finally:
+            for one in serving:
+                one.cancel()
+
+    return asyncio.run(go())
+
+
+def test_enough_pods_are_not_kept_waiting_for_more():
+    port = reserve_port()
+    order = order_of(job="no-such-run.invalid", num_pods=3, port=port)
+    assert wait(order, least=1, most=3, doors=[port], limit_s=30.0) == [0]
+
+
+def test_time_in_which_the_cluster_has_no_room_does_not_count(tmp_path):
+    """A client says so again and again; when it does no more, the limit counts on."""
+    port = reserve_port()
+    order = order_of(job="run.invalid", num_pods=2, port=port, home=str(tmp_path))
+    os.makedirs(order.folder)
+    with open(order.no_room, "w") as note:
+        note.write("no node has room for it now")
+    said = []
+
+    def say(text):
+        said.append(text)
+        if len(said) == 5:
+            os.unlink(order.no_room)
+
+    with pytest.raises(JoinTimeoutError):
+        wait(order, least=2, most=2, limit_s=0.25, say=say, say_every_s=0.1)
+    assert all(text.endswith("; no node has room for it now") for text in said[:5])
+
+
+def test_missing_pods_are_named_with_why_each_is_missing():
+    port = reserve_port()
+    order = order_of(job="run.invalid", num_pods=2, port=port)
+    with pytest.raises(JoinTimeoutError) as caught:
+        wait(order, least=2, most=2, doors=[port])
+    error = caught.value
+    assert error.what == "only 1 of 2 pods came within 0 s"
+    assert (error.where, error.why) == ("run.invalid-1", "run.invalid-1 (its name is not known)")
+    assert error.fix.startswith("`kubectl describe pod run.invalid-1` tells what it waits for")
+    assert "the cluster's DNS or the run's headless Service" in error.fix
+
+
+def test_a_door_that_is_closed_is_no_matter_of_names():
+    order = order_of(job="run.invalid", num_pods=1, port=reserve_port())
+    with pytest.raises(JoinTimeoutError) as caught:
+        wait(order, least=1, most=1)
+    assert caught.value.why == "run.invalid-0 (Connection refused)"
+    assert "DNS" not in caught.value.fix
