@@ -6,10 +6,12 @@ import uuid
 import pytest
 
 from cluster.pbs import pbs
+from cluster.slurm import cluster
 from cluster.slurm_lab import SlurmLab, why_not
+from cluster.user import User
 from kit.command import MUSTER, SOURCE
 
-__all__ = ["pbs"]
+__all__ = ["cluster", "pbs"]
 _LAB = pytest.StashKey[SlurmLab]()
 
 
@@ -29,29 +31,32 @@ def slurm_lab(request):
         del request.config.stash[_LAB]
 
 
+class LabUser(User):
+    """A user of a lab, in a folder of his own that all nodes see."""
+
+    def __init__(self, lab):
+        folder = lab.shared / uuid.uuid4().hex
+        folder.mkdir()
+        own = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+        super().__init__(folder, own | {"MUSTER_HOME": str(folder / "home")})
+        self.lab = lab
+
+    def __call__(self, *words, on=None, limit_s=120.0, **more):
+        return self.run([*MUSTER, *words], on=on, limit_s=limit_s, env=self.env | more)
+
+    def run(self, words, **options):
+        """Run a command to its end; see `SlurmLab.popen`."""
+        return self.lab.run(words, **{"env": self.env, "cwd": str(self.folder), **options})
+
+    def popen(self, words, **options):
+        """Start a command."""
+        return self.lab.popen(words, **{"env": self.env, "cwd": str(self.folder), **options})
+
+
 @pytest.fixture
 def login(slurm_lab):
-    """Return `login_to` the cluster of all tests."""
-    return login_to(slurm_lab)
-
-
-def login_to(lab):
-    """Return a function that runs `muster` on the login node, in a folder of its own that all nodes see.
-
-    Its `folder` is that folder, its `env` what a command needs to find the same runs, and `script`
-    writes a training script there.
-    """
-    folder = lab.shared / uuid.uuid4().hex
-    folder.mkdir()
-    env = {"PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-
-    def muster(*words, on=None, limit_s=120.0, **more):
-        argv = [*MUSTER, *words]
-        return lab.run(argv, env=env | more, cwd=str(folder), on=on, limit_s=limit_s)
-
-    muster.folder, muster.env = folder, env
-    muster.script = (folder / "train.py").write_text
-    return muster
+    """Return a user of the cluster of all tests."""
+    return LabUser(slurm_lab)
 
 
 @pytest.fixture(autouse=True)

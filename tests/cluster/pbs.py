@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import muster_env, ran, run_muster
+from cluster.user import User
+from kit.command import muster_env, ran
 from kit.waiting import wait_until
 
 # Notes each step with the time, its host, its attempt and its spawner; ends when there is a file. Nothing of ours protects the notes.
@@ -48,6 +49,7 @@ class FakePbs:
         state: The folder of the queue; `home` in it is the user's home on the hosts.
         environment: What a shell on the login node has.
         folder: Where commands run.
+        muster: The user, whose home is in `folder`.
     """
 
     def __init__(self, folder):
@@ -58,18 +60,14 @@ class FakePbs:
         self.home.mkdir()
         # The commands' first line asks for a python3: this one.
         path = f"{FAKES}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._own = {"PATH": path, "FAKE_PBS": str(self.state)}
-        self.environment = os.environ | self._own
+        own = {"PATH": path, "FAKE_PBS": str(self.state)}
+        self.environment = os.environ | own
+        self.muster = User(folder, muster_env(folder / "home", **own))
         self._scripts = 0
 
     def call(self, *words, limit_s=30):
         """Run a command as on the login node; its texts and exit code."""
         return ran(words, limit_s=limit_s, cwd=self.folder, env=self.environment)
-
-    def muster(self, *words, limit_s=120):
-        """Run `muster` on the login node, with a home in `folder`."""
-        env = muster_env(self.folder / "home", **self._own)
-        return run_muster(*words, env=env, cwd=self.folder, limit_s=limit_s)
 
     def settings(self, **values):
         """Change what the server is like, before any job: hosts, queues, history, kill_delay_s, walltime_lag_s."""

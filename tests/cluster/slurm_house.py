@@ -12,26 +12,7 @@ import shutil
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kit"))
-from namespaces import (
-    MS_PRIVATE,
-    MS_REC,
-    NEWIPC,
-    NEWNET,
-    NEWNS,
-    NEWPID,
-    NEWUTS,
-    bind,
-    die_with_parent,
-    forked,
-    ip,
-    mount,
-    reap_orphans,
-    set_host_name,
-    stay,
-    tell_and_wait,
-    unshare,
-    wait_for_end_of_lifeline,
-)
+import namespaces
 
 LOGIN, PREFIX = "login", "10.88.0"
 
@@ -40,14 +21,14 @@ def first_process(folder):
     """Return what the lab's first process does: mounts, then wait for the lifeline's end."""
 
     def action(ready):
-        die_with_parent()
-        reap_orphans()
-        mount("proc", "/proc", "proc")
+        namespaces.die_with_parent()
+        namespaces.reap_orphans()
+        namespaces.mount("proc", "/proc", "proc")
         for name in ("hosts", "resolv.conf", "nsswitch.conf"):
             if os.path.exists(f"/etc/{name}"):
-                bind(os.path.join(folder, name), f"/etc/{name}")
+                namespaces.bind(os.path.join(folder, name), f"/etc/{name}")
         ready()
-        wait_for_end_of_lifeline()
+        namespaces.wait_for_end_of_lifeline()
 
     return action
 
@@ -56,10 +37,10 @@ def node(name):
     """Return what the process does that holds a node's network and name."""
 
     def action(ready):
-        unshare(NEWNET | NEWUTS)
-        set_host_name(name)
+        namespaces.unshare(namespaces.NEWNET | namespaces.NEWUTS)
+        namespaces.set_host_name(name)
         ready()
-        stay()
+        namespaces.stay()
 
     return action
 
@@ -70,8 +51,10 @@ def address(number):
 
 def connect(name, number, pid):
     """Give the node of this pid (of the lab, where `ip` and `nsenter` run too) its link."""
-    ip(f"link add {name} type veth peer name eth0 netns {pid}", f"link set {name} master lab0 up")
-    ip(
+    namespaces.ip(
+        f"link add {name} type veth peer name eth0 netns {pid}", f"link set {name} master lab0 up"
+    )
+    namespaces.ip(
         f"addr add {address(number)}/24 dev eth0",
         "link set eth0 up",
         "link set lo up",
@@ -82,17 +65,25 @@ def connect(name, number, pid):
 
 def main():
     folder, names = sys.argv[1], sys.argv[2:]
-    unshare(NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET)
-    mount("none", "/", flags=MS_REC | MS_PRIVATE)
-    set_host_name(LOGIN)
-    first, _ = forked(first_process(folder))
-    ip("link set lo up", "link add lab0 type bridge", f"addr add {address(254)}/24 dev lab0")
-    ip("link set lab0 up")
+    namespaces.unshare(
+        namespaces.NEWNS
+        | namespaces.NEWUTS
+        | namespaces.NEWIPC
+        | namespaces.NEWPID
+        | namespaces.NEWNET
+    )
+    namespaces.mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
+    namespaces.set_host_name(LOGIN)
+    first, _ = namespaces.forked(first_process(folder))
+    namespaces.ip(
+        "link set lo up", "link add lab0 type bridge", f"addr add {address(254)}/24 dev lab0"
+    )
+    namespaces.ip("link set lab0 up")
     pids = {LOGIN: first}
     for number, name in enumerate(names, 1):
-        pids[name], inner = forked(node(name))
+        pids[name], inner = namespaces.forked(node(name))
         connect(name, number, inner)
-    tell_and_wait(json.dumps(pids))
+    namespaces.tell_and_wait(json.dumps(pids))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -9,20 +9,26 @@ from pathlib import Path
 import pytest
 
 from cluster.pbs import NOTES
-from cluster.test_fake_slurm import SCRIPT
+from cluster.slurm import SCRIPT
 from kit.command import SOURCE
 from kit.ports import reserve_port
 from kit.waiting import wait_until
 
 
 @pytest.fixture
-def muster(pbs, tmp_path):
+def muster(pbs):
     """Return a function that runs `muster` on the login node of the pretended PBS."""
-    (tmp_path / "train.py").write_text(SCRIPT)
+    pbs.muster.script(SCRIPT)
     return pbs.muster
 
 
 ON = ("run", "--on", "pbs", "--nodes", "2", "--nproc-per-node", "1", "--run-id", "r")
+
+
+def site(folder, *lines, more=""):
+    """Let `olivia` be a PBS with these setup lines."""
+    text = f'[engines.olivia]\nkind = "pbs"\nsetup = {json.dumps(lines)}\n{more}'
+    (folder / "muster.toml").write_text(text)
 
 
 @pytest.mark.short
@@ -36,13 +42,7 @@ def test_a_run_trains_on_two_hosts(muster):
 
 
 def test_lines_of_the_site_reach_the_workers_of_every_host(muster, tmp_path):
-    (tmp_path / "muster.toml").write_text(
-        """
-[engines.olivia]
-kind = "pbs"
-setup = ["export MODULE=loaded"]
-"""
-    )
+    site(tmp_path, "export MODULE=loaded")
     (tmp_path / "show.py").write_text(
         "import os; print('module', os.environ['MODULE'], flush=True)"
     )
@@ -56,12 +56,11 @@ setup = ["export MODULE=loaded"]
 
 def test_a_job_is_cancelled_by_the_runs_name(muster, tmp_path):
     assert muster(*ON, "--detach", "train.py", "wait").stdout == "r\n"
-    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
+    muster.wait_for("sum 2")
 
-    assert json.loads(muster("status", "r", "--json").stdout)["state"] == "running"
+    assert muster.state() == "running"
     assert muster("cancel", "r").returncode == 0
-    assert json.loads(muster("status", "r", "--json").stdout)["state"] == "cancelled"
+    assert muster.state() == "cancelled"
 
 
 def test_an_unknown_queue_is_explained(muster):
@@ -81,9 +80,7 @@ def test_the_first_settings_take_the_server_s_default_queue(pbs, muster):
 
 
 def test_groups_of_a_workflow_are_jobs_that_wait_for_each_other(muster, tmp_path):
-    lines = ["export MODULE=loaded", f"echo ran >> {tmp_path}/lines"]
-    site = f'[engines.olivia]\nkind = "pbs"\nsetup = {json.dumps(lines)}\n'
-    (tmp_path / "muster.toml").write_text(site)
+    site(tmp_path, "export MODULE=loaded", f"echo ran >> {tmp_path}/lines")
     (tmp_path / "w.yaml").write_text(
         f"""
 workflow:
@@ -112,9 +109,7 @@ workflow:
 
 
 def test_a_setup_line_that_fails_on_a_task_s_node_is_named(muster, tmp_path):
-    lines = ["export MODULE=loaded", "echo no such module >&2; false"]
-    site = f'[engines.olivia]\nkind = "pbs"\nsetup = {json.dumps(lines)}\n'
-    (tmp_path / "muster.toml").write_text(site)
+    site(tmp_path, "export MODULE=loaded", "echo no such module >&2; false")
     (tmp_path / "w.yaml").write_text(
         f"workflow: {{name: one, tasks: [{{name: t, command: [touch, {tmp_path}/began]}}]}}\n"
     )
@@ -128,9 +123,7 @@ def test_a_setup_line_that_fails_on_a_task_s_node_is_named(muster, tmp_path):
 
 
 def test_setup_lines_run_on_every_node_of_a_training_task(muster, tmp_path):
-    lines = ["export MODULE=loaded", f"echo ran >> {tmp_path}/lines"]
-    site = f'[engines.olivia]\nkind = "pbs"\nsetup = {json.dumps(lines)}\n'
-    (tmp_path / "muster.toml").write_text(site)
+    site(tmp_path, "export MODULE=loaded", f"echo ran >> {tmp_path}/lines")
     (tmp_path / "show.py").write_text(
         "import os; open(f'{os.environ[\"RANK\"]}.txt', 'w').write(os.environ['MODULE'])"
     )
@@ -142,14 +135,6 @@ def test_setup_lines_run_on_every_node_of_a_training_task(muster, tmp_path):
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["loaded"] * 2
     assert (tmp_path / "lines").read_text() == "ran\n" * 2, "once on each of two nodes"
-
-
-def _rank_log(tmp_path, attempt, rank=0):
-    return tmp_path / f"home/runs/r/logs/main/train/attempt-{attempt}/rank-{rank}.log"
-
-
-def _wait_for_line(path, text="sum 2"):
-    wait_until(lambda: path.exists() and text in path.read_text(), f"{text} in {path.name}", 60.0)
 
 
 CATCHES = """
@@ -169,26 +154,25 @@ def test_a_cancelled_job_gives_every_worker_sigterm_first(pbs, muster, tmp_path,
     (tmp_path / "train.py").write_text(CATCHES)
     assert muster(*ON, "--detach", "train.py").stdout == "r\n"
     for rank in (0, 1):
-        _wait_for_line(_rank_log(tmp_path, 0, rank))
+        muster.wait_for("sum 2", rank)
 
     assert muster("cancel", "r").returncode == 0
-    result = tmp_path / "home/runs/r/result.json"
-    wait_until(result.exists, "the result", 40.0)
-    assert json.loads(result.read_text())["state"] == "cancelled"
+    wait_until(muster.path("result.json").exists, "the result", 40.0)
+    assert muster.read("result.json")["state"] == "cancelled"
     for rank in (0, 1):  # its agent writes it behind the loop, the head the result
-        _wait_for_line(_rank_log(tmp_path, 0, rank), "caught SIGTERM")
-    assert json.loads(muster("status", "r", "--json").stdout)["state"] == "cancelled"
+        muster.wait_for("caught SIGTERM", rank)
+    assert muster.state() == "cancelled"
 
 
 @pytest.mark.short
 def test_a_rerun_job_goes_on_counting_its_attempts(pbs, muster, tmp_path):
     assert muster(*ON, "--detach", "train.py", "wait").stdout == "r\n"
-    _wait_for_line(_rank_log(tmp_path, 0))
+    muster.wait_for("sum 2")
     assert pbs.call("qrerun", "0.ctl").returncode == 0
 
-    _wait_for_line(_rank_log(tmp_path, 1), "attempt 1")
+    muster.wait_for("attempt 1", attempt=1)
     assert pbs.view("0.ctl")["run_count"] == 2
-    assert json.loads(muster("status", "r", "--json").stdout)["state"] == "running"
+    assert muster.state() == "running"
     assert muster("cancel", "r").returncode == 0
 
 
@@ -201,15 +185,13 @@ def test_a_server_without_json_is_understood(pbs, muster):
 
 
 def test_another_way_to_the_hosts_is_taken_where_the_site_says_so(pbs, muster, tmp_path):
-    (tmp_path / "muster.toml").write_text(
-        '[engines.olivia]\nkind = "pbs"\nstart_with = ["mpiexec", "pbs_tmrsh"]\n'
-    )
+    site(tmp_path, more='start_with = ["mpiexec", "pbs_tmrsh"]\n')
     done = muster(*ON[:1], "--on", "olivia", *ON[3:], "--tee", "all", "train.py")
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2") == 2
     pbs.wait("0.ctl", "F", 60.0)
-    said = (tmp_path / "home/runs/r/job.log").read_text()
+    said = muster.said()
     assert "started by pbs_tmrsh: there is no mpiexec here that works" in said
 
 
@@ -267,49 +249,45 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-def _begin_to_stay(muster, tmp_path, *options):
-    (tmp_path / "train.py").write_text(STAYS)
+def _begin_to_stay(muster, *options):
+    muster.script(STAYS)
     assert muster(*ON, *options, "--detach", "train.py").stdout == "r\n"
     for rank in (0, 1):
-        _wait_for_line(_rank_log(tmp_path, 0, rank), "ready")
-
-
-def _result(tmp_path):
-    return json.loads((tmp_path / "home/runs/r/result.json").read_text())
+        muster.wait_for("ready", rank)
 
 
 def test_the_end_of_the_walltime_is_a_time_limit_and_gives_every_worker_sigterm_first(
     pbs, muster, tmp_path
 ):
     pbs.settings(kill_delay_s=10.0, queue_walltime="00:00:15")
-    _begin_to_stay(muster, tmp_path)
+    _begin_to_stay(muster)
 
     assert muster("wait", "r").returncode == 143
     assert pbs.wait("0.ctl", "F")["Exit_status"] == -29
     for rank in (0, 1):  # its agent writes it behind the loop, the head the result
-        _wait_for_line(_rank_log(tmp_path, 0, rank), "caught SIGTERM")
-    assert json.loads(muster("status", "r", "--json").stdout)["state"] == "timed out"
+        muster.wait_for("caught SIGTERM", rank)
+    assert muster.state() == "timed out"
     (found,) = json.loads(muster("explain", "r", "--json").stdout)["found"]
     assert (found["cause"], found["confidence"]) == ("time-limit", "high")
-    said = (tmp_path / "home/runs/r/job.log").read_text()
+    said = muster.said()
     assert "the end of the job's time asked" in said, "whoever has heard of the signal first"
 
 
 def test_a_job_that_pbs_ends_for_a_lost_host_goes_on_in_another(pbs, muster, tmp_path):
     pbs.settings(kill_delay_s=10.0)
-    _begin_to_stay(muster, tmp_path, "--resubmit", "1")
+    _begin_to_stay(muster, "--resubmit", "1")
     pbs.change(lost=["n2"])
-    events = tmp_path / "home/runs/r/events.jsonl"
+    events = muster.path("events.jsonl")
     wait_until(lambda: '"node_lost"' in events.read_text(), "the loss")
     pbs.change(lost=[])
 
     assert muster("wait", "r").returncode == 0
     assert pbs.view("0.ctl")["Exit_status"] == 271, "PBS has ended it"
     assert pbs.wait("1.ctl", "F")["Exit_status"] == 0
-    first = json.loads((tmp_path / "home/runs/r/result.json.1").read_text())
+    first = muster.read("result.json.1")
     assert (first["state"], first["exit_code"]) == ("preempted", 75)
     assert first["report"]["error"] == "n2 was lost, and the job was stopped with SIGTERM then"
-    said = (tmp_path / "home/runs/r/job.log").read_text()
+    said = muster.said()
     assert "the run continues: link 2 of 2 is job 1.ctl" in said
 
 
@@ -322,13 +300,11 @@ def test_a_job_that_pbs_ends_for_a_lost_host_goes_on_in_another(pbs, muster, tmp
 )
 def test_why_pbs_ended_a_job_is_told_by_its_own_line(pbs, muster, tmp_path, words, state, code):
     assert muster(*ON, "--detach", "train.py", "wait").stdout == "r\n"
-    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
-    job = json.loads((tmp_path / "home/runs/r/job.json").read_text())["job_id"]
-    pbs.end(job, words)
+    muster.wait_for("sum 2")
+    pbs.end(muster.job(), words)
     waited = muster("wait", "r")
     assert waited.returncode == code, waited.stderr
-    found = json.loads((tmp_path / "home/runs/r/result.json").read_text())
+    found = muster.read("result.json")
     assert found["state"] == state
     assert found["report"]["because"] == [f"=>> PBS: job killed: {words}"]
     assert f"=>> PBS: job killed: {words}" in muster("status", "r").stdout
@@ -336,25 +312,22 @@ def test_why_pbs_ended_a_job_is_told_by_its_own_line(pbs, muster, tmp_path, word
 
 def test_a_run_that_pbs_ends_for_a_restarted_mom_goes_on_in_another_job(pbs, muster, tmp_path):
     assert muster(*ON, "--detach", "--resubmit", "1", "train.py", "wait").stdout == "r\n"
-    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
-    job = json.loads((tmp_path / "home/runs/r/job.json").read_text())["job_id"]
-    pbs.end(job, "node 1 (n2) requested job die, code 15009")
-    again = tmp_path / "home/runs/r/logs/main/train/attempt-1/rank-0.log"
-    wait_until(lambda: again.exists() and "sum 2" in again.read_text(), "the next job", 90.0)
+    muster.wait_for("sum 2")
+    pbs.end(muster.job(), "node 1 (n2) requested job die, code 15009")
+    muster.wait_for("sum 2", attempt=1)
     assert muster("cancel", "r").returncode == 0
 
 
 def test_cancel_tells_the_head_where_the_server_is_down(pbs, muster, tmp_path):
-    _begin_to_stay(muster, tmp_path)
+    _begin_to_stay(muster)
     pbs.change(is_down=True)
     done = muster("cancel", "r")
-    wait_until((tmp_path / "home/runs/r/result.json").exists, "the result")
+    wait_until(muster.path("result.json").exists, "the result")
     pbs.change(is_down=False)
 
     assert done.returncode == 0, done.stderr
-    assert _result(tmp_path)["state"] == "cancelled"
-    assert _result(tmp_path)["report"]["because"] == ["you cancelled it"]
+    assert muster.read("result.json")["state"] == "cancelled"
+    assert muster.read("result.json")["report"]["because"] == ["you cancelled it"]
     assert "terminated by" not in pbs.wait("0.ctl", "F")["comment"], "the server heard nothing"
 
 
@@ -376,7 +349,7 @@ LONGER_THAN_A_LEASE_S = 17.0
 def test_a_whole_job_is_suspended_beyond_its_leases_and_goes_on(pbs, muster, tmp_path):
     (tmp_path / "train.py").write_text(STEPS)
     assert muster(*ON, "--detach", "train.py", str(tmp_path / "end")).stdout == "r\n"
-    _wait_for_line(_rank_log(tmp_path, 0, 1), "step\nstep\n")
+    muster.wait_for("step\nstep\n", 1)
     sessions = pbs.sessions("0.ctl")
     processes = [pid for pid in pbs.processes() if b"PBS_JOBID=0.ctl" in _environment_of(pid)]
     assert len(processes) >= 8, "script, head, two agents, two spawners, two workers"
@@ -392,14 +365,14 @@ def test_a_whole_job_is_suspended_beyond_its_leases_and_goes_on(pbs, muster, tmp
     wait_until(
         lambda: time.monotonic() > before + LONGER_THAN_A_LEASE_S, "the leases to pass", 30.0
     )
-    seen = len(_rank_log(tmp_path, 0, 1).read_text().splitlines())
+    seen = len(muster.log(1).read_text().splitlines())
     pbs.call("qsig", "-s", "resume", "0.ctl")
-    log = _rank_log(tmp_path, 0, 1)
+    log = muster.log(1)
     wait_until(lambda: len(log.read_text().splitlines()) > seen + 50, "further steps", 60.0)
     (tmp_path / "end").touch()
 
     assert muster("wait", "r").returncode == 0
-    result = json.loads((tmp_path / "home/runs/r/result.json").read_text())
+    result = muster.read("result.json")
     assert (result["attempts"], result["restarts_spent"]) == (1, 0)
     assert pbs.wait("0.ctl")["resources_used"]["cput"] > "00:00:00", "workers are accounted"
 
@@ -412,14 +385,14 @@ def test_a_job_that_was_started_elsewhere_has_one_head_and_one_training(
     steps = tmp_path / "steps"
     words = ("run", "--on", "pbs", "--nodes", str(nodes), "--nproc-per-node", "1")
     assert muster(*words, "--run-id", "r", "--detach", "train.py").returncode == 0
-    _wait_for_line(steps, " ")
+    wait_until(lambda: steps.exists() and steps.read_text(), "the first step")
 
     again = pbs.start_elsewhere("0.ctl")
     try:
-        log = tmp_path / "home/runs/r/job.log"
-        _wait_for_line(log, "this process only waits for its end")
+        said = "this process only waits for its end"
+        wait_until(lambda: said in muster.said(), "the end of the second head", 60.0)
         wait_until(lambda: len(_writers(steps)) == 2, "the second training", 60.0)
-        assert json.loads(muster("status", "r", "--json").stdout)["state"] == "running"
+        assert muster.state() == "running"
         (tmp_path / "end").touch()
         assert muster("wait", "r").returncode == 0
         assert again.wait(60.0) == 0
@@ -428,8 +401,8 @@ def test_a_job_that_was_started_elsewhere_has_one_head_and_one_training(
         again.wait()
     first, second = _writers(steps).values()
     assert max(first) < min(second), "never both"
-    assert _result(tmp_path)["attempts"] == 2
-    assert _result(tmp_path)["state"] == "succeeded"
+    assert muster.read("result.json")["attempts"] == 2
+    assert muster.read("result.json")["state"] == "succeeded"
 
 
 def _writers(steps):

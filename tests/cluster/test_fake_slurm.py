@@ -1,71 +1,23 @@
-"""`muster run --on slurm` against pretended commands: what the client, the head and the engine do by themselves."""
+"""`muster run` and `submit --on slurm` against pretended commands: what the client, the head and the engine do by themselves."""
 
 import json
 import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, muster_env, run_muster, spawned
+from cluster.slurm import INSIDE, SCRIPT
+from kit.command import MUSTER, spawned
 from kit.waiting import wait_until
-
-FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
-SCRIPT = """
-import os, sys, torch, torch.distributed as dist
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-ones = torch.ones(1)
-dist.all_reduce(ones)
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-os.write(1, f"sum {int(ones.item())} rank {dist.get_rank()} attempt {attempt}\\n".encode())
-if sys.argv[1:] == ["kill"] and attempt == "0" and dist.get_rank() == 1:
-    os.kill(os.getpid(), 9)
-if sys.argv[1:] == ["lose"] and attempt == "0" and dist.get_rank() == 1:
-    with open(f"/proc/{os.getppid()}/stat") as stat:  # of the spawner, whose parent is the agent
-        os.kill(int(stat.read().rpartition(")")[2].split()[1]), 9)
-if sys.argv[1:] == ["fail"]:
-    raise ValueError("no luck")
-if sys.argv[1:] == ["wait"]:
-    import signal
-    signal.pause()
-dist.barrier()
-"""
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    """Return the environment of a login node of the pretended cluster."""
-    (tmp_path / "queue").mkdir()
-    (tmp_path / "train.py").write_text(SCRIPT)
-    fakes = {"PATH": f"{FAKES}:{os.environ['PATH']}", "FAKE_SLURM": str(tmp_path / "queue")}
-    environment = muster_env(tmp_path / "home", **fakes)
-    yield environment
-    for path in (tmp_path / "queue").glob("*.json"):
-        pid = json.loads(path.read_text())["pid"]
-        wait_until(lambda pid=pid: not _lives(pid), "the end of a job")
-
-
-def _lives(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def muster(environment, folder, *words, limit_s=90):
-    return run_muster(*words, env=environment, cwd=folder, limit_s=limit_s)
-
 
 ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--run-id", "r")
 
 
 @pytest.mark.short
 def test_a_run_is_a_job_and_its_end_is_ours(cluster, tmp_path):
-    done = muster(cluster, tmp_path, *ON, "--tee", "all", "train.py")
+    done = cluster(*ON, "--tee", "all", "train.py")
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 4") == 4
@@ -98,7 +50,7 @@ dist.destroy_process_group()
 @pytest.mark.short
 def test_a_script_for_srun_trains_one_world(cluster, tmp_path):
     (tmp_path / "main.py").write_text(FOR_SRUN)
-    done = muster(cluster, tmp_path, *ON, "--tee", "all", "main.py")
+    done = cluster(*ON, "--tee", "all", "main.py")
 
     assert done.returncode == 0, done.stderr
     places = [(0, 0, "0"), (1, 1, "0"), (2, 0, "1"), (3, 1, "1")]
@@ -122,7 +74,7 @@ def test_a_dry_run_in_a_job_starts_nothing(cluster, tmp_path, words, shown, own_
     )
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURMD_NODENAME": own_node}
 
-    done = muster({**cluster, **job}, tmp_path, *words.split())
+    done = cluster(*words.split(), **job)
 
     assert (done.returncode, shown in done.stdout) == (0, True), done.stdout + done.stderr
     assert list(tmp_path.glob("home/runs/*")) == list((tmp_path / "queue").iterdir()) == []
@@ -131,11 +83,10 @@ def test_a_dry_run_in_a_job_starts_nothing(cluster, tmp_path, words, shown, own_
 def test_a_run_in_a_job_is_not_started_again_in_its_background(cluster, tmp_path):
     (tmp_path / "say.py").write_text("print('one')")
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURMD_NODENAME": "node1"}
-    inside = {**cluster, **job}
-    first = muster(inside, tmp_path, "run", "--run-id", "r", "say.py")
+    first = cluster("run", "--run-id", "r", "say.py", **job)
     assert (first.returncode, first.stdout) == (0, "one\n"), first.stderr
 
-    done = muster(inside, tmp_path, "restart", "r", "--detach")
+    done = cluster("restart", "r", "--detach", **job)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "`--detach` can't be used inside a job" in done.stderr
@@ -143,7 +94,7 @@ def test_a_run_in_a_job_is_not_started_again_in_its_background(cluster, tmp_path
 
 
 def test_a_killed_worker_is_restarted_inside_of_the_job(cluster, tmp_path):
-    done = muster(cluster, tmp_path, *ON, "train.py", "kill")
+    done = cluster(*ON, "train.py", "kill", "1")
 
     assert done.returncode == 0, done.stderr
     assert "attempt 0 ended: SIGKILL in rank 1 on node1" in done.stderr
@@ -152,7 +103,7 @@ def test_a_killed_worker_is_restarted_inside_of_the_job(cluster, tmp_path):
 
 def test_a_spare_node_of_the_job_takes_the_place_of_a_lost_one(cluster, tmp_path):
     words = ("run", "--on", "slurm", "--nodes", "2", "--spares", "1", "--nproc-per-node", "1")
-    done = muster(cluster, tmp_path, *words, "--tee", "all", "train.py", "lose")
+    done = cluster(*words, "--tee", "all", "train.py", "lose")
 
     assert done.returncode == 0, done.stderr
     assert "job 1 is running on node1, node2, node3" in done.stderr
@@ -170,7 +121,7 @@ def test_a_spare_node_of_the_job_takes_the_place_of_a_lost_one(cluster, tmp_path
 
 
 def test_a_failure_has_its_verdict_on_the_login_node(cluster, tmp_path):
-    done = muster(cluster, tmp_path, *ON, "--max-restarts", "0", "train.py", "fail")
+    done = cluster(*ON, "--max-restarts", "0", "train.py", "fail")
 
     assert done.returncode == 1
     assert "raised ValueError: no luck" in done.stderr
@@ -178,9 +129,9 @@ def test_a_failure_has_its_verdict_on_the_login_node(cluster, tmp_path):
 
 
 def test_a_restart_of_a_job_is_a_job_and_nothing_is_started_on_the_login_node(cluster, tmp_path):
-    muster(cluster, tmp_path, *ON, "--max-restarts", "0", "train.py", "fail")
+    cluster(*ON, "--max-restarts", "0", "train.py", "fail")
     (tmp_path / "train.py").write_text(SCRIPT.replace("no luck", "no luck either"))
-    done = muster(cluster, tmp_path, "restart", "r")
+    done = cluster("restart", "r")
 
     assert done.returncode == 1
     assert "job 2 is running on node1, node2" in done.stderr
@@ -197,85 +148,78 @@ def _directives(path):
 
 
 def test_a_run_inside_a_job_is_restarted_inside_a_job_only(cluster, tmp_path):
-    done = muster(_inside(cluster), tmp_path, "run", "--run-id", "r", "train.py", "fail")
+    done = cluster("run", "--run-id", "r", "train.py", "fail", **INSIDE)
     assert done.returncode == 1
 
-    done = muster(cluster, tmp_path, "restart", "r")
+    done = cluster("restart", "r")
     assert done.returncode == 2
     assert "used the nodes of job 7" in done.stderr
     assert "in a new job: muster restart r" in done.stderr
 
-    done = muster(_inside(cluster), tmp_path, "restart", "r")
+    done = cluster("restart", "r", **INSIDE)
     assert "inside job 7 of slurm, on node1, node2" in done.stderr
 
 
 def test_a_refused_job_is_explained_and_leaves_no_job(cluster, tmp_path):
-    done = muster(cluster, tmp_path, *ON, "--partition", "nope", "train.py")
+    done = cluster(*ON, "--partition", "nope", "train.py")
 
     assert done.returncode == 14
     assert "Slurm knows no such partition" in done.stderr
     assert "invalid partition specified" in done.stderr
-    listed = muster(cluster, tmp_path, "ps").stdout.splitlines()[-1]
+    listed = cluster("ps").stdout.splitlines()[-1]
     assert listed.split()[:2] == ["r", "failed"]
     assert listed.split()[6] == "slurm"
     assert "Slurm knows no such partition" in listed
 
-    again = muster(cluster, tmp_path, "restart", "r")  # it is submitted again, not run on this node
+    again = cluster("restart", "r")  # it is submitted again, not run on this node
     assert again.returncode == 14
     assert "Slurm knows no such partition" in again.stderr
 
 
 def test_a_job_that_can_never_start_is_cancelled_and_told_with_what_there_is(cluster, tmp_path):
-    (tmp_path / "queue/settings").write_text('{"num_nodes": 3, "node_cpus": 8}')
+    cluster.set(num_nodes=3, node_cpus=8)
 
     words = ("run", "--on", "slurm", "--nodes", "9", "--run-id", "r", "train.py")
-    done = muster(cluster, tmp_path, *words)
+    done = cluster(*words)
 
     # That it waits for its partition may have been said before, where the first look came in time.
     assert done.returncode == 14
     assert "error: job 1 can never start: it asks for more nodes than" in done.stderr
     assert "because: partition main has 3 nodes of 8 CPUs; the job asks for 9 nodes" in done.stderr
-    assert json.loads((tmp_path / "queue/1.json").read_text())["state"] == "CANCELLED"
+    assert cluster.record(1)["state"] == "CANCELLED"
 
 
 def test_a_detached_job_is_waited_for_and_cancelled_by_name(cluster, tmp_path):
-    done = muster(cluster, tmp_path, *ON, "--detach", "train.py", "wait")
+    done = cluster(*ON, "--detach", "train.py", "wait")
     assert done.stdout == "r\n"
-    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
+    cluster.wait_for("sum 4")
 
-    assert (
-        json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)["state"] == "running"
-    )
-    assert muster(cluster, tmp_path, "cancel", "r").returncode == 0
-    assert (
-        json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)["state"]
-        == "cancelled"
-    )
+    assert cluster.state() == "running"
+    assert cluster("cancel", "r").returncode == 0
+    assert cluster.state() == "cancelled"
 
 
 def test_what_is_known_is_shown_where_the_controller_is_down(cluster, tmp_path):
-    done = muster(cluster, tmp_path, *ON, "--detach", "train.py", "wait")
+    done = cluster(*ON, "--detach", "train.py", "wait")
     assert done.stdout == "r\n"
-    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
+    cluster.wait_for("sum 4")
     (tmp_path / "queue" / "hangs").touch()
     for word in ("status", "ps"):
         began = time.monotonic()
-        shown = muster(cluster, tmp_path, word, *(["r"] if word == "status" else []))
+        shown = cluster(word, *(["r"] if word == "status" else []))
         took_s = time.monotonic() - began
         assert took_s < 20.0  # of 60 that each question would take
         assert "train.py" in shown.stdout
         assert "did not answer within 5 s" in shown.stdout or word == "ps"
     (tmp_path / "queue" / "hangs").unlink()
-    assert muster(cluster, tmp_path, "cancel", "r").returncode == 0
+    assert cluster("cancel", "r").returncode == 0
 
 
 def test_what_a_run_prints_is_shown_where_the_controller_is_silent(cluster, tmp_path):
     (tmp_path / "talk.py").write_text(TALK)
     with open(tmp_path / "shown", "w") as shown:
         client = subprocess.Popen(
-            [*MUSTER, *ON, "talk.py"], cwd=tmp_path, env=cluster, stdout=shown, stderr=shown
+            [*MUSTER, *ON, "talk.py"], cwd=tmp_path, env=cluster.env, stdout=shown, stderr=shown
         )
     seen = (tmp_path / "shown").read_text
     wait_until(lambda: "line 0" in seen(), "the first line")
@@ -302,74 +246,158 @@ print("line 1", flush=True)
 def test_who_waits_for_a_job_that_was_cancelled_in_the_queue_hears_what_status_says(
     cluster, tmp_path
 ):
-    (tmp_path / "queue/settings").write_text('{"pending_s": 20}')
-    assert muster(cluster, tmp_path, *ON, "--detach", "train.py").stdout == "r\n"
-    subprocess.run(["scancel", "1"], env=cluster, check=True)
-    waited = muster(cluster, tmp_path, "wait", "r")
+    cluster.set(pending_s=20)
+    assert cluster(*ON, "--detach", "train.py").stdout == "r\n"
+    subprocess.run(["scancel", "1"], env=cluster.env, check=True)
+    waited = cluster("wait", "r")
     assert waited.returncode == 143
     assert "r was cancelled, and left no result: job 1 is cancelled" in waited.stderr
-    status = json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)
-    assert status["state"] == "cancelled"
+    assert cluster.state() == "cancelled"
 
 
 def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(cluster, tmp_path):
-    client = spawned([*MUSTER, *ON, "train.py", "wait"], cwd=tmp_path, env=cluster)
-    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
+    client = spawned([*MUSTER, *ON, "train.py", "wait"], cwd=tmp_path, env=cluster.env)
+    cluster.wait_for("sum 4")
     client.send_signal(signal.SIGINT)
     out, _ = client.communicate(timeout=180)
 
     assert client.returncode == 130
     assert "job 1 continues" in out
-    assert (
-        json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)["state"] == "running"
-    )
-    assert muster(cluster, tmp_path, "cancel", "r").returncode == 0
-
-
-def _inside(cluster):
-    return {
-        **cluster,
-        "SLURM_JOB_ID": "7",
-        "SLURMD_NODENAME": "node1",
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
-        "SLURM_TASKS_PER_NODE": "1(x2)",
-    }
+    assert cluster.state() == "running"
+    assert cluster("cancel", "r").returncode == 0
 
 
 def test_inside_a_job_its_nodes_are_used(cluster, tmp_path):
-    inside = _inside(cluster)
-    done = muster(inside, tmp_path, "run", "--nproc-per-node", "1", "--tee", "all", "train.py")
+    done = cluster("run", "--nproc-per-node", "1", "--tee", "all", "train.py", **INSIDE)
 
     assert done.returncode == 0, done.stderr
     assert "inside job 7 of slurm, on node1, node2" in done.stderr
     assert done.stdout.count("sum 2") == 2
 
-    done = muster(inside, tmp_path, "run", "--nodes", "3", "train.py")
+    done = cluster("run", "--nodes", "3", "train.py", **INSIDE)
     assert done.returncode == 2
     assert "3 nodes are asked for, the job has 2" in done.stderr
 
     words = ("run", "--spares", "1", "--nproc-per-node", "1", "--tee", "all", "train.py")
-    done = muster(inside, tmp_path, *words)
+    done = cluster(*words, **INSIDE)
     assert done.returncode == 0, done.stderr
     assert "sum 1 rank 0" in done.stdout, "one of the job's two nodes is spare"
 
-    done = muster(inside, tmp_path, "run", "--nodes", "2", "--spares", "1", "train.py")
+    done = cluster("run", "--nodes", "2", "--spares", "1", "train.py", **INSIDE)
     assert done.returncode == 2
     assert "2 nodes and 1 spare are asked for, the job has 2" in done.stderr
 
-    done = muster(inside, tmp_path, "run", "--here", "--nproc-per-node", "1", "train.py")
+    done = cluster("run", "--here", "--nproc-per-node", "1", "train.py", **INSIDE)
     assert "sum 1 rank 0" in done.stdout
 
 
 def test_dry_run_shows_the_script_and_submits_nothing(cluster, tmp_path):
-    done = muster(
-        cluster, tmp_path, *ON, "--time", "90m", "--gpus-per-node", "2", "--dry-run", "train.py"
-    )
+    done = cluster(*ON, "--time", "90m", "--gpus-per-node", "2", "--dry-run", "train.py")
 
     assert done.returncode == 0
     for line in ("#SBATCH --nodes=2", "#SBATCH --time=90", "#SBATCH --gpus-per-node=2"):
         assert line in done.stdout
     assert not list((tmp_path / "queue").glob("*.json"))
     assert not (tmp_path / "home" / "runs").exists()
+
+
+# Workflows: a job for each group, and no client needed.
+PIPELINE = """
+workflow:
+  name: pipeline
+  groups:
+  - name: make
+    tasks:
+    - name: maker
+      command: [bash, -c, "echo 7 > {{output}}/n; [ -e FOLDER/fail ] && exit 5; true"]
+  - name: fit
+    tasks:
+    - name: training
+      lead: true
+      nodes: 2
+      nproc_per_node: 1
+      script: train.py
+      inputs: [{task: maker}]
+    - name: watcher
+      command: [bash, -c, "echo watching from {{host:watcher}}; sleep 60"]
+  - name: read
+    tasks:
+    - name: reader
+      command: [bash, -c, "cp {{input:0}}/n FOLDER/end"]
+      inputs: [{task: maker}, {task: training}]
+  - name: alone
+    tasks:
+    - name: other
+      command: [bash, -c, "echo alone > FOLDER/alone"]
+"""
+
+
+def submit(cluster, *words):
+    """Submit the workflow above."""
+    (cluster.folder / "w.yaml").write_text(PIPELINE.replace("FOLDER", str(cluster.folder)))
+    return cluster("submit", "w.yaml", "--on", "slurm", "--run-id", "r", *words)
+
+
+def test_groups_are_jobs_that_wait_for_each_other(cluster, tmp_path):
+    done = submit(cluster)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "end").read_text() == "7\n"
+    assert (tmp_path / "alone").exists()
+    assert "sum 2 rank 0" in done.stdout
+    starts = (tmp_path / "queue" / "srun.log").read_text().splitlines()
+    nodes = {word for line in starts for word in json.loads(line) if "nodelist" in word}
+    assert nodes == {"--nodelist=node2", "--nodelist=node3"}, "a task, and a node of the training"
+    assert cluster.state() == "succeeded"
+    assert cluster("wait", "r").returncode == 0
+
+
+@pytest.mark.lab
+def test_no_client_has_to_live(cluster, tmp_path):
+    done = submit(cluster, "--detach")
+    assert done.stdout == "r\n"
+
+    wait_until((tmp_path / "end").exists, "the last group")
+    assert cluster("wait", "r").returncode == 0
+    assert cluster.state() == "succeeded"
+
+
+def test_a_failed_group_takes_along_only_what_needs_it(cluster, tmp_path):
+    (tmp_path / "fail").touch()
+    done = submit(cluster)
+
+    assert done.returncode == 5
+    assert "task maker failed: exit code 5" in done.stderr
+    told = cluster.status()
+    assert told["state"] == "failed"
+    assert {group["name"]: group["state"] for group in told["groups"]} == {
+        "make": "FAILED",
+        "fit": "FAILED_UPSTREAM",
+        "read": "FAILED_UPSTREAM",
+        "alone": "COMPLETED",
+    }
+
+    os.unlink(tmp_path / "fail")
+    again = cluster("restart", "r")
+    assert again.returncode == 0, again.stderr
+    assert "alone" not in again.stderr.split("files in")[0], "it had completed"
+    assert "is job" in again.stderr
+    assert (tmp_path / "end").read_text() == "7\n"
+
+
+def test_the_schedulers_warning_reaches_only_what_catches_it(cluster, tmp_path):
+    (tmp_path / "w.yaml").write_text(
+        f"""
+workflow:
+  name: warned
+  tasks:
+  - name: catcher
+    command: [bash, -c, "trap 'echo saved > {tmp_path}/saved; exit 0' USR1; touch {tmp_path}/up; while true; do sleep 0.1; done"]
+"""
+    )
+    cluster("submit", "w.yaml", "--on", "slurm", "--run-id", "r", "--detach")
+    wait_until((tmp_path / "up").exists, "the command")
+    os.kill(cluster.record(1)["pid"], signal.SIGUSR1)
+
+    assert cluster("wait", "r").returncode == 0
+    assert (tmp_path / "saved").exists()

@@ -3,7 +3,6 @@
 Where `PBS_PREFIX` names an installed one. What the pretended PBS of CI does in these cases was recorded here.
 """
 
-import json
 import os
 import re
 import sys
@@ -11,7 +10,7 @@ import time
 
 import pytest
 
-from cluster.conftest import login_to
+from cluster.conftest import LabUser
 from cluster.pbs import NOTES
 from cluster.pbs_lab import PbsLab, why_not
 from kit.waiting import wait_until
@@ -42,7 +41,7 @@ def pbs_lab():
 
 @pytest.fixture
 def login(pbs_lab):
-    made = login_to(pbs_lab)
+    made = LabUser(pbs_lab)
     os.chown(made.folder, pbs_lab.uid, -1)
     yield made
     pbs_lab.reset()
@@ -61,31 +60,28 @@ def steps(login):
     return [(float(at), host, int(attempt)) for at, host, attempt, _ in map(str.split, lines)]
 
 
-def job_of(login):
-    return json.loads((login.folder / "home/runs/r/job.json").read_text())["job_id"]
+def wait_for_steps(login, more):
+    """Wait until the training has made so many steps more."""
+    wanted = len(steps(login)) + more
+    wait_until(lambda: len(steps(login)) >= wanted, f"{more} steps more", 90.0)
 
 
-def status(login):
-    return json.loads(login("status", "r", "--json").stdout)
-
-
-def end_of(login, limit_s=120.0):
-    waited = login("wait", "r", limit_s=limit_s)
-    return waited, json.loads((login.folder / "home/runs/r/result.json").read_text())
+def end_of(login):
+    waited = login("wait", "r")
+    return waited, login.read("result.json")
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_job_that_is_started_elsewhere_has_one_head_and_one_training(login, pbs_lab, nodes):
     begin(login, "--nodes", str(nodes))
-    wait_until(lambda: steps(login), "the first step", 60.0)
+    wait_for_steps(login, 1)
     first = steps(login)[0][1]
 
     pbs_lab.set_link(first, "down")
     # It takes the server a minute to miss a host, and ten seconds more to give it up.
     wait_until(lambda: steps(login)[-1][1] != first, "a step elsewhere", 240.0)
     pbs_lab.set_link(first, "up")
-    num = len(steps(login))
-    wait_until(lambda: len(steps(login)) > num + 200, "training that goes on", 60.0)
+    wait_for_steps(login, 200)
     (login.folder / "end").touch()
 
     waited, result = end_of(login)
@@ -105,8 +101,8 @@ def test_a_limit_of_memory_is_the_cause(login):
 
 def test_qdel_is_a_cancel(login, pbs_lab):
     begin(login)
-    wait_until(lambda: steps(login), "the first step", 60.0)
-    pbs_lab.must("qdel", job_of(login))
+    wait_for_steps(login, 1)
+    pbs_lab.must("qdel", login.job())
     waited, result = end_of(login)
     assert (waited.returncode, result["state"]) == (143, "cancelled")
     assert "and terminated by" in result["report"]["because"][0]
@@ -114,7 +110,7 @@ def test_qdel_is_a_cancel(login, pbs_lab):
 
 def test_a_daemon_that_starts_anew_ends_a_run_of_a_fixed_size_as_preempted(login, pbs_lab):
     begin(login, "--nodes", "2")
-    wait_until(lambda: steps(login), "the first step", 60.0)
+    wait_for_steps(login, 1)
     pbs_lab.restart_mom("n2")
     waited, result = end_of(login)
     assert (waited.returncode, result["state"]) == (75, "preempted")
@@ -122,11 +118,10 @@ def test_a_daemon_that_starts_anew_ends_a_run_of_a_fixed_size_as_preempted(login
 
 def test_a_daemon_that_starts_anew_costs_a_run_of_a_range_one_node_at_most(login, pbs_lab):
     begin(login, "--nodes", "1:2")
-    wait_until(lambda: steps(login), "the first step", 60.0)
+    wait_for_steps(login, 1)
     pbs_lab.restart_mom("n2")
     pbs_lab.wait_for_nodes("n2")  # it may end the agent there, or let it live
-    num = len(steps(login))
-    wait_until(lambda: len(steps(login)) > num + 400, "training that goes on", 90.0)
+    wait_for_steps(login, 400)
     (login.folder / "end").touch()
     waited, result = end_of(login)
     assert (waited.returncode, result["state"]) == (0, "succeeded")
@@ -135,14 +130,13 @@ def test_a_daemon_that_starts_anew_costs_a_run_of_a_range_one_node_at_most(login
 @pytest.mark.parametrize("power", [True, False])
 def test_cancel_counts_while_a_node_is_missing(login, pbs_lab, power):
     begin(login, "--nodes", "2")
-    wait_until(lambda: steps(login), "the first step", 60.0)
-    log = login.folder / "home/runs/r/job.log"
-    other = re.search(r"muster: job \S+: \S+, (\S+)", log.read_text())[1]  # PBS chooses
+    wait_for_steps(login, 1)
+    other = re.search(r"muster: job \S+: \S+, (\S+)", login.said())[1]  # PBS chooses
     if power:
         pbs_lab.kill_node(other, unplug=True)
     else:
         pbs_lab.set_link(other, "down")
-    wait_until(lambda: f"{other} was lost" in log.read_text(), "the loss", 60.0)
+    wait_until(lambda: f"{other} was lost" in login.said(), "the loss", 60.0)
     assert login("cancel", "r").returncode == 0
     waited, result = end_of(login)
     assert (waited.returncode, result["state"]) == (143, "cancelled")
@@ -150,17 +144,16 @@ def test_cancel_counts_while_a_node_is_missing(login, pbs_lab, power):
 
 def test_suspended_time_does_not_count(login, pbs_lab):
     begin(login, "--time", "2m", "--warn", "30s")
-    wait_until(lambda: steps(login), "the first step", 60.0)
-    pbs_lab.must("qsig", "-s", "suspend", job_of(login))
-    wait_until(lambda: status(login)["state"] == "waiting", "the suspension", 60.0)
+    wait_for_steps(login, 1)
+    pbs_lab.must("qsig", "-s", "suspend", login.job())
+    wait_until(lambda: login.state() == "waiting", "the suspension", 60.0)
     assert "is suspended: no process of it answers" in login("stacks", "r").stderr
     before = time.monotonic()
     passed = lambda: time.monotonic() > before + 100.0  # noqa: E731
     wait_until(passed, "more than what was left until the warning", 120.0)
-    pbs_lab.must("qsig", "-s", "resume", job_of(login))
-    num = len(steps(login))
-    wait_until(lambda: len(steps(login)) > num + 300, "training that goes on", 60.0)
-    assert status(login)["state"] == "running"
+    pbs_lab.must("qsig", "-s", "resume", login.job())
+    wait_for_steps(login, 300)
+    assert login.state() == "running"
     assert login("cancel", "r").returncode == 0
 
 
@@ -168,10 +161,9 @@ def test_an_agent_that_can_not_start_says_why(login, pbs_lab):
     pbs_lab.restart_mom("n2", hides=login.folder)
     pbs_lab.wait_for_nodes("n2")
     begin(login, "--nodes", "2", "--time", "5m")
-    log = login.folder / "home/runs/r/job.log"
     said = "pbsdsh: task 0x00000000 exit status"
-    wait_until(lambda: log.exists() and said in log.read_text(), "why n2 does not come", 60.0)
-    (line,) = [line for line in log.read_text().splitlines() if said in line][:1]
+    wait_until(lambda: said in login.said(), "why n2 does not come", 60.0)
+    (line,) = [line for line in login.said().splitlines() if said in line][:1]
     assert "waiting for 1 of 2 nodes: n2" in line
     assert "No such file or directory" in line
     assert login("cancel", "r").returncode == 0

@@ -1,29 +1,13 @@
 """`muster run` and `muster submit` on a real Slurm, its nodes in network namespaces of this machine."""
 
-import json
+import subprocess
 import sys
 
 import pytest
 
+from cluster.slurm import SCRIPT
 from kit.command import MUSTER
 from kit.waiting import wait_until
-
-SCRIPT = """
-import os, sys, torch, torch.distributed as dist
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-ones = torch.ones(1)
-dist.all_reduce(ones)
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-host = os.uname().nodename
-os.write(1, f"sum {int(ones.item())} rank {dist.get_rank()} on {host} attempt {attempt}\\n".encode())
-if sys.argv[1:] == ["kill"] and attempt == "0" and dist.get_rank() == 3:
-    os.kill(os.getpid(), 9)
-if sys.argv[1:] == ["wait"]:
-    import signal
-    signal.pause()
-dist.barrier()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +16,7 @@ def _script(login):
 
 
 ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--run-id", "r")
+SALLOC = ("salloc", "-N2", "--ntasks-per-node=1", *MUSTER)
 
 
 def test_a_run_trains_on_two_nodes(login):
@@ -44,7 +29,7 @@ def test_a_run_trains_on_two_nodes(login):
 
 
 def test_a_killed_worker_on_another_node_is_restarted(login):
-    done = login(*ON, "train.py", "kill")
+    done = login(*ON, "train.py", "kill", "3")
 
     assert done.returncode == 0, done.stderr
     assert "SIGKILL in rank 3 on n2" in done.stderr
@@ -53,12 +38,11 @@ def test_a_killed_worker_on_another_node_is_restarted(login):
 
 def test_a_detached_run_is_cancelled(login, slurm_lab):
     assert login(*ON, "--detach", "train.py", "wait").stdout == "r\n"
-    log = login.folder / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
+    login.wait_for("sum 4")
 
-    assert json.loads(login("status", "r", "--json").stdout)["state"] == "running"
+    assert login.state() == "running"
     assert login("cancel", "r").returncode == 0
-    assert json.loads(login("status", "r", "--json").stdout)["state"] == "cancelled"
+    assert login.state() == "cancelled"
     for node in ("n1", "n2"):
         wait_until(
             lambda node=node: not _workers(slurm_lab, node), f"the end of the workers on {node}"
@@ -67,17 +51,12 @@ def test_a_detached_run_is_cancelled(login, slurm_lab):
 
 def test_a_requeued_job_goes_on_counting_its_attempts(login, slurm_lab):
     assert login(*ON, "--detach", "train.py", "wait").stdout == "r\n"
-    logs = login.folder / "home/runs/r/logs/main/train"
-    first, second = (logs / f"attempt-{k}" / "rank-0.log" for k in (0, 1))
-    wait_until(lambda: first.exists() and "sum 4" in first.read_text(), "the first line")
-    job = json.loads((login.folder / "home/runs/r/job.json").read_text())["job_id"]
+    login.wait_for("sum 4")
 
-    slurm_lab.run(["scontrol", "requeue", job])
+    slurm_lab.run(["scontrol", "requeue", login.job()])
 
-    wait_until(
-        lambda: second.exists() and "attempt 1" in second.read_text(), "the second life", 100.0
-    )
-    assert json.loads(login("status", "r", "--json").stdout)["state"] == "running"
+    login.wait_for("attempt 1", attempt=1)
+    assert login.state() == "running"
     assert login("cancel", "r").returncode == 0
 
 
@@ -85,43 +64,22 @@ def _workers(lab, node):
     return [words for words in lab.commands_on(node).values() if b"train.py" in b" ".join(words)]
 
 
-def test_doctor_in_a_shell_of_salloc_looks_at_the_nodes_of_the_job(login, slurm_lab):
-    words = ["salloc", "-N2", "--ntasks-per-node=1", *MUSTER]
-    words += ["doctor", "--seconds", "0.3"]
-    done = slurm_lab.run(words, cwd=str(login.folder), env=login.env, limit_s=120.0)
+def test_doctor_in_a_shell_of_salloc_looks_at_the_nodes_of_the_job(login):
+    done = login.run([*SALLOC, "doctor", "--seconds", "0.3"], limit_s=120.0)
     assert "this is not a node of job" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["n1", "n2"]
     assert "failure:" not in done.stdout
     assert done.returncode < 2, done.stdout + done.stderr
 
 
-def test_inside_salloc_the_nodes_of_the_job_are_used(login, slurm_lab):
-    done = slurm_lab.run(
-        [
-            "salloc",
-            "-N2",
-            "--ntasks-per-node=1",
-            sys.executable,
-            "-m",
-            "torchmuster",
-            "run",
-            "--nproc-per-node",
-            "1",
-            "--tee",
-            "all",
-            "train.py",
-        ],
-        env=login.env,
-        cwd=str(login.folder),
-        limit_s=120.0,
-    )
+def test_inside_salloc_the_nodes_of_the_job_are_used(login):
+    words = ["run", "--nproc-per-node", "1", "--tee", "all", "train.py"]
+    done = login.run([*SALLOC, *words], limit_s=120.0)
     # salloc runs its command on the login node, where nothing may train.
     assert done.returncode == 0, done.stderr
     assert "this is not a node of job" in done.stderr
-    assert sorted(line[-13:] for line in done.stdout.splitlines() if "sum 2" in line) == [
-        "n1 attempt 0\n".strip().rjust(13),
-        "n2 attempt 0\n".strip().rjust(13),
-    ]
+    where = [line.partition(" attempt ")[2] for line in done.stdout.splitlines() if "sum 2" in line]
+    assert sorted(where) == ["0 on n1", "0 on n2"]
 
 
 def test_a_workflow_of_three_groups_needs_no_client(login):
@@ -157,14 +115,14 @@ workflow:
 
 
 @pytest.mark.parametrize("detach", [True, False])
-def test_the_job_itself_tells_of_a_killed_worker_and_of_the_end_once(login, slurm_lab, detach):
+def test_the_job_itself_tells_of_a_killed_worker_and_of_the_end_once(login, detach):
     told, who, script = (login.folder / name for name in ("told", "who", "tell.sh"))
     script.write_text(f'echo "$MUSTER_NOTICE_ID" >> {told}; (hostname; cat) >> {told}\n')
     who.write_text(f"sh {script}\n")
     who.chmod(0o600)
 
     words = ("--detach",) if detach else ()
-    done = login(*ON, *words, "--notify", f"@{who}", "train.py", "kill")
+    done = login(*ON, *words, "--notify", f"@{who}", "train.py", "kill", "3")
 
     assert done.returncode == 0, done.stderr
     assert "the job sends to sh" in done.stderr
@@ -174,3 +132,63 @@ def test_the_job_itself_tells_of_a_killed_worker_and_of_the_end_once(login, slur
     assert lines.count("n1") == 2
     assert "SIGKILL in rank 3 on n2" in told.read_text()
     wait_until(lambda: "notify   n1 to sh: 2 sent" in login("status", "r").stdout, "it is counted")
+
+
+# `--ship-env`: the environment is unpacked into each node's scratch, once for each content.
+SHIPPED = """\
+import os, sys, here_alone
+print("rank", os.environ["RANK"], here_alone.WORD, "in", sys.prefix, os.environ["VIRTUAL_ENV"] == sys.prefix, flush=True)
+"""
+SHIP = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "1", "--tee", "all")
+
+
+@pytest.fixture
+def environment(login):
+    """Make one with a package that no other has."""
+    prefix = login.folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True)
+    (site,) = prefix.glob("lib/python3*/site-packages")
+    (site / "here_alone.py").write_text("WORD = 'shipped'\n")
+    login.script(SHIPPED)
+    (login.folder / "scratch").mkdir()
+    # Of a node its own, in a folder that the test sees.
+    (login.folder / "muster.toml").write_text(
+        f"""[engines.slurm]\nkind = "slurm"\nscratch = "{login.folder}/scratch/$SLURMD_NODENAME"\n"""
+        f"""setup = ["mkdir -p {login.folder}/scratch/$SLURMD_NODENAME"]\n"""
+    )
+    return prefix
+
+
+def places(login):
+    return sorted(
+        str(p.parent.relative_to(login.folder / "scratch"))
+        for p in login.folder.glob("scratch/*/muster-environments-*/*/env")
+    )
+
+
+def test_a_job_unpacks_it_on_each_node_once_and_runs_in_it(login, environment):
+    words = (*SHIP, f"--ship-env={environment}", "train.py")
+    done = login(*words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("shipped in") == 2
+    assert f"{login.folder}/scratch/n" in done.stdout
+    assert done.stdout.count(" True") == 2
+    found = places(login)
+    assert len(found) == 2
+    assert len({place.split("/")[0] for place in found}) == 2
+    inodes = [(login.folder / "scratch" / place).stat().st_ino for place in found]
+
+    done = login(*words)
+    assert done.returncode == 0, done.stderr
+    assert places(login) == found
+    assert [(login.folder / "scratch" / place).stat().st_ino for place in found] == inodes
+
+
+def test_a_node_that_can_t_have_it_ends_the_run_with_the_reason(login, environment):
+    (site,) = environment.glob("lib/python3*/site-packages")
+    (site / "library.so").write_bytes(b"\x7fELF..GLIBC_2.999\0")
+    done = login(*SHIP, f"--ship-env={environment}", "train.py")
+    assert done.returncode != 0
+    assert "needs a newer C library" in done.stderr
+    assert "glibc 2.999" in done.stderr
+    assert places(login) == []

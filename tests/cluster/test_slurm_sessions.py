@@ -51,14 +51,14 @@ FROM_SITE = "theirs"
 class HeldJob:
     """A job of `salloc` whose shell, on the login node, waits until the test ends it."""
 
-    def __init__(self, login, lab):
-        self.login, self.lab = login, lab
+    def __init__(self, login):
+        self.login = login
         login.script(SCRIPT)
         self.write("model.py", "ANSWER = 0\n")
         self.write("other.py", OTHER)
         tell = 'env -0 > shell.new && mv shell.new shell && read -r _; echo "shell ends"'
         words = ["salloc", "-N2", "--ntasks-per-node=1", "bash", "-c", tell]
-        self.shell = lab.popen(words, env=login.env, cwd=str(login.folder), stdin=-1, stdout=-3)
+        self.shell = login.popen(words, stdin=-1, stdout=-3)
         told = login.folder / "shell"
         wait_until(told.exists, "the job")
         lines = told.read_bytes().decode().split("\0")
@@ -78,7 +78,13 @@ class HeldJob:
         """Start a command and leave it alone."""
         env = self.login.env | self.env | {"MUSTER_PROGRESS": "off"}
         options = {"stdin": -3, "stdout": -1, "stderr": -2, "text": True}
-        return self.lab.popen([*MUSTER, *words], env=env, cwd=str(self.login.folder), **options)
+        return self.login.popen([*MUSTER, *words], env=env, **options)
+
+    def begin_to_wait(self):
+        """Start the script in the session, where it waits."""
+        client = self.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
+        wait_until(lambda: "sum 2" in client.stdout.readline(), "the first line")
+        return client
 
     def end(self):
         """End the shell, and with it the job."""
@@ -91,9 +97,9 @@ class HeldJob:
 
 
 @pytest.fixture
-def held(login, slurm_lab):
+def held(login):
     """A job with two nodes."""
-    made = HeldJob(login, slurm_lab)
+    made = HeldJob(login)
     yield made
     if made.shell.poll() is None:
         made.end()
@@ -101,6 +107,11 @@ def held(login, slurm_lab):
 
 def _ours(lab, node, word):
     return [pid for pid, words in lab.commands_on(node).items() if word in b"\0".join(words)]
+
+
+def _wait_for_the_end_on(lab, *nodes):
+    for node in nodes:
+        wait_until(lambda node=node: not _ours(lab, node, b"torchmuster"), f"the end on {node}")
 
 
 def test_two_scripts_and_an_edit_run_on_the_nodes_of_a_job(held, slurm_lab):
@@ -132,18 +143,14 @@ def test_two_scripts_and_an_edit_run_on_the_nodes_of_a_job(held, slurm_lab):
     assert wide.returncode == 2
     assert "the session main has 2 nodes" in wide.stderr
     assert held.muster("session", "end").returncode == 0
-    for node in ("n1", "n2"):
-        wait_until(
-            lambda node=node: not _ours(slurm_lab, node, b"torchmuster"), f"the end on {node}"
-        )
+    _wait_for_the_end_on(slurm_lab, "n1", "n2")
     assert held.shell.poll() is None  # the job is the user's
 
 
 @pytest.mark.lab
 def test_a_run_is_cancelled_and_a_killed_client_leaves_the_session(held, slurm_lab):
     assert held.muster("session", "start").returncode == 0
-    client = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
-    wait_until(lambda: "sum 2" in client.stdout.readline(), "the first line")
+    client = held.begin_to_wait()
     run = held.run_of("train").name
     busy = held.muster("run", "--session", "main", "train.py")
     assert busy.returncode == 2
@@ -152,8 +159,7 @@ def test_a_run_is_cancelled_and_a_killed_client_leaves_the_session(held, slurm_l
     client.communicate(timeout=180)
     assert client.returncode != 0
 
-    killed = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
-    wait_until(lambda: "sum 2" in killed.stdout.readline(), "the first line")
+    killed = held.begin_to_wait()
     os.kill(_client_of(slurm_lab), signal.SIGKILL)
     killed.communicate(timeout=180)
     again = held.muster("run", "--session", "main", "train.py")
@@ -182,12 +188,11 @@ def test_the_end_of_the_job_is_the_end_of_its_session(held):
 
 def test_a_node_that_dies_with_a_run_ends_the_job_and_its_session(held, slurm_lab):
     assert held.muster("session", "start").returncode == 0
-    client = held.begin("run", "--session", "main", "--tee", "all", "train.py", "wait")
-    wait_until(lambda: "sum 2" in client.stdout.readline(), "the first line")
+    client = held.begin_to_wait()
     slurm_lab.kill_node("n2")
     client.communicate(timeout=120)
     assert client.returncode != 0
-    wait_until(lambda: not _ours(slurm_lab, "n1", b"torchmuster"), "the end on n1", 90)
+    _wait_for_the_end_on(slurm_lab, "n1")
     done = held.muster("run", "--session", "main", "train.py")
     assert done.returncode in (4, 5), done.stderr
     assert "error: the session main has ended" in done.stderr
@@ -248,10 +253,7 @@ def test_dev_runs_saved_code_on_the_nodes_of_a_job_and_ends_its_session(held, sl
     mark = f"{sys.executable}\0-m\0torchmuster\0dev".encode()
     os.kill(min(_ours(slurm_lab, "login", mark)), signal.SIGINT)
     dev.communicate(timeout=180)
-    for node in ("n1", "n2"):
-        wait_until(
-            lambda node=node: not _ours(slurm_lab, node, b"torchmuster"), f"the end on {node}"
-        )
+    _wait_for_the_end_on(slurm_lab, "n1", "n2")
     assert held.shell.poll() is None
 
 

@@ -1,6 +1,5 @@
 """What a run gets of a real Slurm: its nodes, uneven workers, GPUs, CPUs, and the job that a shell is in."""
 
-import json
 import os
 import signal
 import subprocess
@@ -27,27 +26,27 @@ def _script(login):
     login.script(SAY)
 
 
-def test_three_nodes_share_one_run(login):
-    done = login(*ON, "--nodes", "3", "--nproc-per-node", "1", "train.py")
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        pytest.param(
+            ("--nodes", "3", "--nproc-per-node", "1"),
+            [["0", "3", "0", "n1"], ["1", "3", "0", "n2"], ["2", "3", "0", "n3"]],
+            id="three nodes share one run",
+        ),
+        pytest.param(
+            ("--nodes", "2", "--nproc-per-node", "2,1"),
+            [["0", "3", "0", "n1"], ["1", "3", "1", "n1"], ["2", "3", "0", "n2"]],
+            id="uneven numbers of workers",
+            marks=pytest.mark.lab,
+        ),
+    ],
+)
+def test_nodes_have_as_many_workers_as_the_command_line_says(login, words, ranks):
+    done = login(*ON, *words, "train.py")
 
     assert done.returncode == 0, done.stderr
-    assert [rank[:4] for rank in said(done.stdout)] == [
-        ["0", "3", "0", "n1"],
-        ["1", "3", "0", "n2"],
-        ["2", "3", "0", "n3"],
-    ]
-
-
-@pytest.mark.lab
-def test_nodes_have_as_many_workers_as_the_command_line_says(login):
-    done = login(*ON, "--nodes", "2", "--nproc-per-node", "2,1", "train.py")
-
-    assert done.returncode == 0, done.stderr
-    assert [rank[:4] for rank in said(done.stdout)] == [
-        ["0", "3", "0", "n1"],
-        ["1", "3", "1", "n1"],
-        ["2", "3", "0", "n2"],
-    ]
+    assert [rank[:4] for rank in said(done.stdout)] == ranks
 
 
 def test_workers_see_the_gpus_that_slurm_gave_to_their_node(login):
@@ -75,7 +74,7 @@ def test_workers_may_use_all_cpus_of_the_job_on_their_node_and_no_others(
 
     assert done.returncode == 0, done.stderr
     assert [rank[5] for rank in said(done.stdout)] == [",".join(map(str, range(num_cpus)))] * 4
-    job = slurm_lab.job(job_of(login, "r"))
+    job = slurm_lab.job(login.job())
     assert (job["CPUs/Task"], job["NumCPUs"]) == (str(num_cpus), str(2 * num_cpus))
 
 
@@ -89,23 +88,16 @@ def test_a_job_script_of_ones_own_uses_its_nodes(login, slurm_lab):
     assert found == [["0", "2", "0", "n1"], ["1", "2", "0", "n2"]], slurm_lab.output_of(job)
 
 
-def test_a_shell_of_srun_on_a_node_uses_the_nodes_of_its_job(login, slurm_lab):
-    shell = ["srun", "-N2", "--ntasks-per-node=1", "--pty", "bash", "--norc", "-i"]
-    done, screen = typed(
-        slurm_lab, login, shell, "muster run --nproc-per-node 1 --tee all train.py"
-    )
-
-    assert done == 0, screen
-    found = [rank[:4] for rank in said(screen)]
-    assert found == [["0", "2", "0", "n1"], ["1", "2", "0", "n2"]], screen
-
-
-@pytest.mark.lab
-def test_a_shell_of_salloc_and_srun_uses_the_nodes_of_its_job(login, slurm_lab):
-    shell = ["salloc", "-N2", "srun", "-N1", "-n1", "--overlap", "--pty", "bash", "--norc", "-i"]
-    done, screen = typed(
-        slurm_lab, login, shell, "muster run --nproc-per-node 1 --tee all train.py"
-    )
+@pytest.mark.parametrize(
+    "shell",
+    [
+        pytest.param("srun -N2 --ntasks-per-node=1", id="srun"),
+        pytest.param("salloc -N2 srun -N1 -n1 --overlap", id="salloc", marks=pytest.mark.lab),
+    ],
+)
+def test_a_shell_on_a_node_uses_the_nodes_of_its_job(login, shell):
+    words = [*shell.split(), "--pty", "bash", "--norc", "-i"]
+    done, screen = typed(login, words, "muster run --nproc-per-node 1 --tee all train.py")
 
     assert done == 0, screen
     found = [rank[:4] for rank in said(screen)]
@@ -117,7 +109,7 @@ def test_a_pending_job_says_why_it_waits_and_until_when(login, slurm_lab):
     slurm_lab.wait_for_job(blocker, "RUNNING")
     words = ("run", "--on", "slurm", "--nodes", "2", "--time", "2m", "--run-id", "r", "--detach")
     assert login(*words, "train.py").returncode == 0
-    job = job_of(login, "r")
+    job = login.job()
     wait_until(lambda: slurm_lab.job(job)["Reason"] == "Resources", "the reason")
     wait_until(lambda: slurm_lab.job(job)["StartTime"] != "Unknown", "the estimate")
     estimate = slurm_lab.job(job)["StartTime"]
@@ -127,7 +119,7 @@ def test_a_pending_job_says_why_it_waits_and_until_when(login, slurm_lab):
     assert f"job {job} is pending: it is its turn" in shown
     assert f"(Resources), expected to start {estimate}" in shown
     assert login("cancel", "r").returncode == 0
-    assert json.loads(login("status", "r", "--json").stdout)["state"] == "cancelled"
+    assert login.state() == "cancelled"
 
 
 def test_where_nothing_keeps_accounts_the_end_comes_from_the_controller(login, slurm_lab):
@@ -135,17 +127,16 @@ def test_where_nothing_keeps_accounts_the_end_comes_from_the_controller(login, s
     login.script("import signal; print(1, flush=True); signal.pause()")
     words = ("run", "--on", "slurm", "--run-id", "r", "--detach", "train.py")
     assert login(*words).returncode == 0
-    job = job_of(login, "r")
+    job = login.job()
     slurm_lab.wait_for_job(job, "RUNNING")
-    log = login.folder / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    wait_until(log.exists, "the worker")
+    login.wait_for("")
     # Killed at once, so that no result is written: only the controller knows of the end.
     for pid, words in slurm_lab.commands_on("n1").items():
         if b"conduct" in b" ".join(words):
             os.kill(pid, signal.SIGKILL)
     slurm_lab.wait_for_job(job, "FAILED")
 
-    shown = json.loads(login("status", "r", "--json").stdout)
+    shown = login.status()
 
     assert (shown["state"], shown["result"]) == ("lost", None)
     assert shown["job"]["state"] == "failed"
@@ -158,16 +149,12 @@ def said(text):
     return sorted((words for words in found if len(words) == 6), key=lambda words: int(words[0]))
 
 
-def job_of(login, run_id):
-    return json.loads((login.folder / f"home/runs/{run_id}/job.json").read_text())["job_id"]
-
-
-def typed(lab, login, shell, line):
+def typed(login, shell, line):
     """Type a line into a shell that needs a terminal; return its exit code and what was on the screen."""
     end = f"cd {login.folder}; {line}; exit $?\n"
-    with lab.popen(
+    with login.popen(
         [sys.executable, "-c", TERMINAL, *shell],
-        env=login.env,
+        cwd=None,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

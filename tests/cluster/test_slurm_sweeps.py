@@ -1,6 +1,5 @@
 """`muster sweep --on slurm` on a real Slurm: one job array, whose members fail, are preempted and are cancelled."""
 
-import json
 import os
 import shutil
 
@@ -28,17 +27,8 @@ def _script(login):
 ON = ("sweep", "--on", "slurm", "--run-id", "s", "--style", "env", "--cpus-per-node", "1")
 
 
-def told(login):
-    return json.loads(login("status", "s", "--json").stdout)
-
-
-def states(login):
-    return [member["state"] for member in told(login)["members"]]
-
-
 def jobs_of(login):
-    noted = json.loads((login.folder / "home/runs/s/arrays.json").read_text())
-    return [array["job_id"] for array in noted["arrays"]]
+    return [array["job_id"] for array in login.read("arrays.json", "s")["arrays"]]
 
 
 def test_a_sweep_is_one_job_array_and_failed_members_run_again(login):
@@ -46,8 +36,8 @@ def test_a_sweep_is_one_job_array_and_failed_members_run_again(login):
 
     assert done.returncode == 1, done.stderr
     assert len(jobs_of(login)) == 1
-    assert states(login) == ["succeeded", "failed", "succeeded", "succeeded"]
-    assert [m["value"] for m in told(login)["members"]] == [0.0, 10.0, 20.0, 30.0]
+    assert login.states() == ["succeeded", "failed", "succeeded", "succeeded"]
+    assert [m["value"] for m in login.status("s")["members"]] == [0.0, 10.0, 20.0, 30.0]
     assert "rank 0 raised ValueError: x is 1" in done.stderr
     assert "x=1 attempt" in login("logs", "s.1").stdout
 
@@ -55,7 +45,7 @@ def test_a_sweep_is_one_job_array_and_failed_members_run_again(login):
     again = login("restart", "s")
     assert again.returncode == 0, again.stderr
     assert len(jobs_of(login)) == 2
-    assert states(login) == ["succeeded"] * 4
+    assert login.states() == ["succeeded"] * 4
     assert login("wait", "s").returncode == 0
 
 
@@ -68,16 +58,16 @@ def test_members_that_are_requeued_or_cancelled(login, slurm_lab):
         for n in range(3)
     ]
     wait_until(lambda: all(log.exists() and log.read_text() for log in logs), "three members")
-    assert states(login) == ["running"] * 3
+    assert login.states() == ["running"] * 3
     (job,) = jobs_of(login)
 
     slurm_lab.run(["scontrol", "requeue", f"{job}_0"])  # as a preemption does
     slurm_lab.run(["scancel", "--full", f"{job}_1"])
-    wait_until(lambda: states(login)[:2] == ["succeeded", "cancelled"], "their ends", limit_s=90)
-    assert told(login)["members"][0]["attempt"] == 1
+    wait_until(lambda: login.states()[:2] == ["succeeded", "cancelled"], "their ends", limit_s=90)
+    assert login.status("s")["members"][0]["attempt"] == 1
 
     assert login("cancel", "s").returncode == 0
-    wait_until(lambda: states(login)[2] == "cancelled", "the end of the last", limit_s=60)
+    wait_until(lambda: login.states()[2] == "cancelled", "the end of the last", limit_s=60)
 
 
 @pytest.mark.lab
@@ -85,18 +75,18 @@ def test_a_member_that_a_job_of_more_priority_preempts_comes_back(login, slurm_l
     whole = ("--cpus-per-node", "4")
     done = login(*ON[:-2], *whole, "--detach", "train.py", "--grid", "x=2,3", "--", "wait")
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: states(login) == ["running"] * 2, "two members")
+    wait_until(lambda: login.states() == ["running"] * 2, "two members")
     wait_until(lambda: len(lines_of(login)) == 2, "their first lines")
 
     node = (login.folder / "home/runs/s/members/s.0/job.log").read_text().split()[-1]
     urgent = slurm_lab.submit("true", "--partition=urgent", "--exclusive", f"--nodelist={node}")
     slurm_lab.wait_for_job(urgent, "COMPLETED", limit_s=90)
-    wait_until(lambda: states(login)[0] == "succeeded", "the end of the preempted", limit_s=120)
+    wait_until(lambda: login.states()[0] == "succeeded", "the end of the preempted", limit_s=120)
 
-    assert [member["attempt"] for member in told(login)["members"]] == [1, 0]
-    assert states(login)[1] == "running"
+    assert [member["attempt"] for member in login.status("s")["members"]] == [1, 0]
+    assert login.states()[1] == "running"
     assert login("cancel", "s").returncode == 0
-    wait_until(lambda: states(login)[1] == "cancelled", "the other's end", limit_s=60)
+    wait_until(lambda: login.states()[1] == "cancelled", "the other's end", limit_s=60)
 
 
 def lines_of(login):
@@ -122,12 +112,12 @@ def test_a_waiting_array_is_one_question(login):
     )
     assert [line.split()[0] for line in notes.read_text().splitlines()] == ["scontrol", "sbatch"]
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: states(login).count("running") == 1, "the first member")
+    wait_until(lambda: login.states().count("running") == 1, "the first member")
     notes.write_text("")
-    found = json.loads(login("status", "s", "--json", PATH=path).stdout)["members"]
+    found = login.status("s", PATH=path)["members"]
     assert [member["state"] for member in found].count("waiting") == 299
     assert [line.split()[0] for line in notes.read_text().splitlines()] == ["squeue"]
     members = login.folder / "home/runs/s/members"  # each makes its own when its job begins
     wait_until(lambda: os.listdir(members) == ["s.0"], "the folder of the first member alone")
     assert login("cancel", "s", "--now").returncode in (0, 1)
-    wait_until(lambda: set(states(login)) == {"cancelled"}, "the end of all", limit_s=60)
+    wait_until(lambda: set(login.states()) == {"cancelled"}, "the end of all", limit_s=60)

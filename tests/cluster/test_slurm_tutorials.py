@@ -3,19 +3,15 @@
 Changed: GPUs to CPUs, the data set to made-up data, the launcher's word to muster's.
 """
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from cluster.test_fake_slurm import _lives, cluster
 from kit.command import ran
 from kit.ports import reserve_port
-from kit.waiting import wait_until
 
-__all__ = ["cluster"]
 MAIN = Path(__file__).with_name("tutorial_srun.py")
 SRUN_JOB = r"""#!/bin/bash
 #SBATCH --nodes=2
@@ -121,7 +117,7 @@ def submit(cluster, tmp_path):
     muster = bin_folder / "muster"
     muster.write_text(f'#!/bin/sh\nexec {sys.executable} -m torchmuster "$@"\n')
     muster.chmod(0o755)
-    environment = cluster | {
+    environment = cluster.env | {
         "MUSTER": str(muster),
         "FREE_PORT": str(reserve_port()),
         "SLURM_TMPDIR": str(tmp_path / "local"),
@@ -132,8 +128,7 @@ def submit(cluster, tmp_path):
         words = ["sbatch", "job.sh"]
         done = ran(words, limit_s=30, cwd=tmp_path, env=environment)
         number = done.stdout.strip()
-        record = json.loads((tmp_path / "queue" / f"{number}.json").read_text())
-        wait_until(lambda: not _lives(record["pid"]), "the end of the job", 120.0)
+        cluster.wait_for_end(number)
         return (tmp_path / f"slurm-{number}.out").read_text()
 
     return call

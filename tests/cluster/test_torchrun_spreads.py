@@ -3,17 +3,16 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cluster.test_fake_slurm import cluster
 from kit.command import SOURCE
 from kit.ports import reserve_port
 from kit.waiting import wait_until
 
-__all__ = ["cluster"]
 SEED = Path(__file__).parents[3] / "shared" / "seeds" / "eap-olivia-pbs-ddp.md"
 TRAIN = """
 import os, signal, sys, torch, torch.distributed as dist
@@ -270,13 +269,11 @@ echo "ended with $?"
 
 
 def test_sbatch_without_srun_trains_on_all_its_nodes(cluster, tmp_path, free_port):
-    from cluster.test_fake_slurm import subprocess
-
     (tmp_path / "train.py").write_text(TRAIN)
     values = {"folder": tmp_path, "source": SOURCE, "muster": MUSTER, "port": free_port}
     text = SBATCH.format(launcher="", endpoint="127.0.0.1", **values)
     (tmp_path / "job.sh").write_text(text)
-    subprocess.run(["sbatch", str(tmp_path / "job.sh")], env=cluster, check=True, timeout=30)
+    subprocess.run(["sbatch", str(tmp_path / "job.sh")], env=cluster.env, check=True, timeout=30)
     out = tmp_path / "out.txt"
     wait_until(lambda: "ended with" in out.read_text(), "the end of the script", 90.0)
     text = out.read_text()

@@ -1,6 +1,7 @@
 """The docs say what the code does."""
 
 import ast
+import difflib
 import re
 import subprocess
 import sys
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from matrix import page as matrix
+from matrix.faults import FAULTS
+from matrix.worlds import WORLDS
 from torchmuster.launcher.spec.torchrun import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -84,3 +88,126 @@ def test_the_index_names_every_page():
     index = (ROOT / "docs" / "index.md").read_text()
     pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"}
     assert pages == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+
+
+# The page that compares scripts counts their lines as they are.
+
+SIDE_BY_SIDE = ROOT / "examples" / "side_by_side"
+COMPARED = {
+    "torchmuster": "with_torchmuster.py",
+    "raw DDP, by hand": "with_ddp.py",
+    "Fabric": "with_fabric.py",
+    "Accelerate": "with_accelerate.py",
+}
+
+
+def num_changed_lines(name):
+    """Return how many lines `name` has that the one-GPU script has not; blank ones don't count."""
+    before, after = (
+        (SIDE_BY_SIDE / file).read_text().splitlines() for file in ("one_gpu.py", name)
+    )
+    found = difflib.ndiff(before, after)
+    return sum(1 for line in found if line.startswith("+ ") and line[2:].strip())
+
+
+@pytest.mark.parametrize("label", COMPARED)
+def test_the_table_has_the_number_of_lines_that_the_script_has(label):
+    page = (ROOT / "docs" / "train.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {label} |")]
+    assert row.split("|")[2].strip() == str(num_changed_lines(COMPARED[label]))
+
+
+def test_five_changed_lines_are_enough():
+    assert num_changed_lines("with_torchmuster.py") <= 5
+
+
+def test_the_diff_in_the_page_is_that_of_the_scripts():
+    page = (ROOT / "docs" / "train.md").read_text()
+    script = (SIDE_BY_SIDE / "with_torchmuster.py").read_text().splitlines()
+    shown = [line for line in page.split("```diff")[1].split("```")[0].splitlines() if line]
+    kept = [line[1:] for line in shown if not line.startswith("-") and line.strip()]
+    assert kept == [line for line in script if line.strip()]
+
+
+# The pages for who changes the code name what is there.
+
+INSIDE = (ROOT / "docs" / "inside.md").read_text()
+SOURCE = ROOT / "src" / "torchmuster"
+WALKS = re.split(r"^## ", INSIDE, flags=re.MULTILINE)[1:]
+MAX_FILES = 15
+
+
+@pytest.mark.parametrize("walk", WALKS, ids=[walk.splitlines()[0] for walk in WALKS])
+def test_a_walk_passes_few_files_and_each_exists(walk):
+    files = re.findall(r"^\| \d+ \| `([\w/.]+)` \|", walk, re.MULTILINE)
+
+    assert 0 < len(files) <= MAX_FILES
+    assert [name for name in files if not (SOURCE / name).is_file()] == []
+
+
+def test_there_are_six_walks():
+    assert len(WALKS) == 6
+
+
+def test_every_room_has_its_row():
+    rows = re.findall(r"^\| (`[^|]+`) \|", INSIDE.partition("## ")[0], re.MULTILINE)
+    named = set(re.findall(r"`(\w+)/`", " ".join(rows)))
+
+    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert named == folders
+
+
+def test_the_map_of_contributing_names_what_exists():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| [^|`]+ \|(.*)$", text, re.MULTILINE)
+    named = re.findall(r"`((?:src|tests|docs)/[\w/.-]+)`", " ".join(rows))
+
+    assert len(rows) >= 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_each_rule_of_the_design_is_of_one_room():
+    text = (ROOT / "docs" / "design.md").read_text()
+    rules = [int(number) for number in re.findall(r"^(\d+)\. \*\*", text, re.MULTILINE)]
+    table = text.partition("| room | rules |")[2].partition("\n\n")[0]
+    listed = []
+    for _, row in re.findall(r"^\| (\w+) \| ([^|]+) \|$", table, re.MULTILINE):
+        for part in row.split(", "):
+            first, _, last = part.partition(" to ")
+            listed += range(int(first), int(last or first) + 1)
+
+    assert rules == list(range(1, len(rules) + 1))
+    assert sorted(listed) == rules
+
+
+def test_no_page_names_a_folder_that_is_gone():
+    gone = r"`(?:node|head|owner|programs|engines|spec|net|model|cli|api|ui|data|files)/[\w/.*]*`"
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    found = {
+        f"{page.name}: {name}" for page in pages for name in re.findall(gone, page.read_text())
+    }
+    assert found == set()
+
+
+# The matrix of faults on its page is the one that was measured.
+
+
+def test_the_page_holds_the_measured_matrix():
+    assert matrix.PAGE.read_text() == matrix.page(matrix.read()), "make matrix"
+
+
+def test_every_fault_was_tried_on_every_engine():
+    document = matrix.read()
+    assert list(document) == list(WORLDS)
+    for known in document.values():
+        assert list(known["cells"]) == [fault.name for fault in FAULTS]
+
+
+def test_a_table_names_what_has_failed_and_why_a_cell_is_empty():
+    cells = {fault.name: {"word": "ok", "shown_s": 0.55} for fault in FAULTS}
+    cells["link"] = {"word": "impossible", "why": "there is no link"}
+    cells["disk"] = {"word": "failed", "why": "the cause is rank 1, not 2"}
+    lines = matrix.table({"local": {"cells": cells}}).splitlines()
+    assert "| link cut | - (1) | not run |" in "\n".join(lines)
+    assert "| disk full | **FAILED**: the cause is rank 1, not 2 | not run |" in "\n".join(lines)
+    assert lines[-1] == "1. there is no link"

@@ -13,17 +13,16 @@ from torchmuster.launcher.model.job import JobRequest, NodeChunk
 
 def run_script(tmp_path, python, *lines, path="/usr/bin:/bin"):
     """Run the shell part of a job's script whose head says which Python it got."""
-    job = JobRequest(
-        name="r",
-        chunks=(NodeChunk(),),
-        head=(PYTHON, "-c", "import sys; print('head of', sys.executable)"),
-        log_path="/x.log",
-        python=python,
-        node_lines=lines,
-    )
-    script = tmp_path / "job.sh"
-    script.write_text("\n".join(body(job)))
-    return ran(["/bin/bash", str(script)], limit_s=30, env={"PATH": path})
+    says = (PYTHON, "-c", "import sys; print('head of', sys.executable)")
+    script = write_script(tmp_path, says, python=python, node_lines=lines)
+    return ran(["/bin/bash", script], limit_s=30, env={"PATH": path})
+
+
+def write_script(folder, head, **more):
+    """Write the shell part of a job's script with this head; return its path."""
+    job = JobRequest(name="r", chunks=(NodeChunk(),), head=head, log_path="/x.log", **more)
+    (folder / "job.sh").write_text("\n".join(body(job)))
+    return folder / "job.sh"
 
 
 def test_where_the_clients_python_runs_no_line_is_run_in_the_script(tmp_path):
@@ -67,24 +66,15 @@ def test_a_node_without_the_clients_torchmuster_takes_the_copy_beside_the_run(
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     (tmp_path / "a run").mkdir()
     place_package(str(tmp_path / "a run" / "package.zip"))
-    job = JobRequest(
-        name="r",
-        chunks=(NodeChunk(),),
-        head=(
-            PYTHON,
-            "/nope/torchmuster/core/programs/__main__.py",
-            "conduct",
-            "/no/such/run",
-            "--engine=slurm",
-        ),
-        log_path="/x.log",
+    program = "/nope/torchmuster/core/programs/__main__.py"
+    script = write_script(
+        tmp_path,
+        (PYTHON, program, "conduct", "/no/such/run", "--engine=slurm"),
         python=sys.executable,
         package_copy=str(tmp_path / "a run" / "package"),
     )
-    script = tmp_path / "job.sh"
-    script.write_text("\n".join(body(job)))
     for _ in range(2):  # the second time it is there already
-        done = ran(["/bin/bash", str(script)], env={"PATH": "/usr/bin:/bin"})
+        done = ran(["/bin/bash", script], env={"PATH": "/usr/bin:/bin"})
         assert done.returncode == 3
         assert "the plan of the run can't be read" in done.stderr
         assert "muster: /nope/torchmuster is not on" in done.stderr

@@ -71,16 +71,9 @@ def seen(folder, rank, attempt=0):
 def test_data_is_staged_on_every_node_and_removed_at_the_end(stage):
     (stage / "data").mkdir()
     (stage / "data" / "a").write_text("1")
-    done = muster(
-        stage,
-        "--nodes",
-        "2",
-        "--stage",
-        "data:in/data",
-        "--before",
-        "echo $MUSTER_PLACE >> order; test -e $MUSTER_SCRATCH/in/data/a",
-        "train.py",
-    )
+    before = "echo $MUSTER_PLACE >> order; test -e $MUSTER_SCRATCH/in/data/a"
+    words = ("--nodes", "2", "--stage", "data:in/data", "--before", before)
+    done = muster(stage, *words, "train.py")
 
     assert done.returncode == 0, done.stderr
     assert sorted((stage / "order").read_text().split()) == ["0", "1"]

@@ -8,23 +8,13 @@ import re
 import signal
 from pathlib import Path
 
+import example_runs
 import numpy as np
 import pytest
 import torch
 from archives import pickle_batch, pickle_call, write_archive
-from example_runs import (
-    EXAMPLES,
-    a_worker_of,
-    bare,
-    environment,
-    events,
-    muster,
-    output_of,
-    started,
-    wait_until_saved,
-)
 
-FOLDER = EXAMPLES / "cifar10_resnet18"
+FOLDER = example_runs.EXAMPLES / "cifar10_resnet18"
 TRAIN = FOLDER / "train.py"
 SMALL = ["--width", "4", "--batch-size", "15", "--loader-workers", "0"]
 NUM_TRAIN, NUM_VALID, NUM_TEST, STEPS_PER_EPOCH = 180, 20, 40, 12  # of 6 batches with 40 images
@@ -51,21 +41,23 @@ def test_a_killed_worker_costs_no_sample_and_nothing_is_staged_again(tmp_path, a
     script = [TRAIN, "--archive", archive, "--epochs", epochs, "--save-every", 2, *SMALL]
     run_dir = tmp_path / "home" / "runs" / "the-run"
     record = run_dir / "training.jsonl"
-    with started(muster(2, *script, nodes=2), environment(tmp_path)) as process:
-        wait_until_saved(process, record, STEPS_PER_EPOCH + 4)
-        os.kill(a_worker_of(run_dir, "n2"), signal.SIGKILL)
+    with example_runs.started(
+        example_runs.muster(2, *script, nodes=2), example_runs.environment(tmp_path)
+    ) as process:
+        example_runs.wait_until_saved(process, record, STEPS_PER_EPOCH + 4)
+        os.kill(example_runs.a_worker_of(run_dir, "n2"), signal.SIGKILL)
         code = process.wait(timeout=90)
     output = (tmp_path / "out").read_text()
     assert code == 0, output
     assert "SIGKILL" in output
 
-    first, second = (event["step"] for event in events(record, "resumed"))
+    first, second = (event["step"] for event in example_runs.events(record, "resumed"))
     assert first == 0
     assert STEPS_PER_EPOCH + 2 <= second < epochs * STEPS_PER_EPOCH
     exact = {"samples": NUM_TRAIN, "lost": 0, "twice": 0, "whole": True}
-    ledgers = {event["epoch"]: event["ledger"] for event in events(record, "epoch")}
+    ledgers = {event["epoch"]: event["ledger"] for event in example_runs.events(record, "epoch")}
     assert ledgers == dict.fromkeys(range(epochs), exact)
-    assert events(record, "finished")[0]["step"] == epochs * STEPS_PER_EPOCH
+    assert example_runs.events(record, "finished")[0]["step"] == epochs * STEPS_PER_EPOCH
     assert output.count(f"valid_count {NUM_VALID}") >= epochs
     assert f"test_count {NUM_TEST}.0000" in output
 
@@ -82,7 +74,9 @@ def read_all(folder):
 
 def test_one_process_without_a_launcher_trains_too(tmp_path, archive):
     script = [TRAIN, "--archive", archive, "--epochs", 1, "--snapshots", tmp_path / "s", *SMALL]
-    assert f"test_count {NUM_TEST}.0000" in output_of(bare(*script), environment(tmp_path))
+    assert f"test_count {NUM_TEST}.0000" in example_runs.output_of(
+        example_runs.bare(*script), example_runs.environment(tmp_path)
+    )
 
 
 def test_a_hostile_batch_ends_the_run_and_its_code_does_not_run(tmp_path):

@@ -3,19 +3,10 @@
 import re
 import signal
 
+import example_runs
 import pytest
-from example_runs import (
-    EXAMPLES,
-    bare,
-    environment,
-    events,
-    muster,
-    output_of,
-    started,
-    wait_until_saved,
-)
 
-TRAIN = EXAMPLES / "mingpt" / "train.py"
+TRAIN = example_runs.EXAMPLES / "mingpt" / "train.py"
 TINY = [
     "--layers",
     "1",
@@ -30,7 +21,7 @@ TINY = [
     "--letters",
     "40",
 ]
-TINY += ["--epochs", "7", "--text", str(EXAMPLES.parent / "LICENSE")]
+TINY += ["--epochs", "7", "--text", str(example_runs.EXAMPLES.parent / "LICENSE")]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +29,7 @@ def undisturbed(tmp_path_factory):
     """Return what a run prints that nobody kills."""
     folder = tmp_path_factory.mktemp("undisturbed")
     script = [TRAIN, *TINY, "--snapshots", folder / "snapshots"]
-    return output_of(bare(*script), environment(folder))
+    return example_runs.output_of(example_runs.bare(*script), example_runs.environment(folder))
 
 
 def losses_in(output):
@@ -54,19 +45,21 @@ def test_the_model_learns_and_writes(undisturbed):
 
 def test_a_run_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(tmp_path, undisturbed):
     script = [TRAIN, *TINY, "--save-every", 3, "--snapshots", tmp_path / "snapshots"]
-    line, env = bare(*script), environment(tmp_path)
+    line, env = example_runs.bare(*script), example_runs.environment(tmp_path)
     record = tmp_path / "snapshots" / "training.jsonl"
-    with started(line, env) as process:
-        wait_until_saved(process, record, 9)
+    with example_runs.started(line, env) as process:
+        example_runs.wait_until_saved(process, record, 9)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert not events(record, "finished")
-    assert output_of(line, env) == undisturbed
-    assert events(record, "resumed")[-1]["step"] >= 6
+    assert not example_runs.events(record, "finished")
+    assert example_runs.output_of(line, env) == undisturbed
+    assert example_runs.events(record, "resumed")[-1]["step"] >= 6
 
 
 def test_two_workers_that_accumulate_learn_as_well(tmp_path, undisturbed):
     script = [TRAIN, *TINY, "--accumulate", "2", "--dropout", "0"]
-    loss, guess = losses_in(output_of(muster(2, *script), environment(tmp_path)))
+    loss, guess = losses_in(
+        example_runs.output_of(example_runs.muster(2, *script), example_runs.environment(tmp_path))
+    )
     assert loss < guess - 1
     assert loss == pytest.approx(losses_in(undisturbed)[0], abs=0.2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_fake_slurm import SCRIPT
+from cluster.slurm import SCRIPT
 from examples.example_runs import EXAMPLES
 from kit.command import ran
 from kit.installed import install_metadata

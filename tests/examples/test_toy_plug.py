@@ -103,21 +103,25 @@ def test_a_part_that_a_node_lacks_is_left_out_with_a_sentence(muster, tmp_path):
     )
 
 
-def test_two_packages_with_the_same_name_are_refused(muster, tmp_path):
-    other = tmp_path / "site" / "other-1.dist-info"
+def install_other(folder, command):
+    """Install a package that brings this command, too."""
+    other = folder / "site" / "other-1.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
-    (other / "entry_points.txt").write_text("[torchmuster.commands]\ncheer = other:cheer\n")
+    (other / "entry_points.txt").write_text(
+        f"[torchmuster.commands]\n{command} = other:{command}\n"
+    )
+
+
+def test_two_packages_with_the_same_name_are_refused(muster, tmp_path):
+    install_other(tmp_path, "cheer")
     done = muster("cheer")
     assert done.returncode == 2
     assert "two packages bring the same of commands: `cheer`" in done.stderr
 
 
 def test_a_name_of_ours_can_not_be_taken(muster, tmp_path):
-    other = tmp_path / "site" / "other-1.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
-    (other / "entry_points.txt").write_text("[torchmuster.commands]\nrun = other:run\n")
+    install_other(tmp_path, "run")
     assert muster("run", "--nproc-per-node", "1", "train.py").returncode == 0
     assert "the same of commands: `run`, of muster and other" in muster("--help").stderr
 

@@ -3,11 +3,10 @@
 import json
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kit.command import muster_env
+from kit.command import MUSTER, muster_env
 from kit.waiting import wait_until
 from torchmuster.core import proc
 
@@ -30,15 +29,7 @@ class Job:
     def start(self) -> "Job":
         self.folder.mkdir(exist_ok=True)
         script = self.script or (LOOP, str(self.folder))
-        argv = [
-            *self.prefix,
-            sys.executable,
-            "-m",
-            "torchmuster",
-            self.command,
-            *self.options,
-            *script,
-        ]
+        argv = [*self.prefix, *MUSTER, self.command, *self.options, *script]
         with open(self.folder / "stdout", "wb") as out, open(self.folder / "stderr", "wb") as err:
             self.process = subprocess.Popen(
                 argv,
@@ -48,6 +39,14 @@ class Job:
                 stderr=err,
                 start_new_session=True,
             )
+        return self
+
+    def write(self, text: str, *words: str) -> "Job":
+        """Let it run this program; its words are its folder unless others are given."""
+        self.folder.mkdir(exist_ok=True)
+        script = self.folder / "script.py"
+        script.write_text(text)
+        self.script = (str(script), *(words or (str(self.folder),)))
         return self
 
     # What can be seen.
@@ -70,6 +69,10 @@ class Job:
             if name is None or event["event"] == name:
                 found.append(event)
         return found
+
+    def log(self, rank: int = 0) -> Path:
+        """Return the file of what a rank says in the first attempt."""
+        return self.run_dir / f"logs/main/train/attempt-0/rank-{rank}.log"
 
     def result(self) -> dict:
         return json.loads((self.run_dir / "result.json").read_text())
@@ -155,3 +158,24 @@ class Job:
         for pid in below:
             proc.kill_quietly(pid, signal.SIGCONT)
             proc.kill_quietly(pid, signal.SIGKILL)
+
+
+def start_pair(job, *options: str, prefixes: tuple[tuple[str, ...], ...] = ((), ())) -> list[Job]:
+    """Start two `muster torchrun` of one worker each; they share a home and a folder."""
+    head, other = pair = [
+        job(
+            "--nproc-per-node",
+            "1",
+            "--rdzv-backend",
+            "c10d",
+            *options,
+            command="torchrun",
+            prefix=one,
+        )
+        for one in prefixes
+    ]
+    other.home = head.home
+    head.script = other.script = (LOOP, str(head.folder))
+    head.start()
+    other.start()
+    return pair

@@ -1,6 +1,5 @@
-"""A rank that stands while the others wait is found, named and ended; slow ones are not."""
+"""A rank that stands while the others wait is found, named and ended; slow ones are not. Nor is a start that only takes long."""
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit import missing
-from kit.command import muster_env, run_muster
+from kit.command import SOURCE, muster_env, run_muster
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -99,7 +98,7 @@ def test_who_sits_in_a_debugger_is_no_hang_for_longer_than_the_most(train):
     run = train("breakpoint", limit="3s:6s", LONG_S="20", STEPS="200")
     assert run.wait(LIMIT_S) == 0, run.stderr
     assert run.events("hang") == []
-    assert "(Pdb)" in _log(run, 1)
+    assert "(Pdb)" in run.log(1).read_text()
 
 
 @pytest.mark.slow
@@ -136,11 +135,6 @@ def test_real_compilation_is_no_hang(train, tmp_path):
 def _compiler():
     """Return the path of g++; torch.compile needs it on processors."""
     return shutil.which("g++") or missing.stop("torch.compile needs g++")
-
-
-def _log(run, rank):
-    folder = run.run_dir / "logs" / "main" / "train" / "attempt-0"
-    return (folder / f"rank-{rank}.log").read_text()
 
 
 @pytest.mark.slow
@@ -187,13 +181,90 @@ def _says(run, words):
     return all(word in first for word in words)
 
 
-def test_debug_gives_nccl_a_file_for_each_rank_and_keeps_what_the_user_has_set(job, tmp_path):
-    script = tmp_path / "show.py"
+def test_debug_gives_nccl_a_file_for_each_rank_and_keeps_what_the_user_has_set(job):
     names = "NCCL_DEBUG NCCL_DEBUG_FILE TORCH_DISTRIBUTED_DEBUG TORCH_CPP_LOG_LEVEL"
-    script.write_text(f"import os\nprint([os.environ[n] for n in {names.split()!r}])\n")
-    run = job("--nproc-per-node", "2", "--debug", script=(str(script),), env={"NCCL_DEBUG": "WARN"})
+    run = job("--nproc-per-node", "2", "--debug", env={"NCCL_DEBUG": "WARN"})
+    run.write(f"import os\nprint([os.environ[n] for n in {names.split()!r}])\n")
     assert run.start().wait() == 0, run.stderr
-    logs = run.run_dir / "logs" / "main" / "train" / "attempt-0"
     for rank in range(2):
-        shown = (logs / f"rank-{rank}.log").read_text()
-        assert f"['WARN', '{os.fspath(logs)}/nccl-{rank}.log', 'DETAIL', 'INFO']" in shown
+        file = f"{run.log().parent}/nccl-{rank}.log"
+        assert f"['WARN', '{file}', 'DETAIL', 'INFO']" in run.log(rank).read_text()
+
+
+# Ranks that wait for others at the start of training are told of in seconds.
+
+MEETS = str(Path(__file__).with_name("meets.py"))
+START_LIMIT_S = 180.0
+
+
+@pytest.fixture
+def meet(job):
+    """Return a function that starts ranks that meet; a wait is told of after 4 s."""
+
+    def start(mode, *options, nodes=2, workers=1, limit="24s:10m", **env):
+        words = ("--nodes", str(nodes), "--nproc-per-node", str(workers), "--tee", "none")
+        made = job(*words, "--hang-timeout", limit, *options, script=(MEETS, mode), env=env)
+        return made.start()
+
+    return start
+
+
+def told(run):
+    return run.wait_event("start_wait", timeout_s=START_LIMIT_S)["text"]
+
+
+def test_ranks_that_wait_for_one_are_told_of_with_its_place_and_go_on_when_it_comes(meet, tmp_path):
+    data = tmp_path / "data"
+    run = meet("download", workers=2, DATA=str(data))
+    assert re.fullmatch(
+        r"ranks 1-3 wait in init_process_group \(meets\.py:\d+\) since \d+ s"
+        r" for rank 0 on n1, which is in download\(\) \(meets\.py:\d+\)",
+        told(run),
+    )
+    data.touch()
+    assert run.wait(START_LIMIT_S) == 0, run.stderr
+    assert len(run.events("start_wait")) == 1
+    assert "muster: ranks 1-3 wait in init_process_group" in run.stderr
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("start", ["fork", "fresh"])
+def test_a_script_that_calls_another_store_is_told_both_addresses_and_its_line(meet, start):
+    text = told(meet("port", "--start", start))
+    assert re.search(r"ranks 0-1 wait in init_process_group \(meets\.py:\d+\) since \d+ s", text)
+    assert re.search(r"ranks 0-1 call [\w.:]+:1, where no store answers", text)
+    assert re.search(
+        r"the store of this run is at [\d.]+:\d{4,5} \(MASTER_ADDR, MASTER_PORT\)", text
+    )
+    assert re.search(r'`meets\.py:\d+: os\.environ\["MASTER_PORT"\] = "1"`', text)
+
+
+@pytest.mark.lab
+def test_a_store_that_the_script_opens_itself_is_a_wait_too(meet):
+    text = told(meet("own-store"))
+    assert "wait in TCPStore (meets.py" in text
+    assert "127.0.0.1:1, where no store answers" in text
+
+
+@pytest.mark.lab
+def test_a_wrong_world_size_is_told_of_as_a_wait_of_all(meet):
+    text = told(meet("world"))
+    assert "though all of this attempt have come; do rank= and world_size=" in text
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(("mode", "name"), [("library", "download"), ("loop", "count")])
+def test_who_keeps_the_others_waiting_is_named_with_its_function(meet, mode, name):
+    text = told(meet(mode))
+    assert "rank 1 waits in init_process_group (meets.py:" in text
+    assert f"for rank 0 on n1, which is in {name}() (meets.py:" in text
+
+
+@pytest.mark.lab
+def test_a_slow_import_is_not_told_of(meet, tmp_path):
+    library = tmp_path / "site-packages" / "slow_library.py"
+    library.parent.mkdir()
+    library.write_text("import threading\nthreading.Event().wait(14)\n")
+    run = meet("import", PYTHONPATH=f"{library.parent}:{SOURCE}")
+    assert run.wait(START_LIMIT_S) == 0, run.stderr
+    assert run.events("start_wait") == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, insist, muster_env, ran
+from kit.command import MUSTER, muster_env, ran
 from kit.waiting import wait_until
 from torchmuster.core import proc
 
@@ -47,13 +47,10 @@ LIGHT = (
 
 
 @pytest.fixture
-def light(job, tmp_path):
+def light(job):
     """Return a started job of two nodes whose workers need no torch."""
-    script = tmp_path / "light.py"
-    script.write_text(LIGHT)
     run = job("--nodes", "2", "--nproc-per-node", "1", "--start", "fresh")
-    run.script = (str(script), str(run.folder))
-    return run.start()
+    return run.write(LIGHT).start()
 
 
 def muster(tmp_path, *words, **more):
@@ -80,24 +77,15 @@ def _is_agent(pid):
         return False
 
 
-def test_a_client_that_missed_the_end_does_not_run_the_job_again(job, tmp_path):
-    script = tmp_path / "count.py"
-    script.write_text("import sys\nopen(sys.argv[1] + '/runs', 'a').write('once ')\n")
-    run = job("--start", "fresh")
-    run.script = (str(script), str(run.folder))
-    run.start()
+def test_a_client_that_missed_the_end_does_not_run_the_job_again(job):
+    text = "import sys\nopen(sys.argv[1] + '/runs', 'a').write('once ')\n"
+    run = job("--start", "fresh").write(text).start()
     client = run.process.pid
     wait_until(lambda: any(map(_is_agent, proc.children_of(client))), "the agent")
     os.kill(client, signal.SIGSTOP)
     wait_until(lambda: (run.home / "runs").is_dir() and run.events("run_ended"), "the end")
-    wait_until(
-        lambda: (
-            not any(
-                _is_agent(child) and proc.is_running(child) for child in proc.children_of(client)
-            )
-        ),
-        "the agent's end",
-    )
+    lives = lambda pid: _is_agent(pid) and proc.is_running(pid)  # noqa: E731
+    wait_until(lambda: not any(map(lives, proc.children_of(client))), "the agent's end")
     os.kill(client, signal.SIGCONT)
     assert run.wait() == 0
     assert (run.folder / "runs").read_text() == "once "
@@ -133,12 +121,9 @@ def test_an_agent_that_dies_before_it_has_called_is_replaced(light):
 
 
 @pytest.mark.parametrize("moment", ["nothing has followed", "it is started again", "it is back"])
-def test_a_run_goes_on_whenever_its_head_falls_behind_another_node(job, tmp_path, moment):
-    script = tmp_path / "light.py"
-    script.write_text(LIGHT)
+def test_a_run_goes_on_whenever_its_head_falls_behind_another_node(job, moment):
     run = job("--nodes", "3", "--nproc-per-node", "1", "--start", "fresh")
-    run.script = (str(script), str(run.folder))
-    run.start().wait_up(0, 3)
+    run.write(LIGHT).start().wait_up(0, 3)
     lost = run.agent_pid("n2")
     os.kill(lost, signal.SIGKILL)
     if moment == "it is started again":
@@ -164,19 +149,6 @@ def test_a_spawner_that_stands_still_does_not_hold_the_next_attempt(light):
     assert light.finish() == 0
 
 
-def test_a_second_ctrl_c_cuts_the_grace_short_under_torchrun(job, tmp_path):
-    script = tmp_path / "stubborn.py"
-    script.write_text(WAITING)
-    run = job("--standalone", command="torchrun")
-    run.script = (str(script), str(run.folder))
-    run.start()
-    wait_until((run.folder / "ready").exists, "the worker")
-    os.kill(run.process.pid, signal.SIGINT)
-    wait_until((run.folder / "caught").exists, "the first signal")
-    insist(run.process)
-    assert run.wait() == 130
-
-
 def test_a_head_that_cannot_start_workers_ends_with_its_own_code(tmp_path):
     (tmp_path / "torch.py").write_text("raise RuntimeError('broken')\n")
     (tmp_path / "train.py").touch()
@@ -191,12 +163,7 @@ def test_input_from_a_file_or_a_pipe_reaches_its_rank_whole(tmp_path):
     data = os.urandom(300_000)
     (tmp_path / "data").write_bytes(data)
     words = [*MUSTER, "run", "--start", "fresh", "--stdin", "0"]
-    run = {
-        "env": muster_env(tmp_path / "home"),
-        "capture_output": True,
-        "timeout": 60,
-        "check": False,
-    }
+    run = {"env": muster_env(tmp_path / "home"), "capture_output": True, "timeout": 60}
     assert subprocess.run([*words, str(script)], input=data, **run).stdout == b"300000\n"
     with open(tmp_path / "data", "rb") as file:
         assert subprocess.run([*words, str(script)], stdin=file, **run).stdout == b"300000\n"

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from harness import LOOP
+from harness import start_pair as pair_of
 
 from kit.namespaces import HeldNetworks, why_no_networks
 from kit.waiting import wait_until
@@ -30,21 +30,10 @@ def hosts():
 
 
 def start_pair(job, hosts, *options):
-    """Start one `muster torchrun` on each host; they share a home and a folder."""
-    pair = []
-    for number in range(2):
-        run = job(
-            "--nproc-per-node", "1", "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", f"{ADDRESSES[0]}:29501", *options, command="torchrun",
-        )  # fmt: skip
-        run.prefix = tuple(hosts.argv(number, []))
-        pair.append(run)
-    head, other = pair
-    other.home = head.home
-    head.script = other.script = (LOOP, str(head.folder))
-    head.start()
-    other.start()
-    return head, other
+    """Start one `muster torchrun` on each host."""
+    prefixes = tuple(tuple(hosts.argv(number, [])) for number in range(2))
+    endpoint = ("--rdzv-endpoint", f"{ADDRESSES[0]}:29501")
+    return pair_of(job, *endpoint, *options, prefixes=prefixes)
 
 
 def test_two_hosts_train_over_their_link(job, hosts):

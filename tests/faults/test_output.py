@@ -15,15 +15,9 @@ from kit.waiting import wait_until
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
 
-def write(tmp_path, text):
-    script = tmp_path / "script.py"
-    script.write_text(text)
-    return str(script)
-
-
 def test_a_hundred_megabytes_reach_the_log_and_not_the_agents_memory(job, tmp_path):
-    script = write(
-        tmp_path,
+    gate = tmp_path / "gate"
+    run = job().write(
         "import os, sys, time\n"
         "line = b'x' * 99 + b'\\n'\n"
         "for _ in range(1000):\n"
@@ -32,14 +26,12 @@ def test_a_hundred_megabytes_reach_the_log_and_not_the_agents_memory(job, tmp_pa
         "open(sys.argv[1], 'w').close()\n"
         "while not os.path.exists(sys.argv[1] + '.go'):\n"
         "    time.sleep(0.01)\n",
+        str(gate),
     )
-    gate = tmp_path / "gate"
-    run = job(script=(script, str(gate)))
     run.options = ()
     run.start()
     wait_until(gate.exists, "the whole output", 120)
-    log = run.run_dir / "logs/main/train/attempt-0/rank-0.log"
-    wait_until(lambda: log.stat().st_size == 100_000_000, "the log", 60)
+    wait_until(lambda: run.log().stat().st_size == 100_000_000, "the log", 60)
     with open(f"/proc/{run.agent_pid('n1')}/statm") as statm:
         assert int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") < 100 << 20
     (tmp_path / "gate.go").touch()
@@ -47,9 +39,8 @@ def test_a_hundred_megabytes_reach_the_log_and_not_the_agents_memory(job, tmp_pa
     assert run.stdout.count("\n") == 1_000_000
 
 
-def test_lines_of_several_ranks_are_whole_and_prefixed(job, tmp_path):
-    script = write(
-        tmp_path,
+def test_lines_of_several_ranks_are_whole_and_prefixed(job):
+    run = job("--nodes", "2", "--nproc-per-node", "2", "--tee", "all").write(
         "import os, sys\n"
         "rank = os.environ['RANK']\n"
         "for number in range(2000):\n"
@@ -57,8 +48,7 @@ def test_lines_of_several_ranks_are_whole_and_prefixed(job, tmp_path):
         "    sys.stdout.flush()\n"
         "    sys.stdout.write('y' * 50 + '\\n')\n",
     )
-    run = job("--nodes", "2", "--nproc-per-node", "2", "--tee", "all", script=(script,)).start()
-    assert run.wait() == 0
+    assert run.start().wait() == 0
     seen = {rank: [] for rank in "0123"}
     for line in run.stdout.splitlines():
         prefix, rank, number, rest = re.fullmatch(r"\[rank (\d)\] (\d):(\d+):(y+)", line).groups()
@@ -68,21 +58,18 @@ def test_lines_of_several_ranks_are_whole_and_prefixed(job, tmp_path):
     assert all(numbers == list(range(2000)) for numbers in seen.values())
 
 
-def test_standard_streams_stay_apart(job, tmp_path):
-    script = write(tmp_path, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
-    run = job(script=(script,))
+def test_standard_streams_stay_apart(job):
+    run = job().write("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
     run.options = ()
-    run.start()
-    assert run.wait() == 0
+    assert run.start().wait() == 0
     assert run.stdout == "out\n"
     assert "err\n" in run.stderr
-    log = run.run_dir / "logs/main/train/attempt-0/rank-0.log"
-    assert sorted(log.read_text().splitlines()) == ["err", "out"]
+    assert sorted(run.log().read_text().splitlines()) == ["err", "out"]
 
 
-def test_tee_none_shows_nothing_of_the_ranks(job, tmp_path):
-    run = job("--tee", "none", script=(write(tmp_path, "print('out')\n"),)).start()
-    assert run.wait() == 0
+def test_tee_none_shows_nothing_of_the_ranks(job):
+    run = job("--tee", "none").write("print('out')\n")
+    assert run.start().wait() == 0
     assert run.stdout == ""
 
 
@@ -96,9 +83,12 @@ def test_tee_none_shows_nothing_of_the_ranks(job, tmp_path):
     ids=" ".join,
 )
 def test_a_pipe_gets_every_line_and_a_reader_who_sleeps_holds_no_run(tmp_path, words):
-    text = "import os\nfor n in range(100_000):\n    print(os.environ['RANK'], n, 'z' * 60)\n"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfor n in range(100_000):\n    print(os.environ['RANK'], n, 'z' * 60)\n"
+    )
     with subprocess.Popen(
-        [*MUSTER, *words, write(tmp_path, text)],
+        [*MUSTER, *words, str(script)],
         env=muster_env(tmp_path / "home"), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True,
     ) as client:  # fmt: skip
@@ -116,15 +106,10 @@ def test_a_pipe_gets_every_line_and_a_reader_who_sleeps_holds_no_run(tmp_path, w
 
 @pytest.mark.netns
 def test_a_full_disk_loses_logs_is_said_and_the_job_goes_on(job, tmp_path):
-    script = write(
-        tmp_path,
-        "for n in range(300_000):\n    print('w' * 60)\nprint('the end')\n",
-    )
     home = tmp_path / "small"
     home.mkdir()
-    run = job(script=(script,))
-    run.options = ("--tee", "none")
-    run.home = home
+    run = job("--tee", "none")
+    run.write("for n in range(300_000):\n    print('w' * 60)\nprint('the end')\n").home = home
     # It ends with the run; the result is copied out.
     copy = f'"$@"; code=$?; cp -r "{home}/runs" "{tmp_path}/kept"; exit $code'
     run.prefix = (*small_disk(home, "6m"), "sh", "-c", copy, "sh")

@@ -1,25 +1,22 @@
 """Stopping: what reaches the workers, how often, and what is left."""
 
-import contextlib
+import json
 import os
-import pty
 import signal
-import subprocess
 
 import pytest
-from harness import LOOP
 
 from kit.command import MUSTER, insist, muster_env, run_muster
-from kit.waiting import wait_until
+from kit.screen import TerminalOf
+from kit.waiting import LIMIT_S, wait_until
 from torchmuster.core import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
 
 @pytest.mark.short
-def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
-    script = tmp_path / "count.py"
-    script.write_text(
+def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job):
+    run = job().write(
         "import os, signal, sys, time\n"
         "import torch\n"
         "rank, folder = os.environ['RANK'], sys.argv[1]\n"
@@ -37,8 +34,6 @@ def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
         "    time.sleep(0.01)\n"
         "os._exit(75)\n"
     )
-    run = job()
-    run.script = (str(script), str(run.folder))
     run.start()
     wait_until(lambda: len(list(run.folder.glob("ready-*"))) == 4, "all workers")
     os.kill(run.process.pid, signal.SIGINT)
@@ -50,23 +45,18 @@ def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
     assert "continues from the last save" in run.result()["report"]["hint"]
 
 
-def test_a_stop_while_workers_are_being_started_waits_for_no_grace(job, tmp_path):
-    script = tmp_path / "long.py"
-    script.write_text("import time, torch\ntime.sleep(3600)\n")
-    run = job("--grace", "3600s")
-    run.script = (str(script),)
-    run.start()
+def test_a_stop_while_workers_are_being_started_waits_for_no_grace(job):
+    run = job("--grace", "3600s").write("import time, torch\ntime.sleep(3600)\n").start()
     run.wait_event("attempt_started")
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.finish() == 143
 
 
-def test_a_background_job_that_ignores_sigint_is_stopped_all_the_same(job, tmp_path):
+def test_a_background_job_that_ignores_sigint_is_stopped_all_the_same(job):
     """A shell without job control starts `muster run ... &` with SIGINT ignored, and workers inherit that."""
-    script = tmp_path / "long.py"
-    script.write_text("import sys, time\nopen(sys.argv[1], 'w').close()\ntime.sleep(120)\n")
     run = job("--grace", "60s")
-    run.script = (str(script), str(run.folder / "ready"))
+    text = "import sys, time\nopen(sys.argv[1], 'w').close()\ntime.sleep(120)\n"
+    run.write(text, str(run.folder / "ready"))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         run.start()
@@ -78,17 +68,19 @@ def test_a_background_job_that_ignores_sigint_is_stopped_all_the_same(job, tmp_p
     assert run.result()["report"]["because"] == ["you cancelled it"]
 
 
-def test_a_second_ctrl_c_cuts_the_grace_short(job, tmp_path):
-    script = tmp_path / "stubborn.py"
-    script.write_text(
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("run", ("--grace", "3600")), ("torchrun", ("--standalone",))],
+    ids=["run", "torchrun"],
+)
+def test_a_second_ctrl_c_cuts_the_grace_short(job, command, options):
+    run = job(*options, command=command).write(
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGINT, lambda *_: open(f'{sys.argv[1]}/caught', 'w').close())\n"
         "open(f'{sys.argv[1]}/ready', 'w').close()\n"
         "while True:\n"
         "    time.sleep(0.01)\n"
     )
-    run = job("--grace", "3600")
-    run.script = (str(script), str(run.folder))
     run.start()
     wait_until((run.folder / "ready").exists, "the worker")
     os.kill(run.process.pid, signal.SIGINT)
@@ -119,9 +111,7 @@ def test_sigterm_and_code_75_mean_preempted(job):
 
 
 def test_sigusr1_reaches_only_workers_that_catch_it(job):
-    run = job()
-    run.folder.mkdir()
-    run.start()
+    run = job().start()
     run.wait_up(0)
     os.kill(run.process.pid, signal.SIGUSR1)  # its default action would end a worker
     (run.folder / "catch").touch()
@@ -147,19 +137,20 @@ def test_cancel_from_another_terminal_stops_the_run(job):
 
 
 def muster(run, *words):
-    return run_muster(*words, env=muster_env(run.home), limit_s=60)  # fmt: skip
+    return run_muster(*words, env=muster_env(run.home), limit_s=60)
 
 
-def test_detach_returns_at_once_and_the_run_goes_on(job, tmp_path):
-    folder = tmp_path / "job"
-    folder.mkdir()
-    run = job("--detach", "--run-id", "away", "--nodes", "2", "--nproc-per-node", "2")
-    run.script = (LOOP, str(folder))
-    run.start()
+def begin_detached(job, *options):
+    """Start a run that goes on without its client, named `away`; it is no child of that."""
+    run = job("--detach", "--run-id", "away", *options).start()
     assert run.wait() == 0
+    run.process = None
+    return run
+
+
+def test_detach_returns_at_once_and_the_run_goes_on(job):
+    run = begin_detached(job, "--nodes", "2", "--nproc-per-node", "2")
     assert run.stdout.strip() == "away"
-    run.process = None  # it is gone; the supervisor is not its child any more
-    run.folder = folder
     wait_until(lambda: len(run.up(0)) == 4, "the workers")
     assert muster(run, "status", "away").stdout.count("running") == 1
     os.kill(run.up(0)[3][0], signal.SIGKILL)
@@ -173,16 +164,8 @@ def test_detach_returns_at_once_and_the_run_goes_on(job, tmp_path):
     assert "away" in muster(run, "ps").stdout
 
 
-def test_killing_a_detached_supervisor_ends_the_run(job, tmp_path):
-    import json
-
-    folder = tmp_path / "job"
-    folder.mkdir()
-    run = job("--detach", "--run-id", "away")
-    run.script = (LOOP, str(folder))
-    run.start()
-    assert run.wait() == 0
-    run.process, run.folder = None, folder
+def test_killing_a_detached_supervisor_ends_the_run(job):
+    run = begin_detached(job)
     wait_until(lambda: len(run.up(0)) == 1, "the worker")
     owner = json.loads((run.run_dir / "owner.json").read_text())["pid"]
     os.kill(owner, signal.SIGKILL)
@@ -194,7 +177,7 @@ def test_killing_a_detached_supervisor_ends_the_run(job, tmp_path):
     assert "has no result and its owner has gone" in waited.stderr
 
 
-def test_breakpoint_works_on_a_terminal_and_holds_restarts(job, tmp_path):
+def test_breakpoint_works_on_a_terminal_and_holds_restarts(tmp_path):
     script = tmp_path / "debug.py"
     script.write_text(
         "import os, sys, time\n"
@@ -209,56 +192,20 @@ def test_breakpoint_works_on_a_terminal_and_holds_restarts(job, tmp_path):
         "        os._exit(9)\n"
     )
     gate = tmp_path / "gate"
-    master, slave = pty.openpty()
-    argv = [*MUSTER, "run", "--nproc-per-node", "2"]
-    argv += [str(script), str(gate)]
-    client = subprocess.Popen(
-        argv, env=muster_env(tmp_path / "home"), stdin=slave, stdout=slave, stderr=slave,
-        start_new_session=True, preexec_fn=lambda: set_terminal(slave),  # noqa: PLW1509 - no threads here
-    )  # fmt: skip
-    os.close(slave)
-    seen = Screen(master)
-    try:
-        seen.wait_for("(Pdb) ")
-        os.write(master, b"answer += 2\n")
-        seen.wait_for("(Pdb) ", times=2)
+    argv = [*MUSTER, "run", "--nproc-per-node", "2", str(script), str(gate)]
+    env = muster_env(tmp_path / "home", TERM="xterm")
+    with TerminalOf(argv, env, columns=120, rows=60) as screen:
+        screen.wait_for("(Pdb)", limit_s=LIMIT_S)
+        screen.press("answer += 2\n")
+        screen.wait_for("answer += 2\n(Pdb)", limit_s=LIMIT_S)
         gate.touch()  # the other rank fails while we debug
-        seen.wait_for("the restart waits for it")
-        os.write(master, b"p answer\n")
-        seen.wait_for("42")
-        os.write(master, b"c\n")
-        seen.wait_for("attempt 1: 2 workers")
-        seen.wait_for("(Pdb) ", times=4)
-        os.write(master, b"c\n")
-        seen.wait_for("succeeded")
-        assert client.wait(60) == 0
-    finally:
-        client.kill()
-        client.wait()
-        os.close(master)
-
-
-def set_terminal(fd):
-    import fcntl
-    import termios
-
-    fcntl.ioctl(fd, termios.TIOCSCTTY, 0)
-
-
-class Screen:
-    """What a pseudo-terminal has shown so far."""
-
-    def __init__(self, fd):
-        self.fd, self.text = fd, ""
-        os.set_blocking(fd, False)
-
-    def wait_for(self, words, times=1):
-        def condition():
-            with contextlib.suppress(OSError):
-                self.text += os.read(self.fd, 65536).decode()
-            return self.text.count(words) >= times
-
-        try:
-            wait_until(condition, f"{words!r}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.text}") from None
+        screen.wait_for("the restart waits for it", limit_s=LIMIT_S)
+        screen.press("p answer\n")
+        screen.wait_for("42", limit_s=LIMIT_S)
+        screen.press("c\n")
+        screen.wait_for("attempt 1: 2 workers", limit_s=LIMIT_S)
+        screen.press("p 1000 + answer\n")
+        screen.wait_for("1040", limit_s=LIMIT_S)  # of the next attempt
+        screen.press("c\n")
+        screen.wait_for("succeeded", limit_s=LIMIT_S)
+        assert screen.wait_for_end(limit_s=60) == 0

@@ -1,4 +1,4 @@
-"""What a run survives on the side of its workers: 2 nodes x 2 workers, real processes."""
+"""What a run survives on the side of its workers: 2 nodes x 2 workers, real processes. And what its last words are."""
 
 import signal
 
@@ -50,21 +50,17 @@ def test_signals_never_count_as_the_same_bug_and_all_restarts_are_spent(job):
     assert run.result()["report"]["error"] == "rank 2 was ended by SIGKILL"
 
 
-def test_the_same_exception_from_the_same_line_is_not_tried_a_third_time(job, tmp_path):
-    script = tmp_path / "bug.py"
-    script.write_text("import torch\n\nbatch = [1]\nprint(batch[2])\n")
-    run = job(script=(str(script),)).start()
+def test_the_same_exception_from_the_same_line_is_not_tried_a_third_time(job):
+    run = job().write("import torch\n\nbatch = [1]\nprint(batch[2])\n").start()
     assert run.wait() == 1
     assert len(run.events("attempt_started")) == 2
     assert "raised IndexError: list index out of range" in run.stderr
-    assert f"at: {script}:4, rank " in run.stderr
+    assert f"at: {run.script[0]}:4, rank " in run.stderr
     assert "attempts 0 and 1 failed in the same place" in run.stderr
 
 
-def test_the_same_exit_code_twice_within_five_seconds_is_not_tried_a_third_time(job, tmp_path):
-    script = tmp_path / "bug.py"
-    script.write_text("import os\n\nif os.environ['RANK'] == '1':\n    os._exit(9)\n")
-    run = job(script=(str(script),)).start()
+def test_the_same_exit_code_twice_within_five_seconds_is_not_tried_a_third_time(job):
+    run = job().write("import os\n\nif os.environ['RANK'] == '1':\n    os._exit(9)\n").start()
     assert run.wait() == 9
     assert len(run.events("attempt_started")) == 2
     assert "error: rank 1 ended with exit code 9" in run.stderr
@@ -80,15 +76,14 @@ def test_an_early_end_is_said_and_named_as_the_cause(job):
 
 
 def test_a_rank_that_leaves_early_without_harm_is_said_while_the_others_run(job, tmp_path):
-    script = tmp_path / "uneven.py"
-    script.write_text(
+    gate = tmp_path / "gate"
+    run = job().write(
         "import os, sys, time\n"
         "while os.environ['RANK'] != '2' and not os.path.exists(sys.argv[1]):\n"
-        "    time.sleep(0.01)\n"
+        "    time.sleep(0.01)\n",
+        str(gate),
     )
-    gate = tmp_path / "gate"
-    run = job(script=(str(script), str(gate))).start()
-    run.wait_event("early_end")  # nothing else happens before the gate opens
+    run.start().wait_event("early_end")  # nothing else happens before the gate opens
     wait_until(lambda: "rank 2 ended with exit code 0 while 3 others run" in run.stderr, "the line")
     gate.touch()
     assert run.wait() == 0
@@ -106,16 +101,14 @@ def test_code_75_is_a_preemption_and_spends_no_restart(job):
     assert "was preempted (exit code 75)" in run.stderr
 
 
-def test_a_kill_for_want_of_memory_is_told_with_the_kernels_evidence(job, tmp_path, memory_cgroup):
-    script = tmp_path / "hungry.py"
-    script.write_text(
+def test_a_kill_for_want_of_memory_is_told_with_the_kernels_evidence(job, memory_cgroup):
+    run = job("--nproc-per-node", "2", "--max-restarts", "0").write(
         "import os\n"
         "hoard = []\n"
         "while os.environ['RANK'] == '1':\n"
         "    hoard.append(bytearray(32 << 20))\n"
         "    hoard[-1][::4096] = b'x' * len(hoard[-1][::4096])\n"
     )
-    run = job("--nproc-per-node", "2", "--max-restarts", "0", script=(str(script),))
     run.env["OPENBLAS_NUM_THREADS"] = "1"
     memory_cgroup(run)
     assert run.wait(120) == 137
@@ -144,3 +137,66 @@ def test_what_a_worker_started_is_gone_with_its_attempt(job):
     run.wait_up(1)
     assert not proc.is_running(sleeper)
     assert run.finish() == 0
+
+
+# What the logs add to the last words of a failed run: the reason, its line, the cure; what the head saw stays first.
+
+TWO = ("--nodes", "2", "--nproc-per-node", "1", "--max-restarts", "0")
+
+
+def last_words(job, text):
+    run = job(*TWO).write(text).start()
+    assert run.wait() != 0
+    return run.stderr.partition("\nerror: ")[2]
+
+
+def test_exit_code_gets_the_reason_from_the_log_with_file_and_line(job):
+    said = last_words(
+        job,
+        "import os, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    print('step 1', file=sys.stderr)\n"
+        "    print('cp: error writing /scratch/x: No space left on device', file=sys.stderr)\n"
+        "    sys.stderr.flush()\n"
+        "    os._exit(3)\n",
+    )
+    assert said.startswith("rank 1 ended with exit code 3: cp: error writing /scratch/x: No space")
+    assert "because: the disk is full" in said
+    assert "rank-1.log:2: cp: error writing" in said
+    assert "hint: make room" in said
+
+
+def test_error_of_a_victim_gets_the_reason_of_the_rank_that_left(job):
+    said = last_words(
+        job,
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    print('torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB', flush=True)\n"
+        "    os._exit(0)\n"
+        "dist.all_reduce(torch.ones(1))\n",
+    )
+    assert said.startswith("rank 1 ended with exit code 0 while rank 0 still needed it\n")
+    assert "rank-1.log:1: torch.OutOfMemoryError" in said
+
+
+def test_script_that_calls_a_store_of_its_own_is_told_which_one_there_is(job):
+    said = last_words(
+        job,
+        "import datetime, os, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', init_method='tcp://127.0.0.1:9', world_size=2,\n"
+        "    rank=int(os.environ['RANK']), timeout=datetime.timedelta(seconds=1))\n",
+    )
+    assert "DistNetworkError" in said.partition("\n")[0]
+    assert "the script calls a store at 127.0.0.1:9; the launcher's is at 127.0.0.1:" in said
+    assert 'init_method "env://"' in said
+
+
+def test_exception_that_says_all_itself_gets_no_second_reason(job):
+    said = last_words(
+        job, "print('No space left on device', flush=True)\nraise ValueError('bad label')"
+    )
+    assert said.startswith("rank")
+    assert "because: Traceback" in said
+    assert "disk is full" not in said

@@ -21,14 +21,11 @@ print(json.dumps({name: os.environ.get(name) for name in names}))
 
 def told(run, num):
     """Return what the ranks of attempt 0 have printed, in the order of the ranks."""
-    folder = run.run_dir / "logs/main/train/attempt-0"
-    return [json.loads((folder / f"rank-{rank}.log").read_text()) for rank in range(num)]
+    return [json.loads(run.log(rank).read_text()) for rank in range(num)]
 
 
-def test_nodes_of_different_size_get_consecutive_ranks(job, tmp_path):
-    script = tmp_path / "tell.py"
-    script.write_text(TELL)
-    run = job("--nodes", "2", "--nproc-per-node", "3,1", script=(str(script),)).start()
+def test_nodes_of_different_size_get_consecutive_ranks(job):
+    run = job("--nodes", "2", "--nproc-per-node", "3,1").write(TELL).start()
     assert run.wait() == 0
     facts = told(run, 4)
     assert [f["RANK"] for f in facts] == ["0", "1", "2", "3"]
@@ -37,23 +34,17 @@ def test_nodes_of_different_size_get_consecutive_ranks(job, tmp_path):
     assert [f["LOCAL_WORLD_SIZE"] for f in facts] == ["3", "3", "3", "1"]
 
 
-def test_simulated_nodes_get_gpus_of_their_own(job, tmp_path):
-    script = tmp_path / "tell.py"
-    script.write_text(TELL)
-    run = job("--nodes", "2", "--nproc-per-node", "1,2", script=(str(script),))
+def test_simulated_nodes_get_gpus_of_their_own(job):
+    run = job("--nodes", "2", "--nproc-per-node", "1,2").write(TELL)
     run.env["CUDA_VISIBLE_DEVICES"] = "7,GPU-b,5"
     run.start()
     assert run.wait() == 0
     assert [f["CUDA_VISIBLE_DEVICES"] for f in told(run, 3)] == ["7", "GPU-b,5", "GPU-b,5"]
 
 
-def test_virtual_local_rank_shows_each_worker_one_gpu(job, tmp_path):
-    script = tmp_path / "tell.py"
-    script.write_text(TELL)
-    run = job(
-        "--standalone", "--nproc-per-node", "2", "--virtual-local-rank",
-        command="torchrun", script=(str(script),),
-    )  # fmt: skip
+def test_virtual_local_rank_shows_each_worker_one_gpu(job):
+    options = ("--standalone", "--nproc-per-node", "2", "--virtual-local-rank")
+    run = job(*options, command="torchrun").write(TELL)
     run.env["CUDA_VISIBLE_DEVICES"] = "3,4"
     run.start()
     assert run.wait() == 0
@@ -73,14 +64,11 @@ def test_an_elastic_run_starts_with_the_nodes_that_came_by_the_last_call(job, po
 
 
 def test_log_dir_gets_the_streams_that_were_named_in_torchruns_layout(job, tmp_path):
-    script = tmp_path / "both.py"
-    script.write_text("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
     folder = tmp_path / "kept"
-    run = job(
-        "--standalone", "--nproc-per-node", "1", "--log-dir", str(folder), "-r", "1", "-t", "2",
-        command="torchrun", script=(str(script),),
-    ).start()  # fmt: skip
-    assert run.wait() == 0
+    options = ("--standalone", "--nproc-per-node", "1", "--log-dir", str(folder))
+    run = job(*options, "-r", "1", "-t", "2", command="torchrun")
+    run.write("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
+    assert run.start().wait() == 0
     assert run.stdout == ""  # redirected
     assert "err" in run.stderr  # teed
     (out,) = folder.glob("*_*/attempt_0/0/stdout.log")
@@ -88,14 +76,10 @@ def test_log_dir_gets_the_streams_that_were_named_in_torchruns_layout(job, tmp_p
     assert (out.read_text(), err.read_text()) == ("out\n", "err\n")
 
 
-def test_the_arguments_local_rank_macro_is_replaced_under_torchrun(job, tmp_path):
-    script = tmp_path / "arguments.py"
-    script.write_text("import sys\nprint(sys.argv[1])\n")
-    run = job(
-        "--standalone", "--nproc-per-node", "2",
-        command="torchrun", script=(str(script), "shard-${local_rank}"),
-    ).start()  # fmt: skip
-    assert run.wait() == 0
+def test_the_arguments_local_rank_macro_is_replaced_under_torchrun(job):
+    run = job("--standalone", "--nproc-per-node", "2", command="torchrun")
+    run.write("import sys\nprint(sys.argv[1])\n", "shard-${local_rank}")
+    assert run.start().wait() == 0
     assert sorted(run.stdout.splitlines()) == ["[rank 0] shard-0", "[rank 1] shard-1"]
 
 
@@ -105,11 +89,9 @@ def test_no_python_executes_a_command_as_it_is(job):
     assert run.stdout == "hello\n"
 
 
-def test_under_torchrun_a_failure_exits_with_1_and_says_what_restarts_would_do(job, tmp_path):
-    script = tmp_path / "fail.py"
-    script.write_text("import sys\nsys.exit(7)\n")
-    run = job("--standalone", command="torchrun", script=(str(script),)).start()
-    assert run.wait() == 1
+def test_under_torchrun_a_failure_exits_with_1_and_says_what_restarts_would_do(job):
+    run = job("--standalone", command="torchrun").write("import sys\nsys.exit(7)\n")
+    assert run.start().wait() == 1
     assert "rank 0 ended with exit code 7" in run.stderr
     assert "`--max-restarts 3` starts all workers again" in run.stderr
 

@@ -16,46 +16,33 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kit"))
-from namespaces import (
-    MS_PRIVATE,
-    MS_REC,
-    NEWIPC,
-    NEWNET,
-    NEWNS,
-    NEWPID,
-    NEWUTS,
-    bind,
-    die_with_parent,
-    forked,
-    ip,
-    mount,
-    reap_orphans,
-    set_host_name,
-    stay,
-    tell_and_wait,
-    unshare,
-    wait_for_end_of_lifeline,
-)
+import namespaces
 
 
 def first_process(ready):
     """Be the lab's first process: its end is the lab's."""
-    die_with_parent()
-    reap_orphans()
-    mount("proc", "/proc", "proc")
+    namespaces.die_with_parent()
+    namespaces.reap_orphans()
+    namespaces.mount("proc", "/proc", "proc")
     ready()
-    wait_for_end_of_lifeline()
+    namespaces.wait_for_end_of_lifeline()
 
 
 def host(spec):
     """Return what the process does that holds a host."""
 
     def action(ready):
-        die_with_parent()
-        unshare(NEWNET | NEWUTS | NEWNS | NEWIPC | NEWPID)
-        mount("none", "/", flags=MS_REC | MS_PRIVATE)
-        set_host_name(spec["name"])
-        pid, _ = forked(lambda up: hold(spec, up))
+        namespaces.die_with_parent()
+        namespaces.unshare(
+            namespaces.NEWNET
+            | namespaces.NEWUTS
+            | namespaces.NEWNS
+            | namespaces.NEWIPC
+            | namespaces.NEWPID
+        )
+        namespaces.mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
+        namespaces.set_host_name(spec["name"])
+        pid, _ = namespaces.forked(lambda up: hold(spec, up))
         ready()
         os.waitpid(pid, 0)
 
@@ -64,31 +51,33 @@ def host(spec):
 
 def hold(spec, ready):
     """Be the host's first process: arrange what its processes see, and reap them."""
-    die_with_parent()
-    reap_orphans()
+    namespaces.die_with_parent()
+    namespaces.reap_orphans()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     show_files(spec)
     ready()
-    stay()
+    namespaces.stay()
 
 
 def show_files(spec):
     """Mount what the host has of its own: kernel file systems, /tmp, /run and the files of `binds`."""
-    mount("proc", "/proc", "proc")
+    namespaces.mount("proc", "/proc", "proc")
     groups = opened("/sys/fs/cgroup")
-    mount("sysfs", "/sys", "sysfs")  # shows the interfaces of the network that it is mounted from
+    namespaces.mount(
+        "sysfs", "/sys", "sysfs"
+    )  # shows the interfaces of the network that it is mounted from
     if groups is not None:
         with contextlib.suppress(OSError):
-            bind(groups, "/sys/fs/cgroup")
-    mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
-    mount("tmpfs", "/run", "tmpfs", data="mode=0755")
+            namespaces.bind(groups, "/sys/fs/cgroup")
+    namespaces.mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
+    namespaces.mount("tmpfs", "/run", "tmpfs", data="mode=0755")
     os.mkdir("/run/sshd", 0o755)  # sshd wants it for the separation of its privileges
     for source, target in spec["binds"]:
-        bind(source, target)
+        namespaces.bind(source, target)
     show_tmp(spec["tmp"], spec["keep"])
     for path in spec["hide"]:
-        mount("tmpfs", path, "tmpfs", data="mode=0755")
+        namespaces.mount("tmpfs", path, "tmpfs", data="mode=0755")
 
 
 def opened(path):
@@ -104,10 +93,10 @@ def show_tmp(folder, keep):
     if folder is None:
         return
     kept = [(path, os.open(path, os.O_PATH)) for path in keep]
-    bind(folder, "/tmp")
+    namespaces.bind(folder, "/tmp")
     for path, place in kept:
         os.makedirs(path, exist_ok=True)
-        bind(place, path)
+        namespaces.bind(place, path)
         os.close(place)
 
 
@@ -120,39 +109,45 @@ def connect(spec, number, pid):
             inside.append(f"link add {name} type bridge")
         else:
             port = f"{name}.{number}"
-            ip(
+            namespaces.ip(
                 f"link add {port} type veth peer name {name} netns {pid}",
                 f"link set {port} master {name}",
                 f"link set {port} up",
             )
             if link["isolated"]:
-                ip(f"link set {port} type bridge_slave isolated on")
+                namespaces.ip(f"link set {port} type bridge_slave isolated on")
         inside += [f"addr add {link['address']} dev {name}"]
         inside += [f"link set {name} mtu {link['mtu']}"] if link["mtu"] else []
         inside += [f"link set {name} up"]
-    ip(*inside, net_of=pid)
+    namespaces.ip(*inside, net_of=pid)
 
 
 def main():
     folder = sys.argv[1]
     with open(os.path.join(folder, "lab.json")) as file:
         lab = json.load(file)
-    unshare(NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET)
-    mount("none", "/", flags=MS_REC | MS_PRIVATE)
-    set_host_name("lab")
-    first, _ = forked(first_process)
-    ip("link set lo up")
+    namespaces.unshare(
+        namespaces.NEWNS
+        | namespaces.NEWUTS
+        | namespaces.NEWIPC
+        | namespaces.NEWPID
+        | namespaces.NEWNET
+    )
+    namespaces.mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
+    namespaces.set_host_name("lab")
+    first, _ = namespaces.forked(first_process)
+    namespaces.ip("link set lo up")
     for bridge, mtu in lab["bridges"]:
-        ip(
+        namespaces.ip(
             f"link add {bridge} type bridge",
             f"link set {bridge} mtu {mtu}",
             f"link set {bridge} up",
         )
     pids = {}
     for number, spec in enumerate(lab["hosts"], 1):
-        pids[spec["name"]], inner = forked(host(spec))
+        pids[spec["name"]], inner = namespaces.forked(host(spec))
         connect(spec, number, inner)
-    tell_and_wait(json.dumps({"first": first, "hosts": pids}))
+    namespaces.tell_and_wait(json.dumps({"first": first, "hosts": pids}))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -37,6 +37,20 @@ def doctor(lab, *words):
     return done.returncode, json.loads(done.stdout)
 
 
+def only_failure(lab, cause, *words):
+    """Return what doctor finds first, which is this cause, and the only one above a warning."""
+    code, said = doctor(lab, *words)
+    assert code == 2
+    assert said["findings"][0]["cause"] == cause
+    assert causes(said, "failure") == [cause]
+    return said["findings"][0]
+
+
+def must(lab, host, *argv):
+    done = lab.run(host, argv)
+    assert done.returncode == 0, done.stderr
+
+
 def causes(said, level):
     return [f["cause"] for f in said["findings"] if f["level"] == level]
 
@@ -57,48 +71,30 @@ def test_names_of_loopback_and_a_shared_docker0_are_named_and_are_no_failure(pai
 @pytest.mark.parametrize(("verdict", "word"), [("drop", "no answer"), ("reject", "refused")])
 def test_a_firewall_in_front_of_one_node_is_named(pair, verdict, word):
     pair.deny("n2", INTO_N2, verdict=verdict)
-    code, said = doctor(pair)
-    assert code == 2
-    first = said["findings"][0]
-    assert first["cause"] == "port-blocked"
+    first = only_failure(pair, "port-blocked")
     assert "connections from n1 to n2" in first["error"]
     assert word in first["error"]
-    assert causes(said, "failure") == ["port-blocked"]
 
 
 def test_a_path_that_swallows_large_packets_is_named(pair):
     pair.deny("n2", LARGE)
-    code, said = doctor(pair)
-    assert code == 2
-    first = said["findings"][0]
-    assert first["cause"] == "mtu-black-hole"
-    assert "large packets do not arrive" in first["error"]
-    assert causes(said, "failure") == ["mtu-black-hole"]
+    assert "large packets do not arrive" in only_failure(pair, "mtu-black-hole")["error"]
 
 
 @pytest.mark.lab
 def test_ports_of_a_switch_with_a_smaller_mtu_are_named(make_lab):
     lab = make_lab([Host("n1"), Host("n2")])
     for host in ("n1", "n2"):  # the ports stay at 1500, and swallow without a word what is larger
-        for words in (
-            ("mtu", "9000"),
-            ("gso_max_segs", "1"),
-        ):  # whole segments would be let through
-            done = lab.run(host, ["ip", "link", "set", "hsn0", *words])
-            assert done.returncode == 0, done.stderr
-    code, said = doctor(lab)
-    assert code == 2
-    first = said["findings"][0]
-    assert first["cause"] == "mtu-black-hole"
-    assert causes(said, "failure") == ["mtu-black-hole"]
-    assert "n1: hsn0 has MTU 9000" in first["because"]
+        # Whole segments would be let through.
+        for words in (("mtu", "9000"), ("gso_max_segs", "1")):
+            must(lab, host, "ip", "link", "set", "hsn0", *words)
+    assert "n1: hsn0 has MTU 9000" in only_failure(lab, "mtu-black-hole")["because"]
 
 
 @pytest.mark.lab
 def test_one_node_with_jumbo_frames_among_others_is_named(make_lab):
     lab = make_lab([Host("n1"), Host("n2")])
-    done = lab.run("n1", ["ip", "link", "set", "hsn0", "mtu", "9000"])
-    assert done.returncode == 0, done.stderr
+    must(lab, "n1", "ip", "link", "set", "hsn0", "mtu", "9000")
     code, said = doctor(lab)
     # Both sides agree on small segments by TCP itself, so it works; other traffic may not.
     assert code == 1
@@ -119,11 +115,9 @@ def test_a_script_that_one_node_lacks_is_named(pair):
 @pytest.mark.lab
 def test_small_shared_memory_and_a_full_disk_are_named(make_lab):
     lab = make_lab([Host("n1"), Host("n2")])
-    done = lab.run("n2", ["mount", "-o", "remount,size=8m", "/dev/shm"])
-    assert done.returncode == 0, done.stderr
+    must(lab, "n2", "mount", "-o", "remount,size=8m", "/dev/shm")
     runs = f"{lab.home}/.muster"
-    done = lab.run("n2", ["sh", "-c", f"mkdir -p {runs} && mount -t tmpfs -o size=8m lab {runs}"])
-    assert done.returncode == 0, done.stderr
+    must(lab, "n2", "sh", "-c", f"mkdir -p {runs} && mount -t tmpfs -o size=8m lab {runs}")
     code, said = doctor(lab)
     assert code == 2
     assert causes(said, "failure") == ["disk-full"]

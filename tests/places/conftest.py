@@ -74,6 +74,19 @@ class Stage:
         assert child.returncode == 0, err
         return json.loads(out)
 
+    def run_one(self, **task):
+        """Run the one task `a`; return what is told of it."""
+        return self.run({"name": "a", **task})["tasks"]["a"]
+
+    def run_pair(self, script, arguments, **options):
+        """Run a script of Python as the tasks `a` and `b` in networks of their own, each with its words."""
+        command = [self.python, "/tmp/x.py"]
+        tasks = [
+            {"name": n, "files": {"/tmp/x.py": script}, "command": [*command, *arguments[n]]}
+            for n in "ab"
+        ]
+        return self.run(*tasks, network=True, **options)
+
 
 @pytest.fixture(params=["as_we_are", "root_of_a_container", "user"])
 def stage(request):

@@ -52,6 +52,15 @@ class Lab:
         self.started.append(started)
         return started
 
+    def breaks(self, mode):
+        """Let `port-forward` break in this way; in none: empty."""
+        part = self.state / "forward.part"
+        part.write_text(mode)
+        part.replace(self.state / "forward")
+
+    def run_dir(self, name="r"):
+        return self.folder / "home" / "runs" / name
+
     def pods(self):
         found = [json.loads(path.read_text()) for path in self.state.glob("*/state.json")]
         return [one for objects in found for one in objects if one["kind"] == "Pod"]

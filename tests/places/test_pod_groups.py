@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -99,10 +100,8 @@ def test_a_group_reads_finds_and_leaves_what_its_tasks_make(group):
     run_dir = group.run_dir(0)
     assert read_outcome(run_dir, "work").state is State.COMPLETED
     assert f"lead 0 reads 41 finds {group.job}-1.{group.job}\n10.10.0.2" in said(group, "lead")
-    with open(os.path.join(run_dir.task_output("other"), "other")) as file:
-        assert file.read() == "2\n"
-    with open(os.path.join(run_dir.task_output("lead"), "lead")) as file:
-        assert file.read() == "1\n"
+    for task, made in (("other", "2\n"), ("lead", "1\n")):
+        assert Path(run_dir.task_output(task), task).read_text() == made
 
 
 def test_a_task_whose_pod_is_lost_runs_again_in_the_one_that_replaces_it(group):
@@ -137,5 +136,5 @@ def test_the_first_pod_made_again_goes_on_counting_and_a_cancel_is_final(group):
 def test_tasks_of_an_image_without_muster_meet_in_a_barrier(meeting):
     assert meeting.wait(0) == 0
     assert read_outcome(meeting.run_dir(0), "work").state is State.COMPLETED
-    assert "barrier `met`: all have reached it after" in said(meeting, "lead")
-    assert "barrier `met`: all have reached it after" in said(meeting, "other")
+    for task in ("lead", "other"):
+        assert "barrier `met`: all have reached it after" in said(meeting, task)

@@ -95,11 +95,17 @@ def stop(world):
     (world.folder / "stop").touch()
 
 
+def launched(pods, num=2, **addresses):
+    """Return the pods of a run, of which DNS knows these, when they have been started."""
+    pods.know(**(addresses or {"p0": 1, "p1": 2}))
+    for index in range(num):
+        pods.start(index)
+    return pods
+
+
 def training(pods):
     """Return the pods of a run when both train."""
-    pods.know(p0=1, p1=2)
-    pods.start(0)
-    pods.start(1)
+    launched(pods)
     wait_until(lambda: trains(pods, 0), "the first attempt")
     return pods
 
@@ -111,11 +117,8 @@ def end_the_second_attempt(pods):
 
 
 def test_a_name_that_comes_late_is_waited_for_and_said(world):
-    pods = world(until="now")
+    pods = launched(world(until="now"), p0=1)
     (pods.folder / "now").touch()
-    pods.know(p0=1)
-    pods.start(0)
-    pods.start(1)
     wait_until(lambda: "run-1 (its name is not known)" in pods.log(0), "the reason of the wait")
     pods.know(p1=2)
     assert pods.wait(0) == 0
@@ -125,9 +128,7 @@ def test_a_name_that_comes_late_is_waited_for_and_said(world):
 
 
 def test_a_name_that_never_comes_ends_the_run_with_its_pod(world):
-    pods = world(join_timeout="2s")
-    pods.know(p0=1)
-    pods.start(0)
+    pods = launched(world(join_timeout="2s"), 1, p0=1)
     assert pods.wait(0) == 113
     result = read_result(pods.run_dir(0))
     assert result.report.error == "only 1 of 2 pods came within 2 s"
@@ -155,9 +156,7 @@ def test_a_pod_that_is_asked_to_end_costs_no_restart(world):
 
 
 def test_the_owner_of_a_run_alone_may_open_as_much_as_many_pods_take(world):
-    pods = world(num_pods=1, nodes=1)
-    pods.know(p0=1)
-    pods.start(0)
+    pods = launched(world(num_pods=1, nodes=1), 1, p0=1)
     wait_until(lambda: trains(pods, 0), "the first attempt")
     limits = "for one in /proc/[0-9]*; do tr '\\0' ' ' <$one/cmdline; grep 'open files' $one/limits; done"
     lines = pods.in_pod(0, limits).decode().splitlines()
@@ -175,10 +174,7 @@ def test_the_owner_of_a_run_alone_may_open_as_much_as_many_pods_take(world):
 
 @pytest.mark.lab
 def test_a_spare_pod_takes_the_place_of_a_lost_one(world):
-    pods = world(num_pods=3)
-    pods.know(p0=1, p1=2, p2=3)
-    for index in range(3):
-        pods.start(index)
+    pods = launched(world(num_pods=3), 3, p0=1, p1=2, p2=3)
     wait_until(lambda: trains(pods, 0), "the first attempt")
     (begun,) = events(pods, "attempt_started")
     used = [node["host"] for node in begun["nodes"]]
@@ -200,11 +196,8 @@ def test_the_first_pod_made_again_goes_on_with_the_record_of_its_neighbours(worl
 
 def test_of_two_first_pods_the_earlier_one_ends_by_itself(world):
     """As of a node that only seemed dead, and comes back with its pod when another one has the run."""
-    pods = world()
-    pods.know(p0=1, p1=2)
-    earlier = pods.start(0)
-    pods.start(1)
-    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods = training(world())
+    earlier = pods.pods[0]
     wait_until(lambda: is_copied(pods, "attempt_started"), "the copy")
     pods.know(p0=3)
     pods.start(0, node=3)
@@ -237,10 +230,7 @@ def test_a_first_pod_that_is_killed_ends_a_run_without_restarts(world):
 
 
 def test_a_failure_that_is_final_ends_the_job(world):
-    pods = world(until="raise")
-    pods.know(p0=1, p1=2)
-    pods.start(0)
-    pods.start(1)
+    pods = launched(world(until="raise"))
     assert pods.wait(0) == 113
     report = read_result(pods.run_dir(0)).report
     assert "ValueError: the same each time" in report.error
@@ -248,10 +238,7 @@ def test_a_failure_that_is_final_ends_the_job(world):
 
 
 def test_agents_are_forks_of_what_has_imported_torch_since_the_pods_start(world):
-    pods = world()
-    pods.know(p0=1)
-    pods.start(0)
-    pods.start(1)
+    pods = launched(world(), p0=1)
     wait_until(lambda: "waiting for pods" in pods.log(0), "the wait")
     pods.know(p1=2)
     wait_until(lambda: trains(pods, 0), "the first attempt")
@@ -266,10 +253,7 @@ def test_agents_are_forks_of_what_has_imported_torch_since_the_pods_start(world)
 
 @pytest.mark.lab
 def test_a_pod_whose_import_was_killed_starts_its_agent_as_ever(world):
-    pods = world()
-    pods.know(p0=1)
-    pods.start(0)
-    pods.start(1)
+    pods = launched(world(), p0=1)
     wait_until(lambda: "sessions are served" in pods.log(1), "the door")
     pods.in_pod(1, "kill -9 ${MUSTER_WARM%% *}")
     pods.know(p1=2)
@@ -281,9 +265,7 @@ def test_a_pod_whose_import_was_killed_starts_its_agent_as_ever(world):
 
 @pytest.mark.lab
 def test_a_first_pod_that_waits_for_others_ends_when_it_is_told(world):
-    pods = world()
-    pods.know(p0=1, p1=None)
-    pods.start(0)
+    pods = launched(world(), 1, p0=1, p1=None)
     wait_until(lambda: "waiting for pods" in pods.log(0), "the wait")
     pods.kill(0, signal.SIGTERM)
     assert pods.wait(0, 30) == 75

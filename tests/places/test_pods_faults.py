@@ -72,23 +72,14 @@ class Lab(live.Lab):
             at_s += rng.uniform(0.2, lasts_s + 4.0)
             steps.append((at_s, rng.choice(modes)))
         steps.append((at_s + rng.uniform(0.5, lasts_s + 8.0), ""))
-        self._set(first)
+        self.breaks(first)
         threading.Thread(target=self._work, args=(steps[1:], time.monotonic()), daemon=True).start()
         return str(steps)
 
     def _work(self, steps, begun):
         for at_s, mode in steps:
             time.sleep(max(0.0, begun + at_s - time.monotonic()))
-            self._set(mode)
-
-    def _set(self, mode):
-        part = self.state / "forward.part"
-        part.write_text(mode)
-        part.replace(self.state / "forward")
-
-    @property
-    def run_dir(self):
-        return self.folder / "home" / "runs" / "r"
+            self.breaks(mode)
 
     def skip_refused(self, done):
         """Leave out a schedule that forbids the way just when it is asked for."""
@@ -130,10 +121,10 @@ def test_a_run(lab, seed):
     lines = [f"line {number}" for number in range(5)]
     assert [line for line in done.stdout.splitlines() if line.startswith("line")] == lines, told
     for rank in range(nodes):
-        log = lab.run_dir / "logs" / "main" / "train" / "attempt-0" / f"rank-{rank}.log"
+        log = lab.run_dir() / "logs" / "main" / "train" / "attempt-0" / f"rank-{rank}.log"
         assert log.read_text().splitlines() == lines, told
-        assert (lab.run_dir / "output" / f"r-{rank}" / "model.txt").read_text() == "line", told
-    record = (lab.run_dir / "events.jsonl").read_text()
+        assert (lab.run_dir() / "output" / f"r-{rank}" / "model.txt").read_text() == "line", told
+    record = (lab.run_dir() / "events.jsonl").read_text()
     events = [json.loads(line)["event"] for line in record.splitlines()]
     assert events.count("run_ended") == events.count("attempt_started") == 1, told
     assert lab.jobs() == [], told
@@ -149,7 +140,7 @@ def test_a_workflow(lab, seed):
     lab.fetched(done)
     lines = lab("logs", "r", "make").stdout.splitlines()
     assert [line for line in lines if "make" in line] == [f"make {i}" for i in range(5)], told
-    (model,) = lab.run_dir.glob("tasks/make/output/model.txt")
+    (model,) = lab.run_dir().glob("tasks/make/output/model.txt")
     assert model.read_text() == "weights\n", told
     assert lab.jobs() == [], told
 
@@ -166,7 +157,7 @@ def test_a_sweep(lab, seed):
     shown = json.loads(lab("status", "r", "--json").stdout)
     values = sorted(member["value"] for member in shown["members"])
     assert values == [1.0, 2.0, 3.0], told
-    made = sorted(path.read_text() for path in lab.run_dir.glob("members/*/output/*/model.txt"))
+    made = sorted(path.read_text() for path in lab.run_dir().glob("members/*/output/*/model.txt"))
     if done.returncode == 0:
         assert (made, lab.jobs()) == (["1", "2", "3"], []), told
     else:

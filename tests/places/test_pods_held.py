@@ -6,12 +6,12 @@ On a pretended cluster whose pods really run, with a `kubectl port-forward` that
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
+from kit.command import ran
 from kit.waiting import wait_until
 from places import live
 
@@ -40,12 +40,6 @@ class Lab(live.Lab):
     def words(self, *more, nodes=2):
         start = ("run", "--on", "kube", "--nodes", str(nodes), "--run-id", "r", "--start", "fresh")
         return (*start, *more, "train.py", str(self.folder))
-
-    def breaks(self, mode):
-        """Let `port-forward` break in this way; in none: empty."""
-        part = self.state / "forward.part"
-        part.write_text(mode)
-        part.replace(self.state / "forward")
 
     def follow(self, **more):
         """Start the run in the background; what it shows goes to a file."""
@@ -79,9 +73,17 @@ class Lab(live.Lab):
         found = [one for one in self.pods() if one["metadata"]["name"].startswith(pod)]
         os.kill(int(found[-1]["metadata"]["annotations"]["pid"]), signal.SIGKILL)
 
-    @property
-    def model(self):
-        return self.folder / "home" / "runs" / "r" / "output" / "r-0" / "model.txt"
+    def models(self, nodes=1):
+        """Return what the run's nodes have made, as it came here."""
+        output = self.run_dir() / "output"
+        return [(output / f"r-{node}" / "model.txt").read_text() for node in range(nodes)]
+
+    def begin(self, **more):
+        """Start a run that is held, up to its first lines; return its client."""
+        self.hold()
+        client = self.follow(**more)
+        wait_until(lambda: self.epochs() == EPOCHS[:3], "the first lines", 60)
+        return client
 
 
 @pytest.fixture
@@ -95,16 +97,13 @@ def test_a_client_that_connects_late_gets_everything(lab):
     done = lab(*lab.words())
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == EPOCHS
-    assert lab.model.read_text() == "weights"
-    assert (lab.model.parents[1] / "r-1" / "model.txt").read_text() == "weights"
+    assert lab.models(2) == ["weights"] * 2
     assert lab.jobs() == []
 
 
 @pytest.mark.lab
 def test_a_client_that_is_cut_off_at_the_end_gets_everything_later(lab):
-    lab.hold()
-    client = lab.follow()
-    wait_until(lambda: lab.epochs() == EPOCHS[:3], "the first lines")
+    client = lab.begin()
     lab.breaks("cut")
     lab.release()
     # The other pod ends at once, the first one waits.
@@ -113,14 +112,12 @@ def test_a_client_that_is_cut_off_at_the_end_gets_everything_later(lab):
     lab.breaks("")
     assert client.wait(60) == 0
     assert lab.epochs() == EPOCHS
-    assert lab.model.read_text() == "weights"
+    assert lab.models() == ["weights"]
     assert lab.jobs() == []
 
 
 def test_a_right_that_is_away_for_a_while_costs_no_line_and_no_file(lab):
-    lab.hold()
-    client = lab.follow()
-    wait_until(lambda: lab.epochs() == EPOCHS[:3], "the first lines")
+    client = lab.begin()
     lab.breaks("forbidden")
     wait_until(lambda: "can't be reached from here" in lab.shown.read_text(), "the fall-back", 60)
     lab.release()
@@ -128,7 +125,7 @@ def test_a_right_that_is_away_for_a_while_costs_no_line_and_no_file(lab):
     lab.breaks("")
     assert client.wait(90) == 0
     assert lab.epochs() == EPOCHS
-    assert lab.model.read_text() == "weights"
+    assert lab.models() == ["weights"]
 
 
 def test_a_first_pod_that_nobody_calls_ends_after_its_time_and_the_job_stays(lab):
@@ -158,13 +155,11 @@ def test_who_looks_from_another_machine_takes_nothing_away(lab):
     client.send_signal(signal.SIGCONT)
     assert status.returncode == 0, status.stderr
     assert client.wait(60) == 0
-    assert lab.model.read_text() == "weights"
+    assert lab.models() == ["weights"]
 
 
 def test_what_a_killed_client_has_not_taken_is_fetched_later(lab):
-    lab.hold()
-    client = lab.follow(nodes=1)
-    wait_until(lambda: lab.epochs() == EPOCHS[:3], "the first lines", 60)
+    client = lab.begin(nodes=1)
     early = lab("fetch", "r")
     assert early.returncode == 1
     assert "r has not ended" in early.stderr
@@ -173,7 +168,7 @@ def test_what_a_killed_client_has_not_taken_is_fetched_later(lab):
     lab.release()
     wait_until(lambda: any(lab.state.glob("**/pod-ended.json")), "the end", 60)
     assert lab("fetch", "r").returncode == 0
-    assert lab.model.read_text() == "weights"
+    assert lab.models() == ["weights"]
     assert '"state": "succeeded"' in lab("status", "r", "--json").stdout
     assert lab.jobs() == []
     assert "all of r is here" in lab("fetch", "r").stderr
@@ -187,7 +182,7 @@ def test_what_lies_on_a_volume_is_fetched_by_a_pod_that_reads_it(lab):
     lab.breaks("")
     done = lab("fetch", "r")
     assert done.returncode == 0, done.stderr
-    assert lab.model.read_text() == "weights"
+    assert lab.models() == ["weights"]
     assert lab.jobs() == []
 
 
@@ -199,21 +194,21 @@ workflow:
     tasks:
     - name: make
       lead: true
-      command: ["sh", "-c", "echo made; echo weights > {{{{output}}}}/model.txt"]
+      command: ["sh", "-c", "echo made; echo weights > {{output}}/model.txt"]
   - name: second
     tasks:
     - name: use
       lead: true
       inputs:
       - task: make
-      command: ["cat", "{{{{input:0}}}}/model.txt"]
+      command: ["cat", "{{input:0}}/model.txt"]
 """
 
 
 @pytest.mark.lab
 def test_the_record_of_a_workflow_that_did_not_come_is_fetched_from_its_volume(lab):
     lab.has_volume()
-    (lab.code / "two.yaml").write_text(WORKFLOW.replace("{{{{", "{{").replace("}}}}", "}}"))
+    (lab.code / "two.yaml").write_text(WORKFLOW)
     lab.breaks("cut")
     done = lab("submit", "two.yaml", "--on", "kube", "--run-id", "w")
     assert done.returncode != 0
@@ -224,7 +219,7 @@ def test_the_record_of_a_workflow_that_did_not_come_is_fetched_from_its_volume(l
     assert "made\n" in lab("logs", "w", "make").stdout
     (model,) = (lab.folder / "volume").glob("**/tasks/make/output/model.txt")
     assert model.read_text() == "weights\n"  # outputs of tasks stay on the volume
-    outcome = lab.folder / "home" / "runs" / "w" / "groups" / "first" / "result.json"
+    outcome = lab.run_dir("w") / "groups" / "first" / "result.json"
     assert json.loads(outcome.read_text())["state"] == "COMPLETED"
     assert lab.jobs() == []
 
@@ -243,7 +238,7 @@ def test_files_of_a_sweep_that_nobody_followed_are_fetched_from_its_volume(lab):
     assert lab("fetch", "s", home="other").returncode == 0
     fetched = lab("fetch", "s")
     assert fetched.returncode == 0, fetched.stderr
-    made = (lab.folder / "home" / "runs" / "s").glob("members/*/output/*/model.txt")
+    made = lab.run_dir("s").glob("members/*/output/*/model.txt")
     assert sorted(path.read_text() for path in made) == ["1", "2"]
     for member in ("s.0", "s.1"):
         logs = [lab("logs", member, home=home).stdout for home in ("home", "other")]
@@ -256,8 +251,7 @@ def test_a_function_gets_its_result_through_a_client_that_connects_late(lab):
     code = "import torchmuster\ndef f(x): return x * 2\n"
     code += "if __name__ == '__main__':\n    print(torchmuster.launch(f, 21, on='kube', nodes=2).results())\n"
     (lab.code / "call.py").write_text(code)
-    words = [sys.executable, "call.py"]
-    done = subprocess.run(words, env=lab.env(), cwd=lab.code, capture_output=True, text=True)
+    done = ran([sys.executable, "call.py"], env=lab.env(), cwd=lab.code)
     assert done.returncode == 0, done.stderr
     assert "[42, 42]" in done.stdout
 
@@ -277,9 +271,7 @@ def test_a_run_whose_files_nobody_could_take_is_refused_or_runs_by_an_option_tha
 
 @pytest.mark.lab
 def test_a_secret_that_somebody_deletes_is_made_again(lab):
-    lab.hold()
-    client = lab.follow()
-    wait_until(lambda: lab.epochs() == EPOCHS[:3], "the first lines", 60)
+    client = lab.begin()
     secret = lab.state / "r" / "secret.json"
     before = json.loads(secret.read_text())
     secret.unlink()
@@ -326,28 +318,25 @@ def test_record_and_output_of_a_task_of_two_nodes_come_with_those_of_its_group(l
     (lab.code / "nested.yaml").write_text(TRAINING)
     done = lab("submit", "nested.yaml", "--on", "kube", "--run-id", "w")
     assert done.returncode == 0, done.stderr
-    (training,) = (lab.folder / "home" / "runs" / "w").glob("tasks/train/training/attempt-0/*")
+    (training,) = lab.run_dir("w").glob("tasks/train/training/attempt-0/*")
     assert json.loads((training / "result.json").read_text())["state"] == "succeeded"
     assert "attempt_started" in (training / "events.jsonl").read_text()
     logs = [path.read_text() for path in (training / "logs").glob("**/*") if path.is_file()]
     assert {"rank 0\n", "rank 1\n"} <= {*logs}
     assert not [*training.glob("secret*")]
-    output = lab.folder / "home" / "runs" / "w" / "tasks" / "train" / "output"
+    output = lab.run_dir("w") / "tasks" / "train" / "output"
     made = {str(path.relative_to(output)): path.read_text() for path in output.rglob("*[0-9e]")}
     assert made == {"parts/part-0": "0", "parts/part-1": "1", "same": "0"}
 
 
 def test_files_of_other_pods_come_also_after_the_first_one_was_made_again(lab):
-    lab.hold()
-    client = lab.follow()
-    wait_until(lambda: lab.epochs() == EPOCHS[:3], "the first lines", 60)
+    client = lab.begin()
     wait_until(lambda: any(lab.state.glob("r/r-1-*/own/muster/records/r/events.jsonl")), "a copy")
     lab.kill("r-0-")
     wait_until(lambda: "attempt 1: " in lab.shown.read_text(), "the next attempt", 90)
     lab.release()
     assert client.wait(90) == 0
-    assert lab.model.read_text() == "weights"
-    assert (lab.model.parents[1] / "r-1" / "model.txt").read_text() == "weights"
+    assert lab.models(2) == ["weights"] * 2
 
 
 @pytest.mark.lab

@@ -37,9 +37,7 @@ def test_a_file_is_found_below_directories_that_the_machine_does_not_have(stage)
     files = {"/muster-none/x": "one\n", "/opt/muster-none/deep/z": "two\n"}
     command = ["sh", "-c", "cat /muster-none/x /opt/muster-none/deep/z; echo new > /muster-none/y"]
 
-    task = stage.run(
-        {"name": "a", "files": files, "command": command, "working_dir": "/muster-none"}
-    )["tasks"]["a"]
+    task = stage.run_one(files=files, command=command, working_dir="/muster-none")
 
     assert (task["code"], task["out"], task["err"]) == (0, "one\ntwo\n", "")
     assert not os.path.exists("/muster-none")
@@ -49,9 +47,7 @@ def test_a_file_is_found_below_directories_that_the_machine_does_not_have(stage)
 def test_a_file_of_the_machine_is_covered_for_the_task_only(stage):
     before = Path("/etc/passwd").read_text()
 
-    task = stage.run(
-        {"name": "a", "files": {"/etc/passwd": "ours\n"}, "command": ["cat", "/etc/passwd"]}
-    )["tasks"]["a"]
+    task = stage.run_one(files={"/etc/passwd": "ours\n"}, command=["cat", "/etc/passwd"])
 
     assert task["out"] == "ours\n"
     assert Path("/etc/passwd").read_text() == before
@@ -103,7 +99,7 @@ def test_entries_of_tmp_from_before_the_start_stay_visible(stage):
     with tempfile.NamedTemporaryFile(dir="/tmp", prefix="muster-seen-") as seen:
         os.chmod(seen.name, 0o644)
         Path(seen.name).write_text("seen\n")
-        task = stage.run({"name": "a", "command": ["cat", seen.name]})["tasks"]["a"]
+        task = stage.run_one(command=["cat", seen.name])
 
     assert task["out"] == "seen\n"
 
@@ -135,7 +131,7 @@ def test_a_symlink_of_a_task_can_not_lead_our_files_outside(stage):
 def test_a_command_that_can_not_run_ends_with_a_code_and_a_sentence(stage, command, code, sentence):
     files = {"/tmp/muster-odd": "#!/muster/none\n", "/tmp/muster-plain": "text\n"}
 
-    task = stage.run({"name": "a", "files": files, "command": command})["tasks"]["a"]
+    task = stage.run_one(files=files, command=command)
 
     assert task["code"] == code
     assert sentence in task["err"]
@@ -144,9 +140,7 @@ def test_a_command_that_can_not_run_ends_with_a_code_and_a_sentence(stage, comma
 
 
 def test_a_tmp_of_more_entries_than_the_limit_shows_what_is_needed(stage):
-    task = stage.run({"name": "a", "command": ["ls", "/tmp"], "options": {"max_tmp_entries": 1}})[
-        "tasks"
-    ]["a"]
+    task = stage.run_one(command=["ls", "/tmp"], options={"max_tmp_entries": 1})
 
     assert task["out"].split() == [os.path.basename(stage.base)]
     if len(os.listdir("/tmp")) > 1:
@@ -173,9 +167,9 @@ def test_a_view_of_500_entries_takes_a_mount_for_each(stage):
         for number in range(500):
             Path(many, f"f{number}").touch()
         os.chmod(many, 0o755)
-        task = {"name": "a", "files": {f"{many}/new": ""}, "options": {"private_tmp": False}}
         count = ["sh", "-c", f"ls {many} | wc -l; wc -l < /proc/self/mounts"]
-        ended = stage.run({**task, "command": count})["tasks"]["a"]
+        options = {"private_tmp": False}
+        ended = stage.run_one(files={f"{many}/new": ""}, command=count, options=options)
 
     entries, seen = map(int, ended["out"].split())
     assert entries == 501

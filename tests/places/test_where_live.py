@@ -11,15 +11,15 @@ import pytest
 
 from cluster.netns import Nodes
 from cluster.pbs import FakePbs
+from cluster.slurm import INSIDE, FakeSlurm
 from kit import missing
-from kit.command import MUSTER, SOURCE, muster_env, run_muster, spawned
+from kit.command import MUSTER, muster_env, run_muster, spawned
 from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
 from ssh import hosts as ssh
 from sweeps.test_pods_live import Lab
 from torchmuster.core import proc
 
-FAKES = SOURCE.parent / "tests" / "fakes" / "slurm"
 # It needs no torch. What it writes says where it ran; it stays as long as it is held, and ends well after a stop.
 SCRIPT = """
 import json, os, signal, sys, time
@@ -178,18 +178,8 @@ class Here(Place):
 
 class InsideJobPlace(Place):
     def __init__(self, folder):
-        (folder / "queue").mkdir()
-        fakes = {"PATH": f"{FAKES}:{os.environ['PATH']}", "FAKE_SLURM": str(folder / "queue")}
-        job = {
-            "SLURM_JOB_ID": "7",
-            "SLURMD_NODENAME": "node1",
-            "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
-            "SLURM_TASKS_PER_NODE": "1(x2)",
-        }
-        super().__init__(
-            folder / "code", folder / "home", muster_env(folder / "home", **fakes, **job)
-        )
+        env = FakeSlurm(folder).env | INSIDE
+        super().__init__(folder / "code", folder / "home", env)
 
     def is_there(self, said, name):
         return said["variables"].get("SLURM_JOB_ID") == "7"
@@ -221,10 +211,7 @@ class Scheduler(Place):
 
     def __init__(self, folder):
         self.pbs = FakePbs(folder)
-        env = {**self.pbs.environment, **muster_env(folder / "home")}
-        super().__init__(
-            folder / "code", folder / "home", env | {"PATH": self.pbs.environment["PATH"]}
-        )
+        super().__init__(folder / "code", folder / "home", self.pbs.muster.env)
 
     def close(self):
         self.pbs.close()
@@ -343,9 +330,8 @@ def interrupt(client):
 @ALL
 def test_a_run_succeeds(made):
     made.hold("ok")
-    record = (
-        made.home / "runs" / "ok" / "events.jsonl"
-    )  # what ends before it is reached is lost with its pod
+    # What ends before it is reached is lost with its pod.
+    record = made.home / "runs" / "ok" / "events.jsonl"
     with made.begun(*made.words("run", "ok", *TWO)) as client:
         wait_until(lambda: record.exists() and len(made.ran("ok")) == 2, "the script")
         made.release("ok")

@@ -1,6 +1,5 @@
-"""A function as a job of a scheduler, and inside one: the run directory is shared, and so are call and values."""
+"""A function as a job of a scheduler, inside one, and on hosts of ssh: call and values travel, or the run directory is shared."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -8,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import torchmuster
-from kit.command import SOURCE
+from cluster.slurm import FakeSlurm
 from kit.waiting import wait_until
+from ssh.conftest import hosts as _hosts
 
-FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
 LIMIT_S = 150.0
 CLIENT = """\
 import os, sys
@@ -30,15 +29,11 @@ print(run.results(150), flush=True)
 @pytest.fixture
 def cluster(project, tmp_path, monkeypatch):
     """Let this process be on the login node of a pretended cluster."""
-    queue = tmp_path / "queue"
-    queue.mkdir()
-    monkeypatch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_SLURM", str(queue))
-    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
-    yield queue
-    for path in queue.glob("*.json"):
-        pid = json.loads(path.read_text())["pid"]
-        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "the end of a job")
+    made = FakeSlurm(tmp_path)
+    for name in ("PATH", "FAKE_SLURM", "PYTHONPATH"):
+        monkeypatch.setenv(name, made.env[name])
+    yield made.queue
+    made.wait_for_end()
 
 
 def test_a_function_is_a_job_and_its_values_come_back(cluster):
@@ -72,13 +67,57 @@ def test_a_job_is_cancelled(cluster):
 @pytest.mark.slow
 @pytest.mark.netns
 @pytest.mark.parametrize("on", ["slurm", None], ids=["as_a_job", "inside_a_job"])
-def test_values_come_back_on_a_real_cluster(login, slurm_lab, on):
+def test_values_come_back_on_a_real_cluster(login, on):
     (login.folder / "client.py").write_text(CLIENT.format(on=on))
     words = [sys.executable, "client.py"]
     inside = ["salloc", "--quiet", "-N2", "--exclusive"] if on is None else []
 
-    done = slurm_lab.run([*inside, *words], env=login.env, cwd=str(login.folder), limit_s=LIMIT_S)
+    done = login.run([*inside, *words], limit_s=LIMIT_S)
 
     assert done.returncode == 0, done.stderr
     assert [value[:2] for value in eval(done.stdout)] == [(42, str(rank)) for rank in range(4)]
     assert len({value[2] for value in eval(done.stdout)}) == 2
+
+
+# On hosts that share nothing with the client: call and values travel through the sessions of ssh.
+hosts = _hosts
+
+
+@pytest.fixture
+def on_hosts(hosts, monkeypatch):
+    """Let this process be the client of two hosts."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "PBS_", "MUSTER", "SSH_")):
+            monkeypatch.delenv(name)
+    for name, value in hosts.environment(OMP_NUM_THREADS="1").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(hosts.code)
+    homes = hosts.add_all("a", "b")
+    (hosts.code / "helper.py").write_text("FACTOR = 7\n")
+    monkeypatch.syspath_prepend(str(hosts.code))
+    return homes
+
+
+def test_a_closure_and_its_module_travel_and_every_rank_s_value_comes_back(on_hosts):
+    import helper  # type: ignore[import-not-found]
+
+    def work(x):
+        import socket
+
+        print("here", os.getcwd(), flush=True)
+        return (
+            x * helper.FACTOR,
+            os.environ["RANK"],
+            len(socket.gethostname()) > 0,
+            b"y" * 3_000_000,
+        )
+
+    run = torchmuster.launch(work, 6, hosts="a:2,b", max_restarts=0)
+
+    values = run.results(LIMIT_S)
+    assert [value[:3] for value in values] == [(42, str(rank), True) for rank in range(3)]
+    assert all(len(value[3]) == 3_000_000 for value in values)
+    assert "/host-b/" in run.logs(2)
+    for home in on_hosts:  # the call was there, and only its owner could read it
+        (path,) = Path(home).glob("**/runs/*/call")
+        assert oct(path.stat().st_mode & 0o777) == "0o600"

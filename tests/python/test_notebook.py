@@ -11,8 +11,9 @@ import pytest
 from kit.command import SOURCE
 from kit.waiting import wait_until
 
+# Warnings are those of the client of notebooks.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LIMIT_S = 120.0
-
 PAGE = SOURCE.parent / "docs" / "python.md"
 CELLS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
@@ -78,11 +79,8 @@ def notebook(tmp_path, monkeypatch):
     """Return what runs cells, each with its outputs; errors of cells are among them."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
-    for name, folder in (
-        ("MUSTER_HOME", "home"),
-        ("IPYTHONDIR", "ipython"),
-        ("JUPYTER_RUNTIME_DIR", "jupyter"),
-    ):
+    folders = {"MUSTER_HOME": "home", "IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "jupyter"}
+    for name, folder in folders.items():
         monkeypatch.setenv(name, str(tmp_path / folder))
     monkeypatch.setenv("PYTHONPATH", str(SOURCE))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -108,8 +106,6 @@ def text_of(outputs):
     return "".join([*said, *errors])
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # those of the client of notebooks
 def test_a_closure_fails_on_two_nodes_is_fixed_and_runs_again(notebook):
     _, failed, fixed, awaited, over = notebook([HELD, BROKEN, FIXED, AWAITED, GIVEN_BACK])
 
@@ -125,8 +121,6 @@ def test_a_closure_fails_on_two_nodes_is_fixed_and_runs_again(notebook):
     assert text_of(over) == "[]"
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_a_cell_shows_the_status_and_the_kernel_s_interrupt_cancels_the_run(notebook, tmp_path):
     def interrupt():
         """Do as `KernelManager.interrupt_kernel`, once the cell has shown the status."""
@@ -170,8 +164,6 @@ launch(wait_a_while).results()
 """
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_a_cell_that_waits_for_results_shows_where_the_run_stands(notebook):
     (waited,) = notebook([WAITED])
     shown = [one["data"]["text/plain"] for one in waited if one.output_type == "display_data"]
@@ -179,8 +171,6 @@ def test_a_cell_that_waits_for_results_shows_where_the_run_stands(notebook):
     assert text_of(waited).endswith("[7]")
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_the_examples_of_the_page_do_what_it_says(notebook):
     said = [text_of(outputs) for outputs in notebook(CELLS)]
 

@@ -1,6 +1,7 @@
 """Sessions from Python: nodes are held in a `with`, and calls start on them by a fork."""
 
 import asyncio
+import functools
 import json
 import os
 from pathlib import Path
@@ -69,26 +70,23 @@ def test_a_function_fails_in_a_session_is_fixed_and_runs_again(held):
 
 
 def test_errors_are_those_of_launch(held):
-    with pytest.raises(torchmuster.NotLaunchedError, match=r"nope\.py"):
+    refused = functools.partial(pytest.raises, torchmuster.NotLaunchedError)
+    with refused(match=r"nope\.py"):
         held.run("nope.py")
-    with pytest.raises(torchmuster.NotLaunchedError, match=r"the session .* has 2 nodes"):
+    with refused(match=r"the session .* has 2 nodes"):
         held.launch(os.getpid, nodes=3)
-    with pytest.raises(torchmuster.NotLaunchedError, match=r"is .* already"):
+    with refused(match=r"is .* already"):
         held.launch(os.getpid, session="main")
-    with pytest.raises(torchmuster.NotLaunchedError, match="has no parameter `nodse`"):
+    with refused(match="has no parameter `nodse`"):
         torchmuster.session(nodse=2)
-    with pytest.raises(torchmuster.NotLaunchedError, match="`soon` is not a valid duration"):
+    with refused(match="`soon` is not a valid duration"):
         torchmuster.session(idle="soon")
-    with pytest.raises(
-        torchmuster.NotLaunchedError, match=r"(?s)is not in the range.*at: nodes=0"
-    ) as no:
+    with refused(match=r"(?s)is not in the range.*at: nodes=0") as no:
         torchmuster.session(nodes=0)
     assert "muster session" not in str(no.value)
-    with pytest.raises(
-        torchmuster.NotLaunchedError, match=r"^`a/b c` is not a .*\n  at: name='a/b c'"
-    ):
+    with refused(match=r"^`a/b c` is not a .*\n  at: name='a/b c'"):
         torchmuster.session(name="a/b c")
-    with pytest.raises(torchmuster.NotLaunchedError, match="there is a session"):
+    with refused(match="there is a session"):
         torchmuster.session(name=held.name)
 
 

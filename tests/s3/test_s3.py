@@ -15,6 +15,7 @@ from torchmuster.workflow.data.remote import open_store
 from torchmuster.workflow.data.transfer import download, upload
 
 MIB = 1 << 20
+DATA = ("-m", "torchmuster.workflow.data")
 
 
 def tree(folder):
@@ -119,7 +120,7 @@ def test_a_download_that_was_killed_goes_on_where_it_was(bucket, tmp_path, pytho
     (sent / "1-large").write_bytes(os.urandom(64 * MIB))
     upload(str(sent), f"{bucket}/x")
     back = tmp_path / "back"
-    words = ["-m", "torchmuster.workflow.data", "download", f"{bucket}/x", "--to", str(back)]
+    words = [*DATA, "download", f"{bucket}/x", "--to", str(back)]
     part = back / ".1-large.muster.part"
 
     child = python(*words, "--parallel", "1", stdout=subprocess.DEVNULL)
@@ -145,18 +146,9 @@ def test_a_download_that_was_killed_goes_on_where_it_was(bucket, tmp_path, pytho
 
 
 def test_two_processes_that_upload_one_dataset_make_two_versions(bucket, folder, python):
-    words = [
-        "-m",
-        "torchmuster.workflow.data",
-        "dataset-upload",
-        "--name",
-        "d",
-        "--from",
-        str(folder),
-    ]
-    children = [
-        python(*words, "--store", f"{bucket}/sets", stdout=subprocess.PIPE) for _ in range(2)
-    ]
+    words = [*DATA, "dataset-upload", "--name", "d", "--from", str(folder)]
+    words += ["--store", f"{bucket}/sets"]
+    children = [python(*words, stdout=subprocess.PIPE) for _ in range(2)]
     ends = [json.loads(child.communicate(timeout=180)[0].splitlines()[-1]) for child in children]
 
     assert {end["done"]["version"] for end in ends} == {1, 2}
@@ -220,16 +212,9 @@ def test_checkpoints_are_downloaded_under_their_plain_names(bucket, tmp_path):
 def test_the_checkpoint_process_uploads_once_more_at_the_end_of_its_input(bucket, tmp_path, python):
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck/snapshot.pth").write_bytes(b"last")
-    words = ["-m", "torchmuster.workflow.data", "checkpoint", "--path", str(tmp_path / "ck")]
-    child = python(
-        *words,
-        "--url",
-        f"{bucket}/ck",
-        "--frequency-s",
-        "3600",
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    words = [*DATA, "checkpoint", "--path", str(tmp_path / "ck")]
+    words += ["--url", f"{bucket}/ck", "--frequency-s", "3600"]
+    child = python(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     out, _ = child.communicate("", timeout=180)
 
     assert child.returncode == 0
@@ -239,14 +224,7 @@ def test_the_checkpoint_process_uploads_once_more_at_the_end_of_its_input(bucket
 
 
 def test_denied_and_missing_end_the_process_with_11(bucket, tmp_path, python):
-    words = [
-        "-m",
-        "torchmuster.workflow.data",
-        "download",
-        f"{bucket}/none",
-        "--to",
-        str(tmp_path / "x"),
-    ]
+    words = [*DATA, "download", f"{bucket}/none", "--to", str(tmp_path / "x")]
     child = python(*words, stdout=subprocess.PIPE)
     out, _ = child.communicate(timeout=180)
 

@@ -153,6 +153,22 @@ class SshHosts:
             process.kill()
         return process.returncode, out, err
 
+    def must(self, *words, **more):
+        """Do as `run`, for a command that has to succeed; return stdout and stderr."""
+        code, out, err = self.run(*words, **more)
+        assert code == 0, err + out
+        return out, err
+
+    def add_all(self, *names, **more):
+        """Start some hosts; return their homes."""
+        return [self.add(name, **more) for name in names]
+
+    def wait_for_the_end_on(self, *names, limit_s=90):
+        """Wait until nothing of a run is left on these hosts."""
+        for name in names:
+            mine = f"{self.folder}/host-{name}/home/.muster"
+            wait_until(lambda mine=mine: not processes_with(mine), f"the end on {name}", limit_s)
+
     def cut(self, name, *, for_good=False):
         """Kill everything below a host's sshd, and that too when it shall not come again."""
         server = self._servers[name].pid

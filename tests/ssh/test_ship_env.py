@@ -43,7 +43,7 @@ def environment(hosts, tmp_path):
 
 @pytest.fixture
 def three(hosts):
-    homes = [hosts.add(name, rc='export TMPDIR="$HOME/tmp"\n') for name in "abc"]
+    homes = hosts.add_all(*"abc", rc='export TMPDIR="$HOME/tmp"\n')
     for home in homes:
         (home / "tmp").mkdir()
     (hosts.code / "says.py").write_text(SAYS)
@@ -58,8 +58,7 @@ def test_an_environment_goes_to_all_hosts_once_and_is_what_the_workers_run(
     hosts, three, environment
 ):
     words = (f"--ship-env={environment}", *WORDS, "says.py")
-    code, out, err = hosts.run(*words)
-    assert code == 0, err
+    out, err = hosts.must(*words)
     assert out.count("shipped edited in") == 3
     assert out.count("tool of shipped") == 3
     assert str(three[0] / "tmp") in out
@@ -68,14 +67,12 @@ def test_an_environment_goes_to_all_hosts_once_and_is_what_the_workers_run(
     (name,) = places(three)[0]
     assert places(three) == [[name]] * 3
 
-    code, out, err = hosts.run(*words)
-    assert code == 0, err
+    out, err = hosts.must(*words)
     assert "has come" not in err
     assert out.count("shipped edited in") == 3
 
     (environment.parent / "edited" / "src" / "being_edited.py").write_text("WORD = 'anew'\n")
-    code, out, err = hosts.run(*words)
-    assert code == 0, err
+    out, err = hosts.must(*words)
     assert out.count("shipped anew in") == 3
     assert [len(found) for found in places(three)] == [2, 2, 2]
 
@@ -87,41 +84,32 @@ def test_an_environment_lies_in_the_scratch_of_its_site_and_is_pruned_there(
         (home / "local-disk").mkdir()
     site = '[engines.lab]\nkind = "ssh"\nhosts = ["a", "b"]\nscratch = "$HOME/local-disk"\n'
     (hosts.code / "muster.toml").write_text(site)
-    code, out, err = hosts.run(
-        f"--ship-env={environment}", "--on", "lab", "--tee", "all", "says.py"
-    )
-    assert code == 0, err
+    out, _ = hosts.must(f"--ship-env={environment}", "--on", "lab", "--tee", "all", "says.py")
     assert out.count("shipped edited in") == 2
     kept = [list(home.glob("local-disk/muster-environments-*/*")) for home in three]
     assert [len(found) for found in kept] == [1, 1, 0]
     assert places(three) == [[], [], []]
-    code, out, err = hosts.run("--hosts", "lab", "--older", "0s", "--yes", command="prune")
-    assert code == 0, err
+    out, _ = hosts.must("--hosts", "lab", "--older", "0s", "--yes", command="prune")
     assert not any(path.exists() for found in kept for path in found)
 
 
 def test_a_host_that_has_it_sends_nothing(hosts, three, environment):
     words = (f"--ship-env={environment}", "--hosts", "a", "--run-id", "r", "says.py")
-    code, _, err = hosts.run(*words)
-    assert code == 0, err
+    _, err = hosts.must(*words)
     assert "has come to 1 host in" in err
     code, _, err = hosts.run("r", command="restart")
     assert code == 2, err
     assert "with --ship-env" in err
     words = ("--hosts", "a,b", "--older", "0s")
-    code, out, err = hosts.run(*words, "--dry-run", command="prune")
-    assert code == 0, err
+    out, err = hosts.must(*words, "--dry-run", command="prune")
     assert out.count("a: ") == 1
     assert "nothing was removed" in err
     assert len(places(three)[0]) == 1
-    code, out, err = hosts.run(*words, command="prune")
-    assert code == 0, err
+    out, err = hosts.must(*words, command="prune")
     assert "freed" in err
     assert places(three)[0] == []
-    code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "a", "says.py")
-    assert code == 0, err
-    code, out, err = hosts.run(f"--ship-env={environment}", *WORDS, "says.py")
-    assert code == 0, err
+    _, err = hosts.must(f"--ship-env={environment}", "--hosts", "a", "says.py")
+    out, err = hosts.must(f"--ship-env={environment}", *WORDS, "says.py")
     assert "has come to 2 hosts" in err
     assert out.count("shipped edited in") == 3
 
@@ -171,15 +159,13 @@ def test_a_client_that_is_killed_in_the_middle_leaves_nothing_that_is_used(hosts
     run.kill()
     run.communicate()
     wait_until(lambda: not is_coming_to(three[0]), "the first host gives it up", 60.0)
-    code, out, err = hosts.run(f"--ship-env={large}", "--hosts", "a,b", "--tee", "all", "says.py")
-    assert code == 0, err
+    out, _ = hosts.must(f"--ship-env={large}", "--hosts", "a,b", "--tee", "all", "says.py")
     assert out.count("shipped edited in") == 2
     assert [len(found) for found in places(three)] == [1, 1, 0], places(three)
 
 
 def test_a_damaged_copy_of_it_is_never_used(hosts, three, environment):
-    code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "a", "says.py")
-    assert code == 0, err
+    _, err = hosts.must(f"--ship-env={environment}", "--hosts", "a", "says.py")
     for archive in hosts.home.glob("cache/environment-*.parcel"):
         data = bytearray(archive.read_bytes())
         data[len(data) // 2] ^= 1
@@ -188,8 +174,7 @@ def test_a_damaged_copy_of_it_is_never_used(hosts, three, environment):
     assert code == 5, err
     assert "the kept archive of the environment is damaged" in err
     wait_until(lambda: places(three)[1] == [], "the host gives up what it has of it", 60.0)
-    code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "b", "says.py")
-    assert code == 0, err
+    _, err = hosts.must(f"--ship-env={environment}", "--hosts", "b", "says.py")
 
 
 def test_an_environment_that_does_not_work_there_stops_the_run(hosts, three, environment):

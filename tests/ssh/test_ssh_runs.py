@@ -54,12 +54,30 @@ def started(run, workers):
     return look
 
 
+@contextlib.contextmanager
+def waiting(hosts, *words, workers=2):
+    """Give the client of a run whose workers wait; it is killed afterwards."""
+    process = hosts.start(*words, script(hosts, WAIT))
+    try:
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), workers), "the first attempt", 60)
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=180)
+
+
+def events_of(run, name):
+    """Return the events of a name in the client's record."""
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
 def test_hosts_that_share_nothing_train_together(hosts):
     """Code, torchmuster and secret travel there; logs, record and outputs come back."""
     homes = [hosts.add("a", blind=True, rc="echo noise of a shell\n"), hosts.add("b")]
     words = ("--hosts", "a:2,b", "--tee", "all")
-    code, out, err = hosts.run(*words, script(hosts, TRAIN))
-    assert code == 0, err
+    out, err = hosts.must(*words, script(hosts, TRAIN))
     assert out.count("sum 3 in") == 3
     assert f"{homes[0]}/.cache/torchmuster/" in out
     assert "no shared file system: copied" in err
@@ -75,9 +93,8 @@ def test_hosts_that_share_nothing_train_together(hosts):
 
 
 def test_shared_folders_are_used_as_they_are(hosts):
-    homes = [hosts.add("a", shares=True), hosts.add("b", shares=True)]
-    code, _, err = hosts.run("--on", "ssh", "--hosts", "a,b", script(hosts, TRAIN))
-    assert code == 0, err
+    homes = hosts.add_all("a", "b", shares=True)
+    _, err = hosts.must("--on", "ssh", "--hosts", "a,b", script(hosts, TRAIN))
     assert "copied" not in err
     assert not any((home / ".muster").exists() for home in homes)
     assert (hosts.code / "out 1.txt").exists()
@@ -91,9 +108,8 @@ def test_an_agent_that_is_killed_leaves_no_folder_on_its_host(hosts):
     with hosts.start(*words, script(hosts, WAIT)) as process:
         run = hosts.home / "runs" / "r"
         wait_until(started(run, 1), "the worker")
-        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
         left = list(temporary.glob("muster-*"))
-        os.kill(next(e["pid"] for e in events if e["event"] == "agent_joined"), signal.SIGKILL)
+        os.kill(events_of(run, "agent_joined")[0]["pid"], signal.SIGKILL)
         _, err = process.communicate(timeout=180)
 
     assert "the head's agent ended (SIGKILL)" in err
@@ -102,12 +118,10 @@ def test_an_agent_that_is_killed_leaves_no_folder_on_its_host(hosts):
 
 
 def test_a_restart_is_on_the_hosts_again(hosts):
-    hosts.add("a", shares=True), hosts.add("b", shares=True)
+    hosts.add_all("a", "b", shares=True)
     words = ("--on", "ssh", "--hosts", "a,b", "--run-id", "r")
-    code, _, err = hosts.run(*words, script(hosts, TRAIN))
-    assert code == 0, err
-    code, _, err = hosts.run("r", command="restart")
-    assert code == 0, err
+    _, err = hosts.must(*words, script(hosts, TRAIN))
+    _, err = hosts.must("r", command="restart")
     assert " on a, b; logs in" in err
 
 
@@ -143,8 +157,7 @@ def test_missing_host_of_a_range_is_a_warning(hosts):
     hosts.add("a")
     hosts.add_closed("gone")
     words = ("--hosts", "gone,a", "--nodes", "1:2", "--last-call", "0.1")
-    code, out, err = hosts.run(*words, script(hosts, QUICK))
-    assert code == 0, err
+    out, err = hosts.must(*words, script(hosts, QUICK))
     assert "gone: " in err
     assert "the run begins without it" in err
     assert "rank 0 of 1" in out
@@ -153,8 +166,7 @@ def test_missing_host_of_a_range_is_a_warning(hosts):
 def test_spare_host_stands_in_for_one_that_does_not_answer(hosts):
     hosts.add_closed("gone")
     hosts.add("spare")
-    code, out, err = hosts.run("--hosts", "gone,spare", "--nodes", "1", script(hosts, QUICK))
-    assert code == 0, err
+    out, err = hosts.must("--hosts", "gone,spare", "--nodes", "1", script(hosts, QUICK))
     assert "gone: " in err
     assert "spare hosts replace them: spare" in err
     assert "rank 0 of 1" in out
@@ -174,24 +186,17 @@ def test_client_that_says_nothing_for_twenty_seconds_leaves_nothing_on_hosts(hos
 
 def _start_waiting(hosts, end):
     """Start a run that waits, end its client, and return what is left of it on the hosts."""
-    hosts.add("a", blind=True)
-    hosts.add("b", blind=True)
+    hosts.add_all("a", "b", blind=True)
 
     def left():
         found = [processes_with(f"{hosts.folder}/host-{name}/home") for name in "ab"]
         return [*found[0], *found[1], *hosts.folder.glob("host-*/home/.muster/runs/*/secret")]
 
-    process = hosts.start("--hosts", "a,b", script(hosts, WAIT))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
+    with waiting(hosts, "--hosts", "a,b") as process:
         assert len(left()) >= 6  # an agent, a remote end and a secret on each
         end(process)
         if process.poll() is None:
             wait_until(lambda: not left(), "the end on the hosts")
-    finally:
-        process.kill()
-        process.communicate(timeout=180)
     return left
 
 
@@ -211,10 +216,9 @@ def run_and_cut(hosts, lost, text, *words, is_ready):
 
 def train_and_lose(hosts, lost, *more):
     """Train on two hosts of three and cut one of the two for good; return what the client said."""
-    for name in ("a", "b", "spare"):
-        hosts.add(name)
+    hosts.add_all("a", "b", "spare")
     words = ("--hosts", "a,b,spare", "--nodes", "2", *more, "--tee", "all")
-    code, out, err = run_and_cut(hosts, lost, WAIT, *words, is_ready=lambda r: started(r, 2)())
+    code, out, err = run_and_cut(hosts, lost, WAIT, *words, is_ready=lambda run: started(run, 2)())
     assert code == 0, err
     return out, err
 
@@ -233,59 +237,38 @@ def test_a_spare_host_that_has_joined_takes_the_place_of_one_that_is_lost(hosts)
     assert "attempt 1 rank 1" in out
 
 
-def test_head_whose_connection_is_cut_begins_again(hosts):
-    hosts.add("a")
-    hosts.add("b")
-    process = hosts.start("--hosts", "a,b", "--tee", "all", script(hosts, WAIT))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
-        hosts.cut("a")
+@pytest.mark.parametrize(
+    ("cut", "rank", "words"),
+    [
+        pytest.param("a", 0, "another one takes its place with attempt 1", id="the head"),
+        pytest.param("b", 1, "the connection to b", id="another host"),
+    ],
+)
+def test_a_host_whose_connection_is_cut_comes_again(hosts, cut, rank, words):
+    hosts.add_all("a", "b")
+    with waiting(hosts, "--hosts", "a,b", "--tee", "all") as process:
+        hosts.cut(cut)
         out, err = process.communicate(timeout=180)
-    finally:
-        process.kill()
     assert process.returncode == 0, err
-    assert "attempt 1 rank 0" in out
-    events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
-    begun = [e["attempt"] for e in map(json.loads, events) if e["event"] == "attempt_started"]
+    assert words in err
+    assert f"attempt 1 rank {rank}" in out
+    begun = [event["attempt"] for event in events_of(only_run(hosts.home), "attempt_started")]
     assert begun == [0, 1]  # the record goes on where it was
 
 
 def test_stop_reaches_the_workers_and_leaves_nothing(hosts):
     hosts.add("a", blind=True)
-    process = hosts.start("--hosts", "a", script(hosts, WAIT))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        wait_until(started(only_run(hosts.home), 1), "the first attempt", 60)
+    with waiting(hosts, "--hosts", "a", workers=1) as process:
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=180)
-    finally:
-        process.kill()
     assert process.returncode == 128 + signal.SIGTERM, err
     assert not processes_with(f"{hosts.folder}/host-a/home")
-
-
-def test_host_whose_connection_is_cut_comes_again(hosts):
-    hosts.add("a")
-    hosts.add("b")
-    process = hosts.start("--hosts", "a,b", "--tee", "all", script(hosts, WAIT))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
-        hosts.cut("b")
-        out, err = process.communicate(timeout=180)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
-    assert "the connection to b" in err
-    assert "attempt 1 rank 1" in out
 
 
 @pytest.mark.short
 def test_dry_run_prints_the_commands_and_calls_nobody(hosts):
     hosts.add_closed("a")
-    code, out, err = hosts.run("--hosts", "a,me@b:2", "--dry-run", script(hosts, QUICK))
-    assert code == 0, err
+    out, _ = hosts.must("--hosts", "a,me@b:2", "--dry-run", script(hosts, QUICK))
     lines = [line for line in out.splitlines() if line.startswith("$ ")]
     assert [" -l me b " in line for line in lines] == [False, True]
     assert all("BatchMode=yes" in line and "exec /bin/sh -c" in line for line in lines)
@@ -308,8 +291,7 @@ def test_master_of_a_persistent_connection_lives_on(hosts):
         ssh = hosts.environment()["MUSTER_SSH"].split()
         try:
             for _ in range(2):
-                code, _, err = hosts.run("--hosts", "a", script(hosts, QUICK))
-                assert code == 0, err
+                hosts.must("--hosts", "a", script(hosts, QUICK))
                 check = subprocess.run([*ssh, "-O", "check", "a"], capture_output=True, timeout=20)
                 assert b"Master running" in check.stderr
         finally:
@@ -321,16 +303,15 @@ def test_spare_host_takes_the_place_of_a_head_that_is_lost(hosts):
     out, err = train_and_lose(hosts, "a")
     assert "the spare host spare takes place 0; snapshots that only a has are not there" in err
     assert "attempt 1 rank 0" in out
-    events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
-    begun = [e["attempt"] for e in map(json.loads, events) if e["event"] == "attempt_started"]
+    begun = [event["attempt"] for event in events_of(only_run(hosts.home), "attempt_started")]
     assert begun == [0, 1]  # the new head's record stands behind that of the lost one
 
 
 @pytest.mark.lab
 def test_head_goes_to_the_host_of_another_node_where_the_world_may_shrink(hosts):
-    hosts.add("a"), hosts.add("b")
+    hosts.add_all("a", "b")
     words = ("--hosts", "a,b", "--nodes", "1:2", "--tee", "all")
-    code, out, err = run_and_cut(hosts, "a", WAIT, *words, is_ready=lambda r: started(r, 2)())
+    code, out, err = run_and_cut(hosts, "a", WAIT, *words, is_ready=lambda run: started(run, 2)())
     assert code == 0, err
     assert "the host b takes place 0; snapshots that only a has are not there" in err
     assert "attempt 1 rank 0" in out
@@ -339,7 +320,7 @@ def test_head_goes_to_the_host_of_another_node_where_the_world_may_shrink(hosts)
 def test_head_that_can_not_be_reached_again_ends_the_run_with_a_result(hosts):
     hosts.add("a")
     words = ("--hosts", "a")
-    code, _, err = run_and_cut(hosts, "a", WAIT, *words, is_ready=lambda r: started(r, 1)())
+    code, _, err = run_and_cut(hosts, "a", WAIT, *words, is_ready=lambda run: started(run, 1)())
     assert code == 5, err
     result = json.loads((only_run(hosts.home) / "result.json").read_text())
     assert result["state"] == "failed"
@@ -350,18 +331,13 @@ def test_head_that_can_not_be_reached_again_ends_the_run_with_a_result(hosts):
 
 def test_stop_while_the_head_is_called_again_is_taken_at_once(hosts):
     hosts.add("a")
-    process = hosts.start("--hosts", "a", script(hosts, WAIT))
-    try:
-        wait_until((hosts.home / "runs").exists, what="a run directory")
-        wait_until(started(only_run(hosts.home), 1), "the first attempt", 60)
-        with hosts.silence("a"):  # it takes calls from now on, and says nothing
-            hosts.cut("a")
-            said = _read_until(process, "another one takes its place")
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=180)
-            assert "can't be used" not in err  # as after the 10 s that a host has for its answer
-    finally:
-        process.kill()
+    # From the moment it is silent, it takes calls and says nothing.
+    with waiting(hosts, "--hosts", "a", workers=1) as process, hosts.silence("a"):
+        hosts.cut("a")
+        said = _read_until(process, "another one takes its place")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=180)
+        assert "can't be used" not in err  # as after the 10 s that a host has for its answer
     assert process.returncode == 128 + signal.SIGINT, said + err
     assert json.loads((only_run(hosts.home) / "result.json").read_text())["state"] == "cancelled"
 
@@ -391,8 +367,7 @@ def test_muster_home_in_the_code_folder_stays_here(hosts):
     hosts.home = hosts.code / "own home"
     home = hosts.add("a")
     for _ in range(2):
-        code, _, err = hosts.run("--hosts", "a", script(hosts, QUICK))
-        assert code == 0, err
+        _, err = hosts.must("--hosts", "a", script(hosts, QUICK))
     assert "(1 files," in err
     assert not list(home.glob(".muster/runs/*/code/own home"))
 
@@ -402,8 +377,7 @@ def test_nodes_of_the_site_are_used_and_only_hosts_that_are_used_are_named(hosts
     hosts.add_closed("gone")
     text = "[engines.lab]\nkind = 'ssh'\nhosts = ['a', 'gone']\nnodes = '1:2'\n"
     (hosts.code / "muster.toml").write_text(text)
-    code, out, err = hosts.run("--on", "lab", "--last-call", "0.1", script(hosts, QUICK))
-    assert code == 0, err
+    out, err = hosts.must("--on", "lab", "--last-call", "0.1", script(hosts, QUICK))
     assert "rank 0 of 1" in out
     assert " on a; logs in" in err
 
@@ -433,18 +407,21 @@ for _ in run.epochs(1):
 """
 
 
-def test_memory_of_the_other_host_outlives_the_head(hosts, tmp_path):
-    hosts.add("a"), hosts.add("b")
-    words = ("--hosts", "a,b", script(hosts, REMEMBERS), tmp_path / "killed")
-    code, _, err = hosts.run(*words)
-    assert code == 0, err
-    assert "another one takes its place with attempt 1" in err
-    resumed = [line for line in err.splitlines() if "from the memory of the nodes" in line]
-    assert len(resumed) == 1, err
+def resumes_from_memory(said):
+    """Fail unless the run has gone on once, where it was killed."""
+    resumed = [line for line in said.splitlines() if "from the memory of the nodes" in line]
+    assert len(resumed) == 1, said
     assert int(resumed[0].split("after step ")[1].split()[0]) in (4, 5)
-    events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
-    joined = [e["pid"] for e in map(json.loads, events) if e["event"] == "agent_joined"]
-    assert len(set(joined)) == 3, "the agent of b has stayed"
+
+
+def test_memory_of_the_other_host_outlives_the_head(hosts, tmp_path):
+    hosts.add_all("a", "b")
+    words = ("--hosts", "a,b", script(hosts, REMEMBERS), tmp_path / "killed")
+    _, err = hosts.must(*words)
+    assert "another one takes its place with attempt 1" in err
+    resumes_from_memory(err)
+    joined = events_of(only_run(hosts.home), "agent_joined")
+    assert len({event["pid"] for event in joined}) == 3, "the agent of b has stayed"
 
 
 # Waits at step 5 of its first attempt until a host is lost.
@@ -460,8 +437,7 @@ HOLDS = HOLDS.replace("            Path(sys.argv[1]).touch()\n", "")
 @pytest.mark.lab
 @pytest.mark.parametrize("lost", ["a", "b"])
 def test_memory_of_the_other_host_outlives_a_host(hosts, lost):
-    for name in ("a", "b", "spare"):
-        hosts.add(name)
+    hosts.add_all("a", "b", "spare")
     words = ("--hosts", "a,b,spare", "--nodes", "2", "--spares", "1", "--tee", "all")
 
     def is_held(run):
@@ -470,6 +446,4 @@ def test_memory_of_the_other_host_outlives_a_host(hosts, lost):
 
     code, _, err = run_and_cut(hosts, lost, HOLDS, *words, is_ready=is_held)
     assert code == 0, err
-    resumed = [line for line in err.splitlines() if "from the memory of the nodes" in line]
-    assert len(resumed) == 1, err
-    assert int(resumed[0].split("after step ")[1].split()[0]) in (4, 5)
+    resumes_from_memory(err)

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from kit.waiting import wait_until
-from ssh.hosts import processes_with
 
 SCRIPT = """\
 import os, sys
@@ -26,18 +25,14 @@ WORDS = ("--style", "env", "--run-id", "s", "--python", sys.executable)
 @pytest.fixture
 def two(hosts):
     """Two hosts; nothing of a sweep is left on them when the test ends."""
-    for name in ("a", "b"):
-        hosts.add(name)
+    hosts.add_all("a", "b")
     (hosts.code / "train.py").write_text(SCRIPT)
     yield hosts
-    for name in ("a", "b"):
-        mine = str(hosts.folder / f"host-{name}/home/.muster")
-        wait_until(lambda mine=mine: not processes_with(mine), f"the end on {name}", limit_s=90)
+    hosts.wait_for_the_end_on("a", "b")
 
 
 def told(hosts, name="s"):
-    code, out, said = hosts.run(name, "--json", command="status")
-    assert code == 0, said
+    out, _ = hosts.must(name, "--json", command="status")
     return json.loads(out)["members"]
 
 
@@ -61,8 +56,7 @@ def test_members_run_in_one_session_on_each_host(two):
     assert {name for log in logs for name in "ab" if f"host-{name}/home" in log} == {"a", "b"}
 
     (two.code / "mended").touch()
-    code, _, said = two.run("s", command="restart", MUSTER_PROGRESS="off")
-    assert code == 0, said
+    _, said = two.must("s", command="restart", MUSTER_PROGRESS="off")
     again = told(two)
     assert [m["state"] for m in again] == ["succeeded"] * 5
     # On a busy machine a member may have had a second attempt before; the restart is for the one that failed.
@@ -80,11 +74,8 @@ def test_a_host_that_dies_costs_its_slot_and_not_its_members(two):
         MUSTER_PROGRESS="off",
     )
     wait_until((two.home / "runs/s/sweep.json").exists, "the sweep", limit_s=90)
-    wait_until(
-        lambda: all("loss" in log for log in logs_of(two, 2)),
-        "the first lines of two members",
-        limit_s=90,
-    )
+    first = lambda: all("loss" in log for log in logs_of(two, 2))  # noqa: E731
+    wait_until(first, "the first lines of two members", limit_s=90)
     owner = json.loads((two.home / "runs" / logins(two)[0] / "owner.json").read_text())
     os.kill(owner["pid"], signal.SIGKILL)  # with it the connection to its host
     wait_until(lambda: "is lost" in client.stderr.readline(), "the word on the slot", limit_s=90)
@@ -153,11 +144,9 @@ def logs_of(hosts, most):
 
 def test_a_session_of_the_user_runs_one_member_after_the_other(two):
     start = ("start", "--hosts", "a,b", "--python", sys.executable)
-    code, _, said = two.run(*start, command="session", MUSTER_PROGRESS="off")
-    assert code == 0, said
+    two.must(*start, command="session", MUSTER_PROGRESS="off")
     words = ("--session", "main", "--grid", "x=2:5", "--style", "env", "--run-id", "s", "train.py")
-    code, _, said = two.run(*words, command="sweep", MUSTER_PROGRESS="off")
-    assert code == 0, said
+    two.must(*words, command="sweep", MUSTER_PROGRESS="off")
     assert [m["state"] for m in told(two)] == ["succeeded"] * 3
     assert "host-b/home" in two.run("s.0", "--rank", "1", command="logs")[1]
     assert logins(two) == []

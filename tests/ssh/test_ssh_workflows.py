@@ -85,24 +85,28 @@ def write(hosts, text):
     (hosts.code / "w.yaml").write_text(text)
 
 
-def submit(hosts, *words, **more):
-    return hosts.run(*words, command="submit", **more)
+def submit(hosts, *words):
+    return hosts.run(*words, command="submit")
 
 
 def task_log(hosts, group, task):
     return hosts.home / "runs" / "r" / "logs" / group / task / "attempt-0" / "rank-0.log"
 
 
-def nothing_left(hosts):
-    left = [processes_with(f"{hosts.folder}/"), processes_with("4321")]
-    return not (set(left[0] + left[1]) - hosts.pids())
+def wait_for_the_end(hosts):
+    """Wait until nothing of the tasks is left on the hosts."""
+
+    def left():
+        found = [*processes_with(f"{hosts.folder}/"), *processes_with("4321")]
+        return set(found) - hosts.pids()
+
+    wait_until(lambda: not left(), "the end of everything on the hosts", 30)
 
 
 def test_three_groups_pass_data_on_through_the_shared_folder(hosts):
-    homes = [str(hosts.add("a", shares=True)), str(hosts.add("b", shares=True))]
+    homes = list(map(str, hosts.add_all("a", "b", shares=True)))
     write(hosts, THREE)
-    code, out, err = submit(hosts, *site(hosts))
-    assert code == 0, err + out
+    _, err = hosts.must(*site(hosts), command="submit")
     result = json.loads((hosts.home / "runs" / "r" / "result.json").read_text())
     assert result["state"] == "COMPLETED", result
     helper = task_log(hosts, "make", "helper").read_text()
@@ -111,28 +115,26 @@ def test_three_groups_pass_data_on_through_the_shared_folder(hosts):
     assert f"read {where.strip()} at" in task_log(hosts, "use", "reader").read_text()
     assert "then read" in task_log(hosts, "last", "ending").read_text()
     assert "run r on a, b" in err
-    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 20)
+    wait_for_the_end(hosts)
 
 
 def test_a_training_task_takes_its_nodes_from_the_hosts(hosts):
-    homes = [str(hosts.add("a", shares=True)), str(hosts.add("b", shares=True))]
+    homes = list(map(str, hosts.add_all("a", "b", shares=True)))
     write(hosts, TRAINING)
     (hosts.code / "fit.py").write_text(FIT)
-    code, out, err = submit(hosts, *site(hosts))
-    assert code == 0, err + out
+    hosts.must(*site(hosts), command="submit")
     said = task_log(hosts, "fit-group", "fit").read_text()
     assert "sum 2 at" in said
     assert all(home in said for home in homes)
     assert said.count("from-the-file") == 2
-    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 20)
+    wait_for_the_end(hosts)
 
 
 @pytest.mark.lab
 def test_more_tasks_than_hosts_share_them_and_that_is_said_once(hosts):
     hosts.add("a", shares=True)
     write(hosts, THREE)
-    code, _, err = submit(hosts, *site(hosts, "'a'"))
-    assert code == 0, err
+    _, err = hosts.must(*site(hosts, "'a'"), command="submit")
     assert err.count("make has 2 tasks for 1 host: a host runs several of them") == 1
 
 
@@ -144,17 +146,13 @@ def wait_for_tasks(hosts):
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 def test_a_client_that_ends_leaves_nothing_on_the_hosts(hosts, signum):
-    hosts.add("a", shares=True)
-    hosts.add("b", shares=True)
+    hosts.add_all("a", "b", shares=True)
     write(hosts, WAITING)
-    process = hosts.start(*site(hosts), command="submit")
-    try:
+    with hosts.start(*site(hosts), command="submit") as process:
         wait_for_tasks(hosts)
         process.send_signal(signum)
         process.communicate(timeout=180)
-    finally:
-        process.kill()
-    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)
+    wait_for_the_end(hosts)
 
 
 def test_hosts_that_do_not_see_the_run_directory_are_refused_before_anything_starts(hosts):
@@ -167,7 +165,7 @@ def test_hosts_that_do_not_see_the_run_directory_are_refused_before_anything_sta
     assert "the hosts b, c don't see the run directory" in err
     assert "MUSTER_HOME=/shared" in err
     assert not list((hosts.home / "runs").iterdir())
-    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 20)
+    wait_for_the_end(hosts)
 
 
 @pytest.mark.lab
@@ -176,16 +174,13 @@ def test_a_host_that_is_lost_gives_its_task_to_its_next_session(hosts):
     write(
         hosts, WAITING.replace("exec sleep 4321", "test {{attempt}} = 0 || exit 0; exec sleep 4321")
     )
-    process = hosts.start(*site(hosts, "'a'"), command="submit")
-    try:
+    with hosts.start(*site(hosts, "'a'"), command="submit") as process:
         wait_for_tasks(hosts)
         hosts.cut("a")
         out, err = process.communicate(timeout=180)
-    finally:
-        process.kill()
     assert process.returncode == 0, err + out
     assert "the connection to a" in err
-    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)
+    wait_for_the_end(hosts)
 
 
 @pytest.mark.lab
@@ -193,8 +188,7 @@ def test_setup_lines_of_the_site_reach_the_tasks(hosts):
     hosts.add("a", shares=True)
     write(hosts, WAITING.replace("exec sleep 4321", "echo $FROM_SETUP $FROM_TABLE"))
     more = "setup = ['export FROM_SETUP=by-line']\nenvironment = { FROM_TABLE = 'by-table' }\n"
-    code, _, err = submit(hosts, *site(hosts, "'a'", more))
-    assert code == 0, err
+    hosts.must(*site(hosts, "'a'", more), command="submit")
     assert "by-line by-table" in task_log(hosts, "one-group", "one").read_text()
 
 
@@ -202,8 +196,7 @@ def test_a_host_that_does_not_answer_is_left_out_when_others_are_enough(hosts):
     hosts.add("a", shares=True)
     hosts.add_closed("gone")
     write(hosts, WAITING.replace("exec sleep 4321", "true"))
-    code, _, err = submit(hosts, *site(hosts, "'gone', 'a'"))
-    assert code == 0, err
+    _, err = hosts.must(*site(hosts, "'gone', 'a'"), command="submit")
     assert "gone: " in err
     assert "the workflow begins without it" in err
 
@@ -212,8 +205,7 @@ def test_dry_run_shows_hosts_and_places_and_calls_nobody(hosts):
     hosts.add_closed("a")
     hosts.add_closed("b")
     write(hosts, THREE)
-    code, out, err = submit(hosts, *site(hosts), "--dry-run")
-    assert code == 0, err
+    out, _ = hosts.must(*site(hosts), "--dry-run", command="submit")
     assert out.count("BatchMode=yes") == 2
     assert "leader: a" in out
     assert "helper: b" in out
@@ -232,21 +224,16 @@ def test_detach_and_too_many_nodes_are_refused_together(hosts):
 def test_exec_status_and_cancel_reach_tasks_on_hosts(hosts):
     home = hosts.add("a", shares=True)
     write(hosts, WAITING)
-    process = hosts.start(*site(hosts, "'a'"), command="submit")
-    try:
+    with hosts.start(*site(hosts, "'a'"), command="submit") as process:
         wait_for_tasks(hosts)
         code, out, err = hosts.run("r", "one", "--", "sh", "-c", "echo at $HOME", command="exec")
         assert (code, out) == (0, f"at {home}\n"), err
-        code, out, err = hosts.run("r", command="status")
-        assert code == 0, err
+        out, err = hosts.must("r", command="status")
         assert out.count("RUNNING") >= 2
-        code, _, err = hosts.run("r", command="cancel")
-        assert code == 0, err
+        _, err = hosts.must("r", command="cancel")
         process.communicate(timeout=180)
-    finally:
-        process.kill()
     assert process.returncode == 128 + signal.SIGTERM
-    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)
+    wait_for_the_end(hosts)
 
 
 @pytest.mark.lab
@@ -257,8 +244,7 @@ def test_restart_goes_on_with_the_groups_that_had_not_finished(hosts):
     code, _, err = submit(hosts, *site(hosts, "'a'"))
     assert code == 3, err
     (hosts.code / "flag").write_text("")
-    code, _, err = hosts.run("r", command="restart")
-    assert code == 0, err
+    _, err = hosts.must("r", command="restart")
     assert "taken from r" in err or "group make has completed" in err
 
 
@@ -268,16 +254,13 @@ def test_a_task_of_a_host_that_stays_away_goes_to_another(hosts):
     write(
         hosts, WAITING.replace("exec sleep 4321", "test {{attempt}} = 0 || exit 0; exec sleep 4321")
     )
-    process = hosts.start(*site(hosts), command="submit")
-    try:
+    with hosts.start(*site(hosts), command="submit") as process:
         wait_for_tasks(hosts)
         hosts.cut("a", for_good=True)
         moved = hosts.home / "runs" / "r" / "logs" / "one-group" / "one" / "attempt-1"
         wait_until((moved / "rank-0.log").exists, "the next attempt", 60)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=180)
-    finally:
-        process.kill()
     assert "its task goes to b" in err
     assert f"one begins at {home}" in (moved / "rank-0.log").read_text()
-    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)
+    wait_for_the_end(hosts)

@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from start.ways import AUTO, FORKED, FRESH, Outcome, Place, Workers, together
+from start.ways import AUTO, FORKED, FRESH, PYTHON, Outcome, Place, Workers, together
 from torchmuster.core.node.spawner.messages import InterpreterRefused
 
-PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 FALLS_BACK = "workers are started as fresh interpreters, not forked: "
 SAYS_HOW = """
 import json, os, sys
@@ -69,7 +68,7 @@ def test_a_module_beside_the_script_hides_pythons_own_as_under_plain_python(plac
     place.write(f"{name}.py", "MINE = __file__\n")
     place.write("prog.py", f"import {name}\nprint({name}.MINE)\n")
     plain = place.plain("prog.py", python=PYTHON)
-    with Workers(place, "prog.py", python=PYTHON, way=way) as workers:
+    with Workers(place, "prog.py", way=way) as workers:
         assert workers.run().stdout == plain.stdout == f"{place.cwd}/{name}.py\n"
     if way == AUTO:
         why = f"{name} in the script's folder hides Python's own module of this name"
@@ -88,7 +87,7 @@ def test_code_that_runs_at_the_start_and_reads_a_rank_has_one(place):
 
 def test_a_write_that_can_t_be_read_makes_workers_fresh(place):
     place.write("prog.py", "import os, sys\n\nos.environ[sys.argv[0]] = '1'\n")
-    with Workers(place, "prog.py", python=PYTHON, way=AUTO) as workers:
+    with Workers(place, "prog.py", way=AUTO) as workers:
         assert workers.ready.why == (
             "the script changes an environment variable in line 3 whose name its source doesn't show,"
             " and torch reads some while it is imported"
@@ -169,7 +168,7 @@ def test_the_script_s_own_library_is_imported_once_before_the_fork(
 
 def test_a_job_without_torch_is_forked_too(place):
     place.write("prog.py", f"{SAYS_HOW}print(json.dumps(started))\n")
-    with Workers(place, "prog.py", python=PYTHON, preload=["json"]) as workers:
+    with Workers(place, "prog.py", preload=["json"]) as workers:
         assert (workers.ready.forks, workers.ready.torch) == (True, None)
         assert workers.run().facts() == {"forked": True, "torch": False, "numpy": False}
 
@@ -197,7 +196,7 @@ def test_an_import_that_fails_before_the_fork_is_told(place, name, text, preload
     place.write("prog.py", "")
     place.write(name, text)
     file = place.cwd / name
-    with Workers(place, "prog.py", way=FORKED, python=PYTHON, preload=preload) as workers:
+    with Workers(place, "prog.py", way=FORKED, preload=preload) as workers:
         assert isinstance(workers.ready, InterpreterRefused)
         assert workers.ready.why.startswith(why.format(file=file))
         assert workers.ready.hint == (None if preload else f"rename {file}")

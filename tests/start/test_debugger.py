@@ -1,20 +1,25 @@
-"""`breakpoint()`, `pdb` and standard input."""
+"""`breakpoint()`, `pdb`, standard input, and muster on a terminal: what a shown rank sees of it, and the user of the rank."""
 
 import os
-import pty
-import select
-import signal
-import socket
 import sys
-import time
 
 import pytest
 
+from kit.screen import TerminalOf
 from kit.waiting import wait_until
-from start.ways import FORKED, FRESH, LIMIT_S, MUSTER, Workers, hear_report, job_env
+from start.ways import (
+    FORKED,
+    FRESH,
+    LIMIT_S,
+    MUSTER,
+    PYTHON,
+    Workers,
+    hear_report,
+    job_env,
+    listening,
+)
 from torchmuster.core.net.ipc import DebuggerHeld
 
-PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 SESSIONS = {
     "breakpoint()": ("breakpoint()", ["p 1+1", "n", "p x", "c"]),
     "pdb.set_trace()": ("import pdb; pdb.set_trace(header='look')", ["l", "args", "c"]),
@@ -48,66 +53,94 @@ def test_a_session_reads_as_under_plain_python(place, session, way):
     )
     typed = "".join(f"{command}\n" for command in commands)
     plain = place.plain("prog.py", python=PYTHON, stdin=piped(typed))
-    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+    with Workers(place, "prog.py", way=way) as workers:
         ours = workers.run(stdin=piped(typed))
     assert ours == plain
 
 
 def test_the_variable_of_python_turns_breakpoints_off(place):
     place.write("prog.py", "import os\nos.environ['PYTHONBREAKPOINT'] = '0'\nbreakpoint()\n")
-    with Workers(place, "prog.py", python=PYTHON) as workers:
+    with Workers(place, "prog.py") as workers:
         assert workers.run().code == 0
 
 
 def test_the_agent_hears_of_a_session_and_of_its_end(place):
     place.home.mkdir()
     place.write("prog.py", "import pdb; pdb.set_trace()\nx = 1\n")
-    with (
-        socket.socket(socket.AF_UNIX) as agent,
-        Workers(place, "prog.py", python=PYTHON) as workers,
-    ):
-        agent.bind(workers.socket_path)
-        agent.listen()
-        agent.settimeout(LIMIT_S)
+    with Workers(place, "prog.py") as workers, listening(workers) as agent:
         outputs = workers.start(stdin=piped("c\n"))
         assert hear_report(agent) == DebuggerHeld(active=True)
         assert hear_report(agent) == DebuggerHeld(active=False)
         assert workers.finish(outputs).code == 0
 
 
+def on_terminal(place, *words, **size):
+    """Start `muster WORDS` with the program on a terminal."""
+    command = [sys.executable, "-c", MUSTER, *words, str(place.cwd / "prog.py")]
+    return TerminalOf(command, job_env(MUSTER_HOME=str(place.home), TERM="xterm"), **size)
+
+
 def test_muster_run_on_a_terminal_gives_the_keyboard_to_the_debugger(place):
     pytest.importorskip("torch", reason="the worker needs its store")
     place.write("prog.py", "x = 40\nbreakpoint()\nprint('went on with', x)\n")
-    argv = [sys.executable, "-c", MUSTER, "run", "--nproc-per-node", "1", "prog.py"]
-    pid, terminal = pty.fork()
-    if pid == 0:  # the child leads a session on the new terminal
-        os.chdir(place.cwd)
-        os.execve(argv[0], argv, job_env(MUSTER_HOME=str(place.home)))
-    try:
-        screen = read_until(terminal, "(Pdb) ", "")
-        os.write(terminal, b"p 1+1\n")
-        screen = read_until(terminal, "\r\n2\r\n(Pdb) ", screen)
-        os.write(terminal, b"x += 2\n")
-        screen = read_until(terminal, "x += 2\r\n(Pdb) ", screen)
-        os.write(terminal, b"c\n")
-        read_until(terminal, "muster: succeeded", screen)
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        raise
-    finally:
-        _, status = os.waitpid(pid, 0)
-        os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 0
+    with on_terminal(place, "run", "--nproc-per-node", "1", columns=120) as screen:
+        screen.wait_for("(Pdb)", limit_s=LIMIT_S)
+        screen.press("p 1+1\n")
+        screen.wait_for("p 1+1\n2\n(Pdb)", limit_s=LIMIT_S)
+        screen.press("x += 2\n")
+        screen.wait_for("x += 2\n(Pdb)", limit_s=LIMIT_S)
+        screen.press("c\n")
+        screen.wait_for("muster: succeeded", limit_s=LIMIT_S)
+        assert screen.wait_for_end(limit_s=LIMIT_S) == 0
     assert place.log(0, 0).endswith("went on with 42\n")
 
 
-def read_until(terminal: int, words: str, screen: str) -> str:
-    deadline = time.monotonic() + LIMIT_S
-    while words not in screen:
-        ready, _, _ = select.select([terminal], [], [], deadline - time.monotonic())
-        assert ready, f"not on the screen: {words!r}\n{screen}"
-        screen += os.read(terminal, 1 << 16).decode()
-    return screen
+PROGRAM = """
+import os, sys
+for i in range(3):
+    print("out", i)
+    print("err", i, file=sys.stderr)
+print([s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)], os.get_terminal_size(1)[:])
+try:
+    os.open("/dev/tty", os.O_RDWR)
+except OSError as error:
+    print(error.strerror)
+breakpoint()
+print("\\x1b[31mred", os.get_terminal_size(2)[:])
+"""
+EXPECTED = """out 0
+err 0
+out 1
+err 1
+out 2
+err 2
+[False, True, True] (111, 33)
+No such device or address
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--nproc-per-node", "1", "--python", f"{sys.executable} -S"),
+        ("torchrun", "--standalone", "--nproc-per-node", "1"),
+    ],
+    ids=["run", "torchrun"],
+)
+def test_the_shown_rank_has_order_colours_and_size_and_the_debugger_works(place, words):
+    place.write("prog.py", PROGRAM)
+    with on_terminal(place, *words, columns=111, rows=33) as screen:
+        screen.wait_for("(Pdb)", limit_s=LIMIT_S)
+        screen.resize(140, 40)
+        screen.press("while os.get_terminal_size(1)[0] != 140: pass\n")
+        screen.press("p 1000 + 2\n")
+        screen.wait_for("1002\n(Pdb)", limit_s=LIMIT_S)
+        screen.press("c\n")
+        assert screen.wait_for_end(limit_s=LIMIT_S) == 0
+    seen = screen.sent.decode()
+    assert EXPECTED.replace("\n", "\r\n") in seen
+    assert "\x1b[31mred (140, 40)\r\n" in seen
+    assert place.log(0, 0).startswith(EXPECTED)
 
 
 def test_the_rank_that_is_named_gets_standard_input_and_no_other(place):

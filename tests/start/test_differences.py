@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from start.ways import FORKED, FRESH, PLAIN, Workers, together
+from start.ways import FORKED, FRESH, PLAIN, PYTHON, Workers, together
 from torchmuster.core import proc
 
 DOCS = Path(__file__).parents[2] / "docs" / "workers.md"
-PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 STACKS = 1 << (47 - 1)  # in masks of /proc/PID/status
 both = pytest.mark.parametrize("way", [FORKED, FRESH])
 
@@ -93,7 +92,7 @@ def test_a_worker_leads_a_session_without_a_terminal_and_dies_with_its_parent(fa
         "except OSError as error:\n    terminal = error.strerror\n"
         "print(signum.value, os.getppid(), terminal)\n",
     )
-    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+    with Workers(place, "prog.py", way=way) as workers:
         assert workers.run().stdout == f"9 {workers.pid} No such device or address\n"
 
 
@@ -122,7 +121,7 @@ def test_three_frames_lie_below_the_script(facts, place, way):
         "warnings.warn('above', stacklevel=2)\n",
     )
     plain = place.plain("prog.py", python=PYTHON)
-    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+    with Workers(place, "prog.py", way=way) as workers:
         ours = workers.run()
     depths = [int(outcome.stdout.split()[0]) for outcome in (plain, ours)]
     assert depths[0] - depths[1] in (3, 4)  # up to Python 3.11 the call of exec counts too
@@ -140,7 +139,7 @@ def test_the_debugger_is_imported_and_wrapped(facts, place, way):
         "print([n for n, f in vars(pdb.Pdb).items() if hasattr(f, '__wrapped__')])\n"
         "print(sys.breakpointhook is sys.__breakpointhook__)\n",
     )
-    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+    with Workers(place, "prog.py", way=way) as workers:
         assert workers.run().stdout == "['interaction', 'stop_here']\nTrue\n"
 
 
@@ -188,7 +187,7 @@ def test_what_was_imported_before_the_fork_is_frozen(facts):
 def test_a_preloaded_module_has_seen_no_rank(place):
     place.write("early.py", "import os\nRANK = os.environ.get('RANK')\n")
     place.write("prog.py", "import early, os\nprint(early.RANK, os.environ['RANK'])\n")
-    with Workers(place, "prog.py", python=PYTHON, preload=["early"]) as workers:
+    with Workers(place, "prog.py", preload=["early"]) as workers:
         assert workers.run(RANK="3").stdout == "None 3\n"
 
 
@@ -206,7 +205,7 @@ def test_a_source_that_is_no_text_is_a_syntax_error_in_other_words(place, text, 
     place.write("prog.py", "")
     (place.cwd / "prog.py").write_bytes(text)
     plain = place.plain("prog.py", python=PYTHON)
-    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+    with Workers(place, "prog.py", way=way) as workers:
         ours = workers.run()
     assert (ours.code, ours.stdout) == (plain.code, plain.stdout) == (1, "")
     assert "SyntaxError: " in ours.stderr
@@ -283,5 +282,5 @@ def test_what_a_script_imports_first_was_imported_once_per_node(place):
         "import accelerate as early, sys\nprint(early.PID, early.ARGV == sys.argv, early.COLOUR)\n",
     )
     place.env["PYTHONPATH"] = str(place.cwd / "site-packages")
-    with Workers(place, "prog.py", "--lr", "1", python=PYTHON) as workers:
+    with Workers(place, "prog.py", "--lr", "1") as workers:
         assert workers.run().stdout == f"{workers.pid} True None\n"

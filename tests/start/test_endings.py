@@ -1,12 +1,12 @@
 """A program ends under muster as it ends under plain Python: same code, same words, no frame of ours."""
 
+import json
 import re
-import socket
 import sys
 
 import pytest
 
-from start.ways import FORKED, FRESH, Workers, hear_report, make_place
+from start.ways import FORKED, FRESH, Place, Workers, hear_report, listening, make_place
 from torchmuster.core.model.failure import ErrorParts
 from torchmuster.core.model.plan import ScriptKind
 from torchmuster.core.net.ipc import WorkerEndedWell
@@ -195,12 +195,7 @@ def test_a_module_that_is_not_there_is_told_in_pythons_words(folder, modules):
 def test_an_exception_is_reported_by_the_worker_and_not_by_what_it_has_forked(place):
     place.home.mkdir()
     place.write("prog.py", ENDINGS["a forked child that fails"])
-    with (
-        socket.socket(socket.AF_UNIX) as agent,
-        Workers(place, "prog.py", python=PYTHON) as workers,
-    ):
-        agent.bind(workers.socket_path)
-        agent.listen()
+    with Workers(place, "prog.py", python=PYTHON) as workers, listening(workers) as agent:
         outputs = workers.start()
         report = hear_report(agent)
         assert isinstance(report, WorkerEndedWell)
@@ -226,13 +221,13 @@ def test_an_exception_is_reported_by_the_worker_and_not_by_what_it_has_forked(pl
 
 def test_the_hook_of_torch_distributed_shows_no_frame_of_ours(folder):
     pytest.importorskip("torch", reason="it is torch's hook")
-    program = (
+    folder.write(
+        "dist.py",
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "def f(): raise ValueError('bad batch')\n"
-        "f()\n"
+        "f()\n",
     )
-    folder.write("dist.py", program)
     plain = folder.plain("dist.py")
     with Workers(folder, "dist.py", python=(sys.executable,)) as workers:
         ours = workers.run()
@@ -262,3 +257,70 @@ def test_a_failure_of_all_ranks_in_two_attempts_shows_its_traceback_in_the_first
     assert first.count("Traceback (most recent call last):") in (1, 2)
     assert "Traceback (most recent call last):" not in second
     assert "the traceback above, which ends:" in done.stderr
+
+
+# What follows the good end of a script: a death on the way out, and a world that never met.
+
+DIES_LEAVING = """
+import atexit, os
+if os.environ["RANK"] == "1":
+    atexit.register(os.abort)
+"""
+ALONE = "import torch\nmodel = torch.nn.Linear(2, 1)\nmodel(torch.ones(1, 2)).sum().backward()\n"
+TOGETHER = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+"""
+STARTS = {FORKED: "auto", FRESH: "fresh"}
+NEVER_MET = "2 workers never formed a process group: if this was training, each trained alone"
+
+
+def run_two(place: Place, script: str, *options: str):
+    place.write("prog.py", script)
+    options = ("--nproc-per-node", "2", *options)
+    done = place.muster("prog.py", options=(*options, "--run-id", "r"))
+    return done, json.loads((place.home / "runs" / "r" / "result.json").read_text())
+
+
+@pytest.mark.parametrize("way", [FORKED, FRESH])
+def test_a_rank_that_dies_leaving_after_its_script_ended_well_is_not_started_again(place, way):
+    done, result = run_two(place, DIES_LEAVING, "--start", STARTS[way])
+
+    assert done.code == 0, done.stderr
+    assert result["attempts"] == 1
+    (note,) = result["notes"]
+    assert note.startswith("rank 1 on n1 died of SIGABRT while its interpreter was exiting")
+    assert f"muster: {note}\n" in done.stderr
+
+
+def test_an_exit_code_of_the_scripts_own_exit_handler_is_the_scripts_word(place):
+    script = "import atexit, os\natexit.register(os._exit, 3)\n"
+    done, result = run_two(place, script, "--max-restarts", "0")
+    assert (done.code, result["exit_code"]) == (3, 3)
+
+
+@pytest.mark.short
+def test_workers_that_never_met_are_told_of_and_the_run_has_succeeded(place):
+    done, result = run_two(place, ALONE)
+
+    assert (done.code, result["state"]) == (0, "succeeded")
+    assert result["notes"] == [NEVER_MET]
+    assert f"muster: {NEVER_MET}\n" in done.stderr
+    assert NEVER_MET in place.muster_command("status", "r").stdout
+
+
+def test_workers_that_met_are_not_told_of_even_when_they_have_parted(place):
+    done, result = run_two(place, TOGETHER)
+    assert (done.code, result["notes"]) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [("print('no torch')", ()), (ALONE, ("--start", "fresh"))],
+    ids=["a script without torch", "a fresh interpreter"],
+)
+def test_workers_that_nobody_can_judge_are_not_accused(place, script, options):
+    done, result = run_two(place, script, *options)
+    assert (done.code, result["notes"]) == (0, []), done.stderr

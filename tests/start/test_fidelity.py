@@ -1,4 +1,4 @@
-"""A worker finds what a freshly started script finds, but for the closed list of docs/workers.md."""
+"""A worker finds what a freshly started script finds, but for the closed list of docs/workers.md, and numbers of its own."""
 
 import pytest
 
@@ -54,3 +54,11 @@ def test_the_worker_was_started_in_the_way_that_is_compared(facts, way, word):
     command = facts[way]["command line"]
     assert command[1].endswith("/spawner/entry.py")
     assert command[2] == word
+
+
+def test_no_generator_gives_two_ranks_or_two_attempts_the_same(numbers):
+    assert len(numbers) == 8
+    drawn = {name: {str(one[name]) for one in numbers} for name in numbers[0]}
+    for shared in ("Python's hashes", "an address", "OMP_NUM_THREADS"):  # test_differences.py
+        del drawn[shared]
+    assert {name: len(values) for name, values in drawn.items()} == dict.fromkeys(drawn, 8)

@@ -3,15 +3,13 @@
 import json
 import os
 import py_compile
-import sys
 import zipfile
 
 import pytest
 
-from start.ways import FORKED, FRESH, Place, Workers, make_place
+from start.ways import FORKED, FRESH, PYTHON, Place, Workers, make_place
 from torchmuster.core.model.plan import ScriptKind
 
-PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 PROGRAM = '''
 """The doc."""
 import json, os, sys

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 
 import pytest
 
@@ -50,11 +49,16 @@ def env(tmp_path):
     return muster_env(tmp_path, TERM="xterm-256color", LANG="C.UTF-8", PYTHONUTF8="1")
 
 
+def script(folder, text):
+    """Write a script; return its path."""
+    (folder / "train.py").write_text(text)
+    return str(folder / "train.py")
+
+
 @pytest.fixture
 def run_id(tmp_path, env):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    words = ("run", "--detach", "--nodes", "2", "--nproc-per-node", "1", script)
+    path = script(tmp_path, SCRIPT)
+    words = ("run", "--detach", "--nodes", "2", "--nproc-per-node", "1", path)
     run_id = run_muster(*words, env=env).stdout.strip()
     yield run_id
     run_muster("cancel", "--now", run_id, env=env)
@@ -122,9 +126,8 @@ def test_one_picture_for_programs(run_id, env):
 
 
 def test_records_that_no_version_wrote_are_shown_or_said(env, tmp_path):
-    script = tmp_path / "well.py"
-    script.write_text("print('well')\n")
-    assert run_muster("run", script, env=env).returncode == 0
+    path = script(tmp_path, "print('well')\n")
+    assert run_muster("run", path, env=env).returncode == 0
     runs = os.path.join(env["MUSTER_HOME"], "runs")
     (well,) = os.listdir(runs)
     for number, text in enumerate(ODD):
@@ -155,9 +158,8 @@ def test_records_that_no_version_wrote_are_shown_or_said(env, tmp_path):
 @pytest.mark.parametrize("how", ["finished", "killed"])
 def test_a_recorded_run_on_a_terminal(env, tmp_path, how):
     """The record alone is shown: of a run that ended well, and of one whose owner was killed."""
-    script = tmp_path / "well.py"
-    script.write_text("print('well')\n")
-    assert run_muster("run", "--nproc-per-node", "2", script, env=env).returncode == 0
+    path = script(tmp_path, "print('well')\n")
+    assert run_muster("run", "--nproc-per-node", "2", path, env=env).returncode == 0
     runs = os.path.join(env["MUSTER_HOME"], "runs")
     (name,) = os.listdir(runs)
     if how == "killed":
@@ -168,7 +170,7 @@ def test_a_recorded_run_on_a_terminal(env, tmp_path, how):
             file.writelines(kept)
     with top(name, env=env) as screen:
         if how == "finished":
-            screen.wait_for("succeeded", "attempt 0", "ended after", "well.py", limit_s=60)
+            screen.wait_for("succeeded", "attempt 0", "ended after", "train.py", limit_s=60)
         else:
             screen.wait_for("lost", "ended by", "its owner process has ended", limit_s=60)
         screen.press("a\r")
@@ -188,15 +190,14 @@ def test_a_signal_gives_the_terminal_back(env, tmp_path):
 
 
 def test_a_run_that_nobody_knows_is_an_error(env):
-    done = subprocess.run([*MUSTER, "top", "nothing"], env=env, capture_output=True, text=True)
+    done = run_muster("top", "nothing", env=env)
     assert done.returncode != 0
     assert done.stderr.startswith("error: there is no run `nothing`")
 
 
 def test_the_status_stands_below_the_output_of_a_run_and_goes_with_it(tmp_path, env):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    words = ("run", "--progress", "full", "--nodes", "2", "--nproc-per-node", "1", str(script))
+    path = script(tmp_path, SCRIPT)
+    words = ("run", "--progress", "full", "--nodes", "2", "--nproc-per-node", "1", path)
     with TerminalOf([*MUSTER, *words], env) as screen:
         text = screen.wait_for("ranks on 2 nodes", " left | loss", "slowest rank 1", limit_s=90)
         below = text.rstrip().splitlines()[-2:]
@@ -210,9 +211,9 @@ def test_the_status_stands_below_the_output_of_a_run_and_goes_with_it(tmp_path, 
 
 
 def test_no_status_where_it_is_off(tmp_path, env):
-    script = tmp_path / "train.py"
-    script.write_text("import time\nfor n in range(14):\n    time.sleep(0.6)\nprint('done')\n")
-    with TerminalOf([*MUSTER, "run", "--progress", "off", str(script)], env) as screen:
+    text = "import time\nfor n in range(14):\n    time.sleep(0.6)\nprint('done')\n"
+    words = ("run", "--progress", "off", script(tmp_path, text))
+    with TerminalOf([*MUSTER, *words], env) as screen:
         assert screen.wait_for_end(limit_s=60) == 0
     assert b"\x1b7" not in screen.sent
     assert b"running" not in screen.sent

@@ -10,13 +10,12 @@ import json
 import os
 import shlex
 import socket
-import subprocess
 import sys
 import uuid
 
 import pytest
 
-from kit.command import MUSTER
+from kit.command import MUSTER, ran
 from start.launching import LIMIT_S, end
 
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
@@ -33,6 +32,10 @@ told["muster"] = sorted(name for name in os.environ if name.startswith("MUSTER_"
 with open(os.path.join(os.environ["TOLD"], f"{os.getpid()}.json"), "w") as file:
     json.dump(told, file)
 """
+
+
+def meeting_at(port):
+    return ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}")
 
 
 # What torchrun does when nothing names a meeting.
@@ -201,12 +204,7 @@ def test_standalone_with_a_path_an_automatic_number_and_macros(launch, number):
 
 def test_an_elastic_line_with_quoted_conf_runs_where_fewer_nodes_come(launch, port):
     """launch_elastic: `1:2` nodes of which one comes."""
-    options = (
-        "--nnodes=1:2",
-        "--nproc-per-node=2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=localhost:{port}",
-    )
+    options = ("--nnodes=1:2", "--nproc-per-node=2", *meeting_at(port))
     conf = "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=5'"
 
     done = launch.run(*options, conf, "--max-restarts=0", launch.script(TELL))
@@ -217,12 +215,7 @@ def test_an_elastic_line_with_quoted_conf_runs_where_fewer_nodes_come(launch, po
 
 def test_a_worker_that_raises_fails_the_elastic_launch(launch, port):
     """launch_elastic_worker_raise_exception."""
-    options = (
-        "--nnodes=1:2",
-        "--nproc-per-node=1",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=localhost:{port}",
-    )
+    options = ("--nnodes=1:2", "--nproc-per-node=1", *meeting_at(port))
     conf = "--rdzv-conf='join_timeout=60,last_call_timeout=1,timeout=5'"
 
     done = launch.run(*options, conf, "--max-restarts=0", launch.script("raise ValueError('no')"))
@@ -246,12 +239,7 @@ def test_the_address_of_another_machine_is_named_where_node_0_is(launch, port):
 )
 def test_several_agents_of_one_machine_make_one_world(launch, port, nodes, confs):
     """launch_elastic_multiple_agents."""
-    options = (
-        f"--nnodes={nodes}",
-        "--nproc-per-node=2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=localhost:{port}",
-    )
+    options = (f"--nnodes={nodes}", "--nproc-per-node=2", *meeting_at(port))
     script = launch.script(TELL)
 
     both = [launch.begin(*options, f"--rdzv_conf={conf}", script) for conf in confs]
@@ -264,7 +252,7 @@ def test_several_agents_of_one_machine_make_one_world(launch, port, nodes, confs
 
 def test_ranks_are_assigned_by_role(launch, port):
     """local_elastic_agent_test.py: correct_rank_assignment_heterogeneous."""
-    options = ("--nnodes=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}")
+    options = ("--nnodes=3", *meeting_at(port))
     script, roles = launch.script(TELL), (("ps", 1), ("trainer", 2), ("ps", 3))
 
     agents = [
@@ -297,7 +285,7 @@ def test_workers_read_what_torchrun_would_give_them(launch, given):
     line = f"{redirected} {line}" if given == "a pipe" else f"{line} {redirected}"
     told.mkdir()
     env = {**os.environ, "MUSTER_HOME": str(launch.folder / "home"), "TOLD": str(told)}
-    subprocess.run(line, shell=True, cwd=launch.folder, env=env, check=True, timeout=LIMIT_S)
+    assert ran(["sh", "-c", line], LIMIT_S, cwd=launch.folder, env=env).returncode == 0
     assert (told / "0").read_text() == ("" if given == "nothing" else text)
 
 
@@ -311,15 +299,7 @@ def test_muster_run_says_where_nobody_reads_standard_input(launch, redirected, s
     options, _, given = redirected.rpartition("<")
     line = f"{shlex.join(MUSTER)} run --here {options} {script} < {given}"
     env = {**os.environ, "MUSTER_HOME": str(launch.folder / "home"), "MUSTER_ON": "local"}
-    done = subprocess.run(
-        line,
-        shell=True,
-        cwd=launch.folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+    done = ran(["sh", "-c", line], LIMIT_S, cwd=launch.folder, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("got 'cfg\\n'\n" if options else "got ''\n")
     assert ("no worker reads standard input here; `--stdin 0` gives it" in done.stderr) == said
@@ -475,12 +455,7 @@ def test_a_failure_is_told_in_torchruns_json_beside_the_logs_and_for_who_started
 
 
 def test_an_agent_of_another_job_is_refused_by_name_and_one_without_a_job_is_not(launch, port):
-    options = (
-        "--nnodes=2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=localhost:{port}",
-        "--no-spread",
-    )
+    options = ("--nnodes=2", *meeting_at(port), "--no-spread")
     script = launch.script(TELL)
 
     head = launch.begin(*options, "--rdzv-conf=is_host=1", script, PBS_JOBID="1053[1].s")

@@ -33,8 +33,8 @@ LIMIT_S = 120.0
 _PING_EVERY_S = 2.0  # a spawner kills its workers when it has heard nothing for 10 s
 
 PLAIN, FORKED, FRESH = "plain", "forked", "fresh"
-WAYS = (PLAIN, FORKED, FRESH)
 AUTO = "auto"
+PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 _STARTS = {FORKED: StartMethod.FORK, FRESH: StartMethod.FRESH, AUTO: StartMethod.AUTO}
 _NOT_INHERITED = (
     *("PYTHON", "PET_", "TORCH", "MUSTER_", "CUDA_", "GLOO_", "RES_OPTIONS"),
@@ -169,7 +169,7 @@ class Workers:
         *args: str,
         way: str = FORKED,
         kind: ScriptKind = ScriptKind.FILE,
-        python: Sequence[str] = (sys.executable, "-S"),
+        python: Sequence[str] = PYTHON,
         preload: Sequence[str] = (),
     ) -> None:
         program = Program(
@@ -275,21 +275,14 @@ def _input(fd: int | None) -> Iterator[int]:
         os.close(given)
 
 
-def _read_all(fds: Sequence[int]) -> list[str]:
-    texts = dict.fromkeys(fds, b"")
-    with selectors.DefaultSelector() as selector:
-        for fd in fds:
-            selector.register(fd, selectors.EVENT_READ)
-        while selector.get_map():
-            ready = selector.select(LIMIT_S)
-            assert ready, "the worker neither writes nor ends"
-            for key, _ in ready:
-                data = os.read(key.fd, 1 << 16)
-                texts[key.fd] += data
-                if not data:
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-    return [texts[fd].decode() for fd in fds]
+@contextmanager
+def listening(workers: Workers) -> Iterator[socket.socket]:
+    """Give the socket at which an agent hears what workers report."""
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(workers.socket_path)
+        agent.listen()
+        agent.settimeout(LIMIT_S)
+        yield agent
 
 
 def hear_report(agent: socket.socket) -> WorkerReport:

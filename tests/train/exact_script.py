@@ -46,8 +46,7 @@ def kill_if_due(args, step, rank):
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if attempt < len(args.kill) and args.kill[attempt] == [rank, step]:
         if args.nodes:
-            os.kill(parent_of(os.getppid()), signal.SIGKILL)  # the agent, and with it the node
-            signal.pause()
+            kill_node()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -65,12 +64,14 @@ def lose_if_due(args, step, world):
     draw = random.Random(1000 * args.draw + step)
     ranks = draw.sample(range(world.world_size), num_lost)
     if mark.read_text().split()[0] == attempt and world.rank in ranks:
-        os.kill(parent_of(os.getppid()), signal.SIGKILL)
-        signal.pause()
+        kill_node()
 
 
-def parent_of(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def kill_node():
+    """Kill the agent above this worker's spawner, and with it the node."""
+    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    signal.pause()
 
 
 def main(args):

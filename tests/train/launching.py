@@ -1,8 +1,11 @@
 """Start training scripts in the ways that users do, and read what they wrote."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 from kit.command import MUSTER, muster_env, ran
 
@@ -53,6 +56,38 @@ def losses(out, rank=0):
     return found
 
 
+def global_losses(out, batch=None):
+    """Return the mean over the global batch, of that size, at each step that was recorded by any rank."""
+    total, count = {}, {}
+    for path in out.glob("losses-*.txt"):
+        for step, (num, loss) in losses(out, path.stem.removeprefix("losses-")).items():
+            if num:
+                total[step] = total.get(step, 0.0) + num * loss
+                count[step] = count.get(step, 0) + num
+    assert batch is None or set(count.values()) <= {batch}
+    return {step: total[step] / count[step] for step in total}
+
+
 def weights(out, rank=0):
     """Return the digest of the final weights."""
     return (out / f"weights-{rank}.txt").read_text()
+
+
+def same_weights(*folders):
+    """Compare what two runs have trained, but for the last bits of sums in another order."""
+    one, many = (torch.load(folder / "weights.pt") for folder in folders)
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def events_in(path, name=None):
+    """Return the events of a record, or those of a name."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return found if name is None else [event for event in found if event["event"] == name]
+
+
+def made(*folders):
+    """Return folders, which are new."""
+    for folder in folders:
+        folder.mkdir()
+    return folders

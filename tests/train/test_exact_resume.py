@@ -1,11 +1,14 @@
-"""kill -9 at random steps: losses and weights are, bit for bit, those of a run nobody disturbed."""
+"""kill -9 at random steps: losses and weights are, bit for bit, those of a run nobody disturbed.
+
+And worlds of 4, 3, 7, 1 and 8 in turn, changed in mid-epoch, train what one process trains.
+"""
 
 import os
 import random
 
 import pytest
 
-from launching import EXACT, losses, muster, weights
+from launching import EXACT, events_in, global_losses, losses, made, muster, same_weights, weights
 
 # `make chaos` runs 100 seeds; `make test-all` as many as fit into half a minute.
 SEEDS = range(int(os.environ.get("MUSTER_TRAIN_SEEDS", "2")))
@@ -48,9 +51,33 @@ def test_kills_at_random_steps_leave_no_trace_in_losses_and_weights(seed, tmp_pa
 
 def test_without_a_settled_layout_four_ranks_do_differ_after_a_restart(tmp_path):
     """What `settle` is for: were this to pass without it, the throw-away backward could go."""
-    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    quiet, killed = made(tmp_path / "quiet", tmp_path / "killed")
     for out, more in ((quiet, ()), (killed, ("--kill", "1:10"))):
-        out.mkdir()
         line = [EXACT, out, "--unsettled", *more]
         muster(tmp_path / "home", 4, *line, restarts=1)
     assert weights(quiet) != weights(killed)
+
+
+# A prime number of samples, a batch that divides nothing, no dropout; float64.
+SHAPE = ["--samples", 101, "--batch", 11, "--dropout", 0, "--double", "--every", 3]
+
+
+@pytest.mark.slow
+def test_no_sample_is_lost_or_seen_twice_and_losses_are_those_of_one_process(tmp_path):
+    alone, folder = made(tmp_path / "alone", tmp_path / "changing")
+    muster(tmp_path / "home", 1, EXACT, alone, *SHAPE)
+    want = global_losses(alone)
+    assert len(want) == 30
+    got = {}
+    for world_size, workers, stop in ((4, 0, 4), (3, 2, 9), (7, 0, 15), (1, 4, 22), (8, 0, -1)):
+        for old in folder.glob("losses-*"):
+            old.unlink()
+        line = [EXACT, folder, *SHAPE, "--workers", workers, "--stop-after", stop]
+        muster(tmp_path / "changed", world_size, *line)
+        got |= global_losses(folder)
+    assert got == pytest.approx(want, rel=1e-6)
+    same_weights(alone, folder)
+    records = sorted(tmp_path.glob("changed/runs/*/training.jsonl"))
+    assert [epoch["ledger"] for record in records for epoch in events_in(record, "epoch")] == [
+        {"samples": 101, "lost": 0, "twice": 0, "whole": True}
+    ] * 3

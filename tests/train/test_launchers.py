@@ -1,5 +1,6 @@
-"""The same program under muster, torchrun, srun's and mpiexec's variables: the same weights."""
+"""The same program under muster, torchrun, srun's and mpiexec's variables: the same weights. And compiled: the same losses."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from kit.command import muster_env
 from kit.ports import reserve_port
-from launching import EXACT, muster, run, run_each, weights
+from launching import EXACT, HERE, made, muster, run, run_each, weights
 
 QUICK = ["--epochs", 1, "--samples", 40]
 
@@ -26,55 +27,47 @@ def test_torchrun_gives_the_same_weights(tmp_path, reference):
     assert weights(tmp_path) == weights(tmp_path, 1) == reference
 
 
-def test_srun_with_one_task_a_worker_gives_the_same_weights(tmp_path, reference):
-    def task(rank):
-        return muster_env(
-            tmp_path / "home",
-            SLURM_JOB_ID="4711",
-            SLURM_STEP_ID="0",
-            SLURM_PROCID=str(rank),
-            SLURM_LOCALID=str(rank),
-            SLURM_NODEID="0",
-            SLURM_STEP_NUM_TASKS="2",
-            SLURM_STEP_NUM_NODES="1",
-            SLURM_STEP_TASKS_PER_NODE="2",
-            SLURM_STEP_NODELIST="n1",
-            MASTER_PORT=str(port),
-        )
-
-    port = reserve_port()
-    run_each([task(rank) for rank in range(2)], EXACT, tmp_path, *QUICK)
-    assert weights(tmp_path) == reference
+def of_slurm(rank, folder):
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "n1",
+    }
 
 
-def test_mpiexec_under_pbs_gives_the_same_weights(tmp_path, reference):
-    node_file = tmp_path / "nodes"
-    node_file.write_text("n1\nn1\n")
+def of_pbs(rank, folder):
+    (folder / "nodes").write_text("n1\nn1\n")
+    return {
+        "PBS_JOBID": "9.ctl",
+        "PBS_NODEFILE": str(folder / "nodes"),
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": "2",
+        "PMI_LOCAL_RANK": str(rank),
+        "PMI_LOCAL_SIZE": "2",
+    }
 
-    def rank_of(rank):
-        return muster_env(
-            tmp_path / "home",
-            PBS_JOBID="9.ctl",
-            PBS_NODEFILE=str(node_file),
-            PMI_RANK=str(rank),
-            PMI_SIZE="2",
-            PMI_LOCAL_RANK=str(rank),
-            PMI_LOCAL_SIZE="2",
-            MASTER_PORT=str(port),
-        )
 
-    port = reserve_port()
-    run_each([rank_of(rank) for rank in range(2)], EXACT, tmp_path, *QUICK)
+@pytest.mark.parametrize(
+    "task", [of_slurm, of_pbs], ids=["srun with one task a worker", "mpiexec under pbs"]
+)
+def test_the_variables_of_a_launcher_give_the_same_weights(tmp_path, reference, task):
+    home, port = tmp_path / "home", str(reserve_port())
+    tasks = [muster_env(home, MASTER_PORT=port, **task(rank, tmp_path)) for rank in range(2)]
+    run_each(tasks, EXACT, tmp_path, *QUICK)
     assert weights(tmp_path) == reference
 
 
 def test_no_launcher_is_a_world_of_one(tmp_path):
     run([sys.executable, EXACT, tmp_path, *QUICK], muster_env(tmp_path / "home"))
-    one = weights(tmp_path)
-    other = tmp_path / "muster"
-    other.mkdir()
+    (other,) = made(tmp_path / "muster")
     muster(tmp_path / "home", 1, EXACT, other, *QUICK)
-    assert weights(other) == one
+    assert weights(other) == weights(tmp_path)
 
 
 @pytest.mark.parametrize("run_id", ["", "job-7"])
@@ -94,3 +87,14 @@ def test_who_waits_for_ranks_that_nobody_has_started_says_so(tmp_path, run_id):
     assert ended.returncode == 1
     assert f"muster: rank 0 of 2 waits for the others at localhost:{port}" in ended.stderr
     assert ("unset RANK WORLD_SIZE" in ended.stderr) is (not run_id)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+def test_a_compiled_model_trains_as_a_plain_one_and_keeps_its_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    said = {}
+    for kind in ("plain", "compiled"):
+        ended = muster(tmp_path / kind, 2, HERE / "compile_script.py", kind)
+        (said[kind],) = [line for line in ended.stdout.splitlines() if line.startswith("losses")]
+    assert said["compiled"] == said["plain"]
+    assert "'0.bias', '0.weight', '2.bias', '2.weight'" in said["plain"]

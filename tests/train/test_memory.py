@@ -11,14 +11,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
-from test_changing_world import global_losses
 
 from kit.command import MUSTER, muster_env
 from kit.ports import reserve_port
 from kit.trees import signal_tree
 from kit.waiting import wait_until
-from launching import EXACT, losses, muster, weights
+from launching import (
+    EXACT,
+    HERE,
+    events_in,
+    global_losses,
+    losses,
+    made,
+    muster,
+    same_weights,
+    weights,
+)
 from torchmuster.core import proc
 
 # `make chaos` runs 100 seeds. In 17 the second node is lost before the next snapshot in memory behind the first loss.
@@ -79,8 +87,7 @@ def test_a_killed_node_costs_at_most_the_steps_between_two_snapshots_in_memory(
     kills = [f"{draw.randrange(nodes * workers)}:{step}" for step in steps]
     script = [EXACT, tmp_path, *APART, "--memory", every, "--nodes", "--kill", *kills]
     ended = muster(tmp_path / "home", workers, *script, restarts=4, nodes=nodes)
-    resumed = resumed_steps(ended)
-    assert len(resumed) == len(kills), ended.stderr
+    assert len(resumed_steps(ended)) == len(kills), ended.stderr
     assert done_again(tmp_path) <= 2 * every * len(kills)
     undisturbed = quiet(nodes, workers)
     for rank in range(nodes * workers):
@@ -95,16 +102,14 @@ def test_a_spare_node_that_holds_the_snapshots_goes_on_behind_the_loss_of_the_he
     ended = muster(tmp_path / "home", 1, *script, restarts=3, nodes=2)
     goes_on_from_memory(ended, 4, 16)
     (record,) = tmp_path.glob("home/runs/*/events.jsonl")
-    events = [json.loads(line) for line in record.read_text().splitlines()]
-    assert sum(event["event"] == "agent_joined" and event["node"] == "n2" for event in events) == 3
+    joined = events_in(record, "agent_joined")
+    assert sum(event["node"] == "n2" for event in joined) == 3
     assert weights(tmp_path, 0) == weights(quiet(2, 1), 0)
 
 
 @pytest.mark.lab
 def test_a_script_that_changes_parameters_itself_has_its_snapshots_too(tmp_path):
-    folders = quiet, killed = tmp_path / "quiet", tmp_path / "killed"
-    for folder in folders:
-        folder.mkdir()
+    quiet, killed = made(tmp_path / "quiet", tmp_path / "killed")
     for folder, more in ((quiet, ()), (killed, ("--nodes", "--kill", "1:9", "0:17"))):
         script = [EXACT, folder, *APART, "--touch", "--memory", 1, *more]
         ended = muster(folder / "home", 1, *script, restarts=3, nodes=2)
@@ -158,10 +163,8 @@ def test_losses_one_after_the_other_with_spare_nodes_never_go_back_to_the_disk(
         assert weights(tmp_path, rank) == weights(quiet(nodes, 1), rank)
 
 
-# As in test_changing_world.py, and no disk that nodes share.
+# As in test_exact_resume.py, and no disk that nodes share.
 CHANGING = ["--samples", 101, "--batch", 11, "--dropout", 0, "--double", "--apart", "--every", 1000]
-
-
 WHOLE = {n: {"samples": 101, "lost": 0, "twice": 0, "whole": True} for n in range(3)}
 
 
@@ -190,17 +193,15 @@ def test_losses_of_several_nodes_and_the_head_lose_no_sample_in_worlds_of_one_to
     assert sum(nums) >= 3, nums
     assert len(resumed) >= sum(num > 0 for num in nums), ended.stderr
     assert len(re.findall("beginning at step 0|resuming after", ended.stderr)) == 1 + len(resumed)
-    record = (next(tmp_path.glob("home/runs/*")) / "training.jsonl").read_text()
-    events = [json.loads(line) for line in record.splitlines()]
-    assert {e["epoch"]: e["ledger"] for e in events if e["event"] == "epoch"} == WHOLE
-    same_weights(alone, tmp_path)
+    trained_whole(tmp_path, alone)
 
 
-def same_weights(*folders):
-    """Compare what two runs have trained, but for the last bits of sums in another order."""
-    one, many = (torch.load(folder / "weights.pt") for folder in folders)
-    for a, b in zip(one, many, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+def trained_whole(folder, alone):
+    """Fail unless a run has seen each sample once an epoch, and has trained what one process trains; return its record."""
+    (record,) = folder.glob("home/runs/*/training.jsonl")
+    assert {e["epoch"]: e["ledger"] for e in events_in(record, "epoch")} == WHOLE
+    same_weights(alone, folder)
+    return record
 
 
 # A world of one stands at a step until there is no hurry to let others join.
@@ -244,15 +245,11 @@ def test_a_world_of_three_then_one_then_four_loses_no_sample(tmp_path, alone):
         wait_until(lambda: said.read_text().count(joins) == 3, "three more", 60.0)
         os.kill(writer_of(tmp_path / "losses-0.txt", first.pid), signal.SIGKILL)
         assert [agent.wait(90) for agent in (first, *others)] == [0] * 4, said.read_text()
-    record = (next(tmp_path.glob("home/runs/*")) / "training.jsonl").read_text()
-    events = [json.loads(line) for line in record.splitlines()]
-    resumed = [event for event in events if event["event"] == "resumed"]
+    resumed = events_in(trained_whole(tmp_path, alone), "resumed")
     assert [event["world_size"] for event in resumed] == [3, 1, 4]
     assert [event.get("source") for event in resumed[1:]] == ["memory"] * 2
     assert resumed[1]["step"] in (6, 7)
     assert resumed[2]["step"] in (12, 13)
-    assert {e["epoch"]: e["ledger"] for e in events if e["event"] == "epoch"} == WHOLE
-    same_weights(alone, tmp_path)
 
 
 def accepts(port):
@@ -281,21 +278,18 @@ def writer_of(path, root):
     raise AssertionError(f"nobody writes {path}")
 
 
-SHARDED = Path(__file__).parent / "sharded_script.py"
+SHARDED = (HERE / "sharded_script.py", "--sharded")
 
 
 @pytest.mark.parametrize("pair", [pytest.param((1, 2), marks=pytest.mark.lab), (0, 1)], ids=str)
 def test_shards_of_two_nodes_that_are_lost_at_once_come_from_their_second_copies(pair, tmp_path):
-    alone, killed = tmp_path / "alone", tmp_path / "killed"
-    for folder in (alone, killed):
-        folder.mkdir()
-    muster(tmp_path / "home", 1, SHARDED, alone, "--sharded")
-    script = [SHARDED, killed, "--sharded", "--every", 1000, "--memory", 1, "--copies", 2]
+    alone, killed = made(tmp_path / "alone", tmp_path / "killed")
+    muster(tmp_path / "home", 1, *SHARDED, alone)
+    script = [*SHARDED, killed, "--every", 1000, "--memory", 1, "--copies", 2]
     script += ["--kill", *(f"{rank}:7" for rank in pair)]
     ended = muster(tmp_path / "home", 1, *script, restarts=3, nodes=4)
-    resumed = resumed_steps(ended)
-    assert resumed in (["7"], ["6"]), ended.stderr
-    assert global_losses(killed, 4) == pytest.approx(global_losses(alone, 1), rel=1e-9)
+    assert resumed_steps(ended) in (["7"], ["6"]), ended.stderr
+    assert global_losses(killed) == pytest.approx(global_losses(alone), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -309,29 +303,26 @@ def test_shards_of_two_nodes_that_are_lost_at_once_come_from_their_second_copies
 )
 def test_shards_of_a_killed_node_come_from_its_neighbour_at_any_world_size(shape, tmp_path):
     nodes, workers = shape
-    alone, killed = tmp_path / "alone", tmp_path / "killed"
-    for folder in (alone, killed):
-        folder.mkdir()
-    muster(tmp_path / "home", 1, SHARDED, alone, "--sharded")
-    script = [SHARDED, killed, "--sharded", "--every", 1000, "--memory", 1]
+    alone, killed = made(tmp_path / "alone", tmp_path / "killed")
+    muster(tmp_path / "home", 1, *SHARDED, alone)
+    script = [*SHARDED, killed, "--every", 1000, "--memory", 1]
     script += ["--kill", "1:4", f"{0 if ':' in nodes else 2}:9"]
     ended = muster(tmp_path / "home", workers, *script, restarts=3, nodes=nodes)
-    resumed = resumed_steps(ended)
     kills = (4, 9)
     # The parts of the step that has just ended aren't sent yet, those of the one before may be on
     # their way: docs/snapshots.md.
-    kept = [int(step) for step in resumed]
+    kept = [int(step) for step in resumed_steps(ended)]
     assert len(kept) == len(kills), ended.stderr
     assert all(kill - 2 <= step <= kill for step, kill in zip(kept, kills, strict=True)), (
         ended.stderr
     )
-    want = global_losses(alone, 1)
+    want = global_losses(alone)
     assert len(want) == 15
     # A step that was done again by fewer ranks has other shares of the samples.
     again = {s for step, kill in zip(kept, kills, strict=True) for s in range(step + 1, kill + 1)}
     for path in killed.glob("losses-*.txt"):
         once = [line for line in path.read_text().splitlines() if int(line.split()[0]) not in again]
         path.write_text("".join(f"{line}\n" for line in once))
-    assert global_losses(killed, 6) == pytest.approx(
+    assert global_losses(killed) == pytest.approx(
         {step: loss for step, loss in want.items() if step not in again}, rel=1e-9
     )

@@ -64,10 +64,17 @@ def message(error):
     return f"{error.value.what}\n{error.value.explain_to_user()}"
 
 
-def test_a_forgotten_optimizer_step_is_an_error(world):
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        pytest.param(1, "no optimizer has stepped", id="a forgotten optimizer.step"),
+        pytest.param(2, "called twice for one batch", id="a batch counted twice"),
+    ],
+)
+def test_counting_what_was_not_one_step_is_an_error(world, times, words):
     _, _, data, run = begin(world)
-    with pytest.raises(UsageError, match="no optimizer has stepped"):
-        only_count(data, run, times=1)
+    with pytest.raises(UsageError, match=words):
+        only_count(data, run, times=times)
     world.close()
 
 
@@ -75,13 +82,6 @@ def test_a_step_in_the_middle_of_an_accumulated_one_is_an_error(world):
     model, optimizer, data, run = begin(world, accumulate=2)
     with pytest.raises(UsageError, match="middle of an accumulated step"):
         train(model, optimizer, data, run)
-    world.close()
-
-
-def test_counting_a_batch_twice_is_an_error(world):
-    _, _, data, run = begin(world)
-    with pytest.raises(UsageError, match="called twice for one batch"):
-        only_count(data, run, times=2)
     world.close()
 
 
@@ -124,29 +124,34 @@ def test_options_out_of_range_are_refused_before_anything_is_written(
     assert not (tmp_path / "snapshots").exists()
 
 
-def test_a_dataset_that_has_grown_since_the_snapshot_is_refused(world):
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        pytest.param(
+            tm.DatasetError,
+            {"samples": 11},
+            ["had 10 samples when the snapshot was made, it has 11 now"],
+            id="a dataset that has grown",
+        ),
+        pytest.param(
+            tm.SnapshotError,
+            {"model": nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))},
+            ["model.0.weight: not in the snapshot", "model.weight: not in the script"],
+            id="another model",
+        ),
+        pytest.param(
+            tm.SnapshotError,
+            {"extra": nn.Linear(1, 1)},
+            ["`extra` is in the script only"],
+            id="other objects than were saved",
+        ),
+    ],
+)
+def test_what_differs_from_the_snapshot_is_refused_and_named(world, kind, options, words):
     train(*begin(world), stop_after=1)
-    with pytest.raises(tm.DatasetError) as error:
-        again(world, samples=11)
-    assert "had 10 samples when the snapshot was made, it has 11 now" in message(error)
-    tm.current().close()
-
-
-def test_a_snapshot_of_another_model_names_what_differs(world):
-    train(*begin(world), stop_after=1)
-    with pytest.raises(tm.SnapshotError) as error:
-        again(world, model=nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
-    words = message(error)
-    assert "model.0.weight: not in the snapshot" in words
-    assert "model.weight: not in the script" in words
-    tm.current().close()
-
-
-def test_other_objects_than_were_saved_are_named(world):
-    train(*begin(world), stop_after=1)
-    with pytest.raises(tm.SnapshotError) as error:
-        again(world, extra=nn.Linear(1, 1))
-    assert "`extra` is in the script only" in message(error)
+    with pytest.raises(kind) as error:
+        again(world, **options)
+    assert [word for word in words if word not in message(error)] == []
     tm.current().close()
 
 

@@ -1,6 +1,5 @@
 """Gradients that are not finite: the run stops before they are used, or leaves the step out."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from torch import nn
 import torchmuster.train as tm
 from torchmuster.errors import UsageError
 from torchmuster.train.finite import MOST_SKIPPED, are_finite
-from train.launching import muster
+from train.launching import HERE, events_in, muster
 from train.test_misuse import Ones
 
-SCRIPT = Path(__file__).parent / "nan_script.py"
+SCRIPT = HERE / "nan_script.py"
 
 
 class Odd(Ones):
@@ -28,10 +27,12 @@ class Odd(Ones):
         return super().__getitem__(index) * (float("nan") if index in self.bad else 1.0)
 
 
-def train(world, *, bad, on_nan, samples=24, batch=4, optimizer=torch.optim.AdamW, loss=torch.mean):
-    model = world.wrap(nn.Linear(3, 1))
+def train(
+    world, *, on_nan, bad=(), samples=24, optimizer=torch.optim.AdamW, loss=torch.mean, model=None
+):
+    model = world.wrap(model or nn.Linear(3, 1))
     optimizer = optimizer(model.parameters(), lr=0.1)
-    data = world.loader(Odd(samples, bad), global_batch_size=batch)
+    data = world.loader(Odd(samples, bad), global_batch_size=4)
     run = world.resume(model=model, optimizer=optimizer, data=data, on_nan=on_nan, every_s=None)
     weights = []
     for _ in run.epochs(1):
@@ -44,10 +45,9 @@ def train(world, *, bad, on_nan, samples=24, batch=4, optimizer=torch.optim.Adam
     return weights, optimizer
 
 
-def skipped_steps():
-    path = next(Path.cwd().rglob("training.jsonl"))
-    lines = path.read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == "skipped"]
+def noted(event):
+    """Return what the record of the run in this folder has of an event."""
+    return events_in(next(Path.cwd().rglob("training.jsonl")), event)
 
 
 def test_the_run_stops_before_the_optimizer_has_used_them(world):
@@ -74,7 +74,7 @@ def test_samples_of_the_batch_are_named(world):
 
 def test_a_loss_that_is_not_finite_is_not_blamed_on_the_model(world):
     with pytest.raises(tm.NotFiniteError) as error:
-        train(world, bad=(), on_nan="stop", loss=lambda y: y.mean() * float("inf"))
+        train(world, on_nan="stop", loss=lambda y: y.mean() * float("inf"))
     assert "it began in the loss or in backward" in error.value.why
 
 
@@ -87,7 +87,7 @@ def test_a_skipped_step_leaves_weights_and_state_as_they_are(world, optimizer):
     assert all(torch.isfinite(one).all() for one in weights)
     counted = {float(state["step"]) for state in made.state.values() if "step" in state}
     assert counted <= {5.0}
-    assert [(e["step"], e["ranks"]) for e in skipped_steps()] == [(3, [0])]
+    assert [(e["step"], e["ranks"]) for e in noted("skipped")] == [(3, [0])]
 
 
 def test_a_run_that_only_skips_stops(world):
@@ -102,7 +102,7 @@ def test_gradients_are_ignored_unless_asked_for(world):
 
 def test_an_unknown_choice_is_refused(world):
     with pytest.raises(UsageError, match="on_nan is one of `ignore`, `stop`, `skip`, `replay`"):
-        train(world, bad=(), on_nan="raise")
+        train(world, on_nan="raise")
 
 
 def test_a_forward_that_is_not_finite_again_is_no_accident_of_the_machine(world):
@@ -112,11 +112,9 @@ def test_a_forward_that_is_not_finite_again_is_no_accident_of_the_machine(world)
         "it is not finite again: the data or the model, not the machine"
     )
     assert error.value.muster_final
-    path = next(Path.cwd().rglob("training.jsonl"))
-    events = map(json.loads, path.read_text().splitlines())
-    (noted,) = [event for event in events if event["event"] == "not_finite"]
-    assert (noted["step"], noted["ranks"], noted["samples"]) == (3, [0], {"0": [8, 9, 10, 11]})
-    assert len(noted["gradients"]) == 1
+    (found,) = noted("not_finite")
+    assert (found["step"], found["ranks"], found["samples"]) == (3, [0], {"0": [8, 9, 10, 11]})
+    assert len(found["gradients"]) == 1
 
 
 class Count:
@@ -193,21 +191,8 @@ class Once(nn.Linear):
 
 
 def test_a_forward_that_is_finite_when_it_is_made_again_is_tried_again(world):
-    model = world.wrap(Once(3, 1))
-    optimizer = torch.optim.AdamW(model.parameters())
-    data = world.loader(Ones(24), global_batch_size=4)
-    run = world.resume(model=model, optimizer=optimizer, data=data, on_nan="replay", every_s=None)
-
-    def loop():
-        for _ in run.epochs(1):
-            for x in data:
-                model(x).mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                run.step()
-
     with pytest.raises(tm.NotFiniteError, match="of step 3 ") as error:
-        loop()
+        train(world, on_nan="replay", model=Once(3, 1))
     assert "random numbers it is finite on rank 0 (" in error.value.why
     assert not error.value.muster_final, "the launcher tries again, from the last snapshot"
 

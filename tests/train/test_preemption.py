@@ -3,7 +3,6 @@
 MUSTER_PREEMPTIONS=100 interrupts a hundred runs instead of three.
 """
 
-import json
 import os
 import random
 import signal
@@ -17,10 +16,10 @@ import pytest
 from kit.command import MUSTER, muster_env, ran
 from kit.trees import signal_tree
 from kit.waiting import wait_until
-from launching import PYTHON, muster, weights
+from launching import HERE, PYTHON, events_in, muster, weights
 from torchmuster.core.files.layout import short_id
 
-SCRIPT = Path(__file__).with_name("preempt_script.py")
+SCRIPT = HERE / "preempt_script.py"
 NUM_RUNS = int(os.environ.get("MUSTER_PREEMPTIONS", "3"))
 PLACES = ("step", "evaluation", "data", "inner")
 TIMEOUT_S = 100.0
@@ -60,15 +59,15 @@ class Interrupted:
             self.process.kill()
         return self.process.returncode, said
 
-    def records(self, name):
-        """Return the lines of one file of the run's folder."""
-        (path,) = self.home.glob(f"runs/*/{name}")
-        return [json.loads(line) for line in path.read_text().splitlines()]
+    def records(self, name, event):
+        """Return the events of a name in one record of the run's folder."""
+        (path,) = self.home.glob(f"runs/*/{name}.jsonl")
+        return events_in(path, event)
 
-    def ends(self, attempt=0):
-        events = self.records("events.jsonl")
-        ended = [e for e in events if e["event"] == "worker_ended" and e["attempt"] == attempt]
-        return {event["rank"]: event["what"] for event in ended}
+    def ends(self):
+        """Return how the workers of the first attempt have ended."""
+        ended = self.records("events", "worker_ended")
+        return {event["rank"]: event["what"] for event in ended if event["attempt"] == 0}
 
     def steps(self, rank, attempt=0):
         """Return the steps that a rank did in one attempt."""
@@ -114,9 +113,8 @@ def interrupt(pids, draw, *, everybody, signum):
 def check_stop(run, said):
     """See that all ranks of the first attempt left with 75, saved at one step; return the step."""
     assert set(run.ends().values()) == {"exit code 75 (preempted)"}, (run.ends(), said)
-    training = run.records("training.jsonl")
-    stops = [event["step"] for event in training if event["event"] == "preempted"]
-    assert len(stops) == 1, training
+    stops = [event["step"] for event in run.records("training", "preempted")]
+    assert len(stops) == 1, said
     done = [max(run.steps(rank), default=0) for rank in range(run.world_size)]
     assert done == stops * run.world_size, said
     return stops[0]
@@ -143,7 +141,7 @@ def test_a_signal_at_any_moment_saves_one_step_and_leaves_no_trace(seed, tmp_pat
     stopped = check_stop(run, said)
     assert code == 0, said  # muster goes on by itself
     assert "the run continues, no restart spent" in said
-    resumed = [e["step"] for e in run.records("training.jsonl") if e["event"] == "resumed"]
+    resumed = [event["step"] for event in run.records("training", "resumed")]
     assert resumed == [0, stopped], said
     if place == "evaluation" and not averaged:  # it takes seconds: all ranks were in it
         assert_stopped_in_evaluation(run)
@@ -219,11 +217,7 @@ def test_a_time_limit_that_comes_near_stops_with_a_save(limit, tmp_path):
     """A minute is kept back for the save, of a short limit a quarter."""
     more = {"SLURM_JOB_END_TIME": str(int(time.time()) + 62)} if limit == "slurm" else {}
     options = ["--time-limit", 2] if limit == "option" else []
-    environment = {
-        **muster_env(tmp_path / "home"),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        **more,
-    }
+    environment = muster_env(tmp_path / "home", TORCHELASTIC_RESTART_COUNT="0", **more)
     line = [PYTHON, SCRIPT, tmp_path, "--place", "data", *options]
     ended = ran(line, limit_s=TIMEOUT_S, env=environment, cwd=tmp_path)
     assert ended.returncode == 75, ended.stderr

@@ -1,11 +1,11 @@
 """`muster replay`: a step of N ranks is made again, bit for bit, and looked into."""
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -24,6 +24,12 @@ KINDS = ("nan", "exception", "inf")
 
 def run_dirs(home):
     return sorted((home / "runs").iterdir(), key=lambda path: (path / "plan.json").stat().st_mtime)
+
+
+def trained(home, num_workers, *words):
+    """Train, well or not; return the run directory."""
+    muster(home, num_workers, SCRIPT, *words, check=False)
+    return run_dirs(home)[0]
 
 
 def replay(home, *words, check=False):
@@ -108,8 +114,7 @@ def test_a_step_behind_a_change_of_the_world_is_made_by_the_world_that_made_it(t
 @pytest.mark.parametrize("step", [6, 7])
 def test_the_boundary_is_saved_also_at_the_end_of_an_epoch(step, tmp_path):
     words = ("--step", step, "--rank", 1, "--every", 100)
-    muster(tmp_path, 2, SCRIPT, *words, check=False)
-    first = run_dirs(tmp_path)[0]
+    first = trained(tmp_path, 2, *words)
     said, again = replay(tmp_path, first.name)
     assert f"from the snapshot of step {step - 1}, 2 ranks" in said.stderr
     assert "the gradients of all ranks are those of the run, bit for bit" in said.stderr
@@ -119,8 +124,7 @@ def test_the_boundary_is_saved_also_at_the_end_of_an_epoch(step, tmp_path):
 @pytest.mark.parametrize("kind", ["nan", "exception"])
 def test_a_step_of_a_sharded_model_is_made_again(kind, tmp_path):
     words = ("--sharded", "--kind", kind, "--step", 8, "--rank", 2)
-    muster(tmp_path, 3, SCRIPT, *words, check=False)
-    first = run_dirs(tmp_path)[0]
+    first = trained(tmp_path, 3, *words)
     said, again = replay(tmp_path, first.name)
     whole = [2] if kind == "exception" else range(3)
     assert_made_alike(first, again, 8, range(3), whole=whole)
@@ -129,19 +133,23 @@ def test_a_step_of_a_sharded_model_is_made_again(kind, tmp_path):
         assert "the gradients of all ranks are those of the run, bit for bit" in said.stderr
 
 
-def on_terminal(home, *words):
-    """Replay a step on a terminal of its own."""
-    line = [sys.executable, "-m", "torchmuster", "replay", *map(str, words)]
+@contextlib.contextmanager
+def debugging(home, *words):
+    """Replay a step on a terminal, up to the debugger's prompt; at the end, leave the debugger, and so the replay."""
+    line = [*MUSTER, "replay", *map(str, words)]
     env = muster_env(home, MUSTER_ON="local", TERM="xterm")
-    return TerminalOf(line, env, columns=160, rows=60)
+    with TerminalOf(line, env, columns=160, rows=60) as screen:
+        screen.wait_for("(Pdb)", limit_s=LIMIT_S)
+        yield screen
+        screen.press("q\n")
+        assert screen.wait_for_end(limit_s=LIMIT_S) == 1
 
 
 @pytest.mark.short
 def test_the_debugger_stops_at_the_first_nan_and_goes_on_to_the_end(tmp_path):
     """A NaN that a script masks stops too, and `c` is the answer."""
     muster(tmp_path, 2, SCRIPT, "--step", 5, "--rank", 1, "--on-nan", "ignore", "--keep", 9)
-    with on_terminal(tmp_path, "last", "--step", 5, "--rank", 1) as screen:
-        screen.wait_for("(Pdb)", limit_s=LIMIT_S)
+    with debugging(tmp_path, "last", "--step", 5, "--rank", 1) as screen:
         assert "rank 1 on n1 has stopped" in screen.text
         assert "in module `model` has made NaN" in screen.text
         screen.press("p 1000 + value.shape[1]\n")
@@ -149,16 +157,12 @@ def test_the_debugger_stops_at_the_first_nan_and_goes_on_to_the_end(tmp_path):
         screen.press("c\n")
         screen.wait_for("has failed; all ranks wait", limit_s=LIMIT_S)
         screen.wait_for("NotFiniteError: the gradients of step 5 are not finite", limit_s=LIMIT_S)
-        screen.press("q\n")
-        assert screen.wait_for_end(limit_s=LIMIT_S) == 1
 
 
 def test_who_leaves_the_debugger_ends_the_replay(tmp_path):
     muster(tmp_path, 1, SCRIPT, "--step", 2, "--on-nan", "ignore", "--keep", 9)
-    with on_terminal(tmp_path, "last", "--step", 2) as screen:
-        screen.wait_for("(Pdb)", limit_s=LIMIT_S)
-        screen.press("q\n")
-        assert screen.wait_for_end(limit_s=LIMIT_S) == 1
+    with debugging(tmp_path, "last", "--step", 2) as screen:
+        pass
     assert "the debugger was left, so the replay ends here" in screen.text
 
 
@@ -166,24 +170,18 @@ def test_who_leaves_the_debugger_ends_the_replay(tmp_path):
 def test_the_debugger_stops_in_a_backward_pass_that_makes_nan(tmp_path):
     words = ("--step", 4, "--place", "backward", "--on-nan", "ignore", "--keep", 9)
     muster(tmp_path, 2, SCRIPT, *words)
-    with on_terminal(tmp_path, "last", "--step", 4) as screen:
-        screen.wait_for("(Pdb)", limit_s=LIMIT_S)
+    with debugging(tmp_path, "last", "--step", 4) as screen:
         assert "has failed; all ranks wait" in screen.text
         assert "Function 'BackwardBackward' returned nan values" in screen.text
-        screen.press("q\n")
-        assert screen.wait_for_end(limit_s=LIMIT_S) == 1
 
 
 def test_the_debugger_stops_at_an_exception_with_the_values_of_the_run(tmp_path):
     words = ("--step", 3, "--rank", 1, "--kind", "exception", "--place", "loss")
     ended = muster(tmp_path, 2, SCRIPT, *words, check=False)
     value = ended.stderr.partition("is unhappy with ")[2].split()[0]
-    with on_terminal(tmp_path, "last") as screen:
-        screen.wait_for("(Pdb)", limit_s=LIMIT_S)
+    with debugging(tmp_path, "last") as screen:
         screen.press("p value.double().item().hex()\n")
         screen.wait_for(f"'{value}'", limit_s=LIMIT_S)
-        screen.press("q\n")
-        assert screen.wait_for_end(limit_s=LIMIT_S) == 1
 
 
 def test_a_step_in_which_nothing_fails_is_said_to_be_one(tmp_path):

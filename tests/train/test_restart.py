@@ -1,28 +1,23 @@
 """`muster restart`: a run that was stopped goes on from its snapshots, as a new run."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
-from kit.command import MUSTER, muster_env
-from launching import EXACT, run
+from kit.command import muster_env, run_muster
+from launching import EXACT, HERE, events_in
 
-SCRIPT = Path(__file__).with_name("slow_script.py")
+SCRIPT = HERE / "slow_script.py"
 
 
 def records(home):
-    """Return the training events of every run, by run id, in the order of their start."""
-    found = {}
-    for path in sorted(home.glob("runs/*/training.jsonl"), key=lambda p: p.stat().st_ctime):
-        found[path.parent.name] = [json.loads(line) for line in path.read_text().splitlines()]
-    return found
+    """Return the training events of every run, in the order of their start."""
+    paths = sorted(home.glob("runs/*/training.jsonl"), key=lambda p: p.stat().st_ctime)
+    return [events_in(path) for path in paths]
 
 
 def command(home, *words, **variables):
-    environment = muster_env(home, **variables)
-    return run([*MUSTER, *words], environment, check=False)
+    return run_muster(*words, env=muster_env(home, **variables), limit_s=150)
 
 
 def test_a_time_limit_ends_the_run_with_75_and_a_restart_goes_on_and_finishes(tmp_path):
@@ -39,7 +34,7 @@ def test_a_time_limit_ends_the_run_with_75_and_a_restart_goes_on_and_finishes(tm
     again = command(home, "restart", run_id)
 
     assert again.returncode == 0, again.stderr
-    first, second = records(home).values()
+    first, second = records(home)
     begun = [next(e for e in record if e["event"] == "resumed") for record in (first, second)]
     assert [event["step"] for event in begun] == [0, step]
     (epoch,) = [event for event in second if event["event"] == "epoch"]

@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import json
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from kit.training import view_training
+from launching import events_in
 from torchmuster.errors import UsageError
 from torchmuster.train.preempt import STOP_SIGNALS
 from torchmuster.train.snapshot import folder as fileops
@@ -50,15 +50,30 @@ def saved_steps(folder):
     return sorted(int(p.name.removeprefix("step-")) for p in folder.glob("step-*"))
 
 
-def fail_in(monkeypatch, step, after_s=0.0):
-    """Let the disk be full for the snapshot of one step, which shows after so long."""
+def before(monkeypatch, operation, steps, action):
+    """Let an action come before an operation on the files of these steps' snapshots."""
 
-    def before(operation, path):
-        if operation == "write" and f".step-{step:09d}." in path:
-            threading.Event().wait(after_s)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def hook(given, path):
+        found = re.search(r"/\.step-(\d+)\.", path)
+        if given == operation and found and int(found[1]) in steps:
+            action()
 
-    monkeypatch.setattr(fileops, "before", before)
+    monkeypatch.setattr(fileops, "before", hook)
+
+
+def fail_in(monkeypatch, *steps, after_s=0.0):
+    """Let the disk be full for the snapshots of these steps, which shows after so long."""
+
+    def fail():
+        threading.Event().wait(after_s)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before(monkeypatch, "write", steps, fail)
+
+
+def hold(monkeypatch, step, released, timeout_s):
+    """Let the write of one step's snapshot last until an event, or so long."""
+    before(monkeypatch, "fsync", [step], lambda: released.wait(timeout_s))
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -92,7 +107,7 @@ def test_with_warn_the_loop_trains_on_and_says_what_failed(
     world, tmp_path, monkeypatch, capsys, after_s
 ):
     """The failure is known before the next save is due, or comes while that one waits."""
-    fail_in(monkeypatch, 3, after_s)
+    fail_in(monkeypatch, 3, after_s=after_s)
     at_step = (lambda _: None) if after_s else end_of_save
     train(world, tmp_path / "s", on_save_error="warn", at_step=at_step)
     world.close()
@@ -102,26 +117,10 @@ def test_with_warn_the_loop_trains_on_and_says_what_failed(
     assert "No space left on device" in said
 
 
-def fail_from(monkeypatch, first):
-    """Let the disk be full for the snapshots from a step on."""
-
-    def before(operation, path):
-        found = re.search(r"/\.step-(\d+)\.", path)
-        if operation == "write" and found and int(found[1]) >= first:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(fileops, "before", before)
-
-
-def saved_in_record(folder):
-    lines = (folder / "training.jsonl").read_text().splitlines()
-    return view_training(map(json.loads, lines)).saved_step
-
-
 def test_with_warn_a_disk_that_stays_full_costs_snapshots_and_not_the_training(
     world, tmp_path, monkeypatch, capsys
 ):
-    fail_from(monkeypatch, 4)
+    fail_in(monkeypatch, *range(4, NUM_STEPS + 1))
     folder = tmp_path / "s"
     train(world, folder, on_save_error="warn")
     world.close()
@@ -130,24 +129,24 @@ def test_with_warn_a_disk_that_stays_full_costs_snapshots_and_not_the_training(
     assert "step 6" in last
     assert "No space left on device" in last
     assert "the last snapshot is of step 3" in last
-    assert saved_in_record(folder) == 3
+    assert view_training(events_in(folder / "training.jsonl")).saved_step == 3
 
 
 def test_with_warn_a_stop_that_could_not_save_says_what_is_left(
     world, tmp_path, monkeypatch, capsys
 ):
-    fail_from(monkeypatch, 4)
+    fail_in(monkeypatch, *range(4, NUM_STEPS + 1))
 
     def stop(step):
         if step == 4:
             signal.raise_signal(signal.SIGTERM)
 
-    before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
+    handlers = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
     with pytest.raises(SystemExit) as left:
         train(world, tmp_path / "s", on_save_error="warn", at_step=stop)
     assert left.value.code == 75
     world.close()
-    for signum, handler in before.items():  # ignored to the end of the process, which is ours
+    for signum, handler in handlers.items():  # ignored to the end of the process, which is ours
         signal.signal(signum, handler)
     assert re.search(
         r"stopped after step \d \(SIGTERM on rank 0\); the last snapshot is of step 3, exit code 75",
@@ -159,16 +158,6 @@ def test_the_last_save_is_never_left_out_because_one_still_runs(world, tmp_path,
     hold(monkeypatch, NUM_STEPS - 1, threading.Event(), 0.5)
     train(world, tmp_path / "s", when_busy="skip")
     assert saved_steps(tmp_path / "s")[-1] == NUM_STEPS
-
-
-def hold(monkeypatch, step, released, timeout_s):
-    """Let the write of one step's snapshot last until an event, or so long."""
-
-    def before(operation, path):
-        if operation == "fsync" and f".step-{step:09d}." in path:
-            released.wait(timeout_s)
-
-    monkeypatch.setattr(fileops, "before", before)
 
 
 def test_skip_leaves_saves_out_while_one_still_runs(world, tmp_path, monkeypatch, capsys):

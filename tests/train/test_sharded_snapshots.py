@@ -5,25 +5,13 @@ import shutil
 
 import pytest
 
-from launching import HERE, losses, muster
+from launching import HERE, global_losses, muster
 
 SCRIPT = HERE / "sharded_script.py"
-NUM_STEPS = 15  # 3 epochs of 60 samples, 12 a step
+NUM_STEPS, BATCH = 15, 12  # 3 epochs of 60 samples
 STOP = 7
 SHARDED = ["--sharded"]
 REPLICATED = ["--sharded", "--replicas", 2]
-
-
-def mean_losses(out):
-    """Return the mean loss over the global batch by step, from all ranks' files."""
-    total, count = {}, {}
-    for path in out.glob("losses-*.txt"):
-        rank = int(path.stem.removeprefix("losses-"))
-        for step, (num, loss) in losses(out, rank).items():
-            total[step] = total.get(step, 0.0) + (num * loss if num else 0.0)
-            count[step] = count.get(step, 0) + num
-    assert set(count.values()) <= {12}
-    return {step: total[step] / count[step] for step in sorted(total)}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +19,7 @@ def undisturbed(tmp_path_factory):
     """Return the losses of a DDP run without an interruption."""
     out = tmp_path_factory.mktemp("ddp")
     muster(out / "home", 2, SCRIPT, out)
-    found = mean_losses(out)
+    found = global_losses(out, BATCH)
     assert sorted(found) == list(range(1, NUM_STEPS + 1))
     assert found[NUM_STEPS] < found[1] / 2
     return found
@@ -61,13 +49,13 @@ def test_evaluations_change_neither_what_is_saved_nor_what_is_resumed(
     options = [*SHARDED, "--evaluate", "--memory", 2]
     muster(tmp_path / "home", num_workers, SCRIPT, tmp_path, *options, "--stop-after", STOP)
     muster(tmp_path / "home", num_workers, SCRIPT, tmp_path, *options)
-    assert mean_losses(tmp_path) == pytest.approx(undisturbed, rel=1e-5)
+    assert global_losses(tmp_path, BATCH) == pytest.approx(undisturbed, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
 def test_up_to_the_stop_four_ranks_train_what_ddp_trains(request, kind, undisturbed):
     want = {step: undisturbed[step] for step in range(1, STOP + 1)}
-    assert mean_losses(request.getfixturevalue(kind)) == pytest.approx(want, rel=1e-5)
+    assert global_losses(request.getfixturevalue(kind), BATCH) == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
@@ -102,7 +90,7 @@ def test_any_number_of_ranks_goes_on_as_without_an_interruption(
     ended = muster(tmp_path / "home", world_size, SCRIPT, tmp_path, *options)
     assert f"resuming after step {STOP}" in ended.stderr
     want = {step: undisturbed[step] for step in range(STOP + 1, NUM_STEPS + 1)}
-    assert mean_losses(tmp_path) == pytest.approx(want, rel=1e-5)
+    assert global_losses(tmp_path, BATCH) == pytest.approx(want, rel=1e-5)
 
 
 def test_a_sharded_snapshot_does_not_load_into_a_whole_model(tmp_path, fsdp):
@@ -110,7 +98,7 @@ def test_a_sharded_snapshot_does_not_load_into_a_whole_model(tmp_path, fsdp):
     ended = muster(tmp_path / "home", 1, SCRIPT, tmp_path, check=False)
     assert ended.returncode
     assert f"the snapshot of step {STOP} is sharded, the model is whole" in ended.stderr
-    assert mean_losses(tmp_path) == {}
+    assert global_losses(tmp_path, BATCH) == {}
 
 
 def test_a_damaged_sharded_snapshot_costs_only_the_steps_since_the_last_good_one(
@@ -125,7 +113,7 @@ def test_a_damaged_sharded_snapshot_costs_only_the_steps_since_the_last_good_one
     assert f"snapshot step-{STOP:09d} is damaged" in ended.stderr
     assert f"{harmed}" in ended.stderr
     want = {step: undisturbed[step] for step in range(STOP, NUM_STEPS + 1)}
-    assert mean_losses(tmp_path) == pytest.approx(want, rel=1e-5)
+    assert global_losses(tmp_path, BATCH) == pytest.approx(want, rel=1e-5)
 
 
 def test_a_sharded_model_without_a_shared_folder_is_refused_before_step_0(tmp_path):
@@ -150,6 +138,6 @@ def test_without_a_shared_folder_the_copy_of_the_other_node_is_enough(tmp_path, 
     shutil.rmtree(tmp_path / "snapshots-0")  # that of rank 0
     ended = muster(tmp_path / "home", 1, *line, nodes=2)
     assert f"resuming after step {STOP}" in ended.stderr
-    assert mean_losses(tmp_path) == pytest.approx(undisturbed, rel=1e-5)
+    assert global_losses(tmp_path, BATCH) == pytest.approx(undisturbed, rel=1e-5)
     for node in range(2):
         assert (tmp_path / f"snapshots-{node}" / f"step-{NUM_STEPS:09d}").is_dir()

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import torchmuster.train as tm
 from kit.training import view_training
 from kit.waiting import Clock
+from launching import events_in
 from torchmuster.errors import UsageError
 from torchmuster.train.sinks import MetricsRecord, StepsDone
 
@@ -22,8 +23,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def put_mlflow(monkeypatch, start_run, **more):
+    """Put in an mlflow that has the calls of the real one."""
+    usual = {"end_run": lambda: None, "active_run": lambda: None}
+    usual |= {"log_metrics": lambda values, step, run_id: None, "start_run": start_run}
+    monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(**{**usual, **more}))
 
 
 def test_a_record_is_one_line_an_event(tmp_path):
@@ -31,7 +35,7 @@ def test_a_record_is_one_line_an_event(tmp_path):
     record = MetricsRecord(str(tmp_path / "new" / "training.jsonl"))
     record.event("resumed", step=3)
     record.write(5, {"loss": 0.5})
-    lines = read_lines(tmp_path / "new" / "training.jsonl")
+    lines = events_in(tmp_path / "new" / "training.jsonl")
     assert [(line["event"], line["step"]) for line in lines] == [("resumed", 3), ("metrics", 5)]
     assert lines[1]["values"] == {"loss": 0.5}
 
@@ -115,15 +119,9 @@ def test_a_rank_that_writes_nothing_begins_no_run(monkeypatch, make):
         return Run()
 
     wandb = types.SimpleNamespace(init=begin)
-    mlflow = types.SimpleNamespace(
-        start_run=begin,
-        end_run=lambda: None,
-        active_run=lambda: None,
-        MlflowClient=lambda: types.SimpleNamespace(set_terminated=lambda run_id: None),
-        log_metrics=lambda values, step, run_id: None,
-    )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    client = types.SimpleNamespace(set_terminated=lambda run_id: None)
+    put_mlflow(monkeypatch, begin, MlflowClient=lambda: client)
     silent, first = make(name="x"), make(name="x")
     silent.close()
     assert begun == []
@@ -142,14 +140,13 @@ def test_a_sink_of_mlflow_ends_its_own_run_and_no_other(monkeypatch, active):
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
 
     client = types.SimpleNamespace(set_terminated=ended.append)
-    mlflow = types.SimpleNamespace(
-        start_run=lambda: run("7"),
+    put_mlflow(
+        monkeypatch,
+        lambda: run("7"),
         end_run=lambda: ended.append(active),
         active_run=lambda: run(active) if active is not None else None,
         MlflowClient=lambda: client,
-        log_metrics=lambda values, step, run_id: None,
     )
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     sink = tm.MLflow()
     sink.write(1, {"loss": 1.0})
     sink.close()
@@ -190,8 +187,7 @@ def test_a_run_writes_to_its_record_and_to_its_sinks(world, tmp_path):
         3: {"eval_loss": 0.25},
         "closed": True,
     }
-    lines = read_lines(tmp_path / "snapshots" / "training.jsonl")
-    (epoch,) = [line for line in lines if line["event"] == "epoch"]
+    (epoch,) = events_in(tmp_path / "snapshots" / "training.jsonl", "epoch")
     assert epoch["values"] == {"mean": pytest.approx(4.5)}  # weighted: the last batch has 2 samples
     assert epoch["ledger"] == {"samples": 10, "lost": 0, "twice": 0, "whole": True}
 
@@ -237,7 +233,7 @@ def test_what_is_logged_after_the_loop_of_an_epoch_belongs_to_it(
             optimizer.step()
             run.step(loss=5.0 - epoch)
         run.log(acc=0.25 + epoch / 2)
-    view = view_training(read_lines(tmp_path / "snapshots" / "training.jsonl"))
+    view = view_training(events_in(tmp_path / "snapshots" / "training.jsonl"))
     wanted = [{"loss": 5.0, "acc": 0.25}, {"loss": 4.0, "acc": 0.75}]
     assert [epoch.values for epoch in view.epochs] == wanted
     said = capsys.readouterr().err.splitlines()

@@ -1,15 +1,12 @@
 """`--verify-every`: a rank that computes wrongly is found, its node left out, and the weights are as if it had not been."""
 
-import json
-from pathlib import Path
-
 import pytest
 from torch import nn, optim
 
 from torchmuster.errors import UsageError
-from train.launching import muster
+from train.launching import HERE, events_in, muster
 
-SCRIPT = Path(__file__).parent / "verify_script.py"
+SCRIPT = HERE / "verify_script.py"
 
 
 def train(tmp_path, *words, nodes=3, options=(), check=True, every=1):
@@ -19,10 +16,8 @@ def train(tmp_path, *words, nodes=3, options=(), check=True, every=1):
     more = ("--verify-every", every, *options)
     ended = muster(home, 1, *more, SCRIPT, out, *words, nodes=nodes, restarts=2, check=check)
     (run,) = (home / "runs").iterdir()
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     record = run / "training.jsonl"
-    lines = record.read_text().splitlines() if record.exists() else ()
-    return ended, events, [json.loads(line) for line in lines]
+    return ended, events_in(run / "events.jsonl"), events_in(record) if record.exists() else []
 
 
 def named(events, name):

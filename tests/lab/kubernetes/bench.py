@@ -93,10 +93,22 @@ class Bench:
 
         wait_until(up, f"attempt {attempt}", limit_s)
 
-    def comes_up(self, process):
-        """Say whether a run trains, and not ends before."""
-        wait_until(lambda: process.poll() is not None or self._is_up(0), "it", RUN_LIMIT_S)
-        return self._is_up(0)
+    def train(self, *options):
+        """Start the run `r`; return its process when all ranks train."""
+        process = self.start(*options)
+        self.wait_up()
+        return process
+
+    def end_well(self, process):
+        """Let the training end well, and `muster run` with it."""
+        self.stop()
+        assert self.end(process) == 0
+
+    def must(self, *words, **more):
+        """Run `muster WORDS`, which has to succeed; return what it said."""
+        code, said = self.user.run(*words, **more)
+        assert code == 0, said
+        return said
 
     def _is_up(self, attempt):
         found = [self.rank(rank) for rank in (0, 1)]

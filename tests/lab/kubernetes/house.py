@@ -11,18 +11,8 @@ import shutil
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "kit"))
+import namespaces
 from control_groups import remove_groups
-from namespaces import (
-    NEWNET,
-    NEWPID,
-    die_with_parent,
-    forked,
-    ip,
-    reap_orphans,
-    tell_and_wait,
-    unshare,
-    wait_for_end_of_lifeline,
-)
 
 BRIDGE, ADDRESS = "lab0", "10.94.0.254"
 # A pod's packets pass the bridge of another network: no host is to be told of a shorter path.
@@ -35,26 +25,26 @@ SETTINGS = {
 
 def first_process(ready):
     """Wait for the lifeline's end."""
-    die_with_parent()
-    reap_orphans()
+    namespaces.die_with_parent()
+    namespaces.reap_orphans()
     ready()
-    wait_for_end_of_lifeline()
+    namespaces.wait_for_end_of_lifeline()
 
 
 def main():
     folder, group = sys.argv[1:3]
-    unshare(NEWNET | NEWPID)
-    first, _ = forked(first_process)
+    namespaces.unshare(namespaces.NEWNET | namespaces.NEWPID)
+    first, _ = namespaces.forked(first_process)
     for name, value in SETTINGS.items():
         with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
             file.write(value)
-    ip(
+    namespaces.ip(
         "link set lo up",
         f"link add {BRIDGE} type bridge",
         f"addr add {ADDRESS}/24 dev {BRIDGE}",
         f"link set {BRIDGE} up",
     )
-    tell_and_wait(str(first))
+    namespaces.tell_and_wait(str(first))
     remove_groups(group)
     shutil.rmtree(folder, ignore_errors=True)
 

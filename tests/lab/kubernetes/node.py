@@ -13,20 +13,8 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "kit"))
+import namespaces
 from control_groups import ROOT, is_unified, join_groups, pass_controllers_on
-from namespaces import (
-    MS_PRIVATE,
-    MS_REC,
-    NEWIPC,
-    NEWNET,
-    NEWNS,
-    NEWPID,
-    NEWUTS,
-    bind,
-    mount,
-    set_host_name,
-    unshare,
-)
 
 MS_SHARED, NEWCGROUP = 1 << 20, 0x2000000
 SOCKET = "/run/containerd/containerd.sock"
@@ -43,37 +31,38 @@ SETTINGS = {
 
 def mount_all(folder):
     """Mount /proc, /sys, control groups, and the node's own /run, /var/lib and /var/log."""
-    mount("none", "/", flags=MS_REC | MS_PRIVATE)
-    mount("proc", "/proc", "proc")
-    mount("sysfs", "/sys", "sysfs")
+    namespaces.mount("none", "/", flags=namespaces.MS_REC | namespaces.MS_PRIVATE)
+    namespaces.mount("proc", "/proc", "proc")
+    namespaces.mount("sysfs", "/sys", "sysfs")
     mount_control_groups()
-    mount("tmpfs", "/run", "tmpfs")
+    namespaces.mount("tmpfs", "/run", "tmpfs")
     for name in ("lib", "log"):
-        bind(f"{folder}/{name}", f"/var/{name}")
+        namespaces.bind(f"{folder}/{name}", f"/var/{name}")
     os.mkdir("/run/settings")
     for name, value in SETTINGS.items():
         if os.path.exists(f"/proc/sys/{name}"):
             path = f"/run/settings/{name.replace('/', '.')}"
             with open(path, "w") as file:
                 file.write(f"{value}\n")
-            bind(path, f"/proc/sys/{name}")
-    mount("none", "/", flags=MS_REC | MS_SHARED)  # what containers see has to reach them
+            namespaces.bind(path, f"/proc/sys/{name}")
+    # What containers see has to reach them.
+    namespaces.mount("none", "/", flags=namespaces.MS_REC | MS_SHARED)
 
 
 def mount_control_groups():
     """Mount the hierarchies anew: the node's groups are their first ones then."""
     if is_unified():
-        mount("cgroup2", ROOT, "cgroup2")
+        namespaces.mount("cgroup2", ROOT, "cgroup2")
         pass_controllers_on()
         return
     with open("/proc/self/cgroup") as file:
         names = [line.split(":")[1] for line in file]
-    mount("tmpfs", ROOT, "tmpfs")
+    namespaces.mount("tmpfs", ROOT, "tmpfs")
     for name in filter(None, names):
         place = f"{ROOT}/{name.removeprefix('name=')}"
         os.mkdir(place)
         data = f"none,{name}" if name.startswith("name=") else name
-        mount("cgroup", place, "cgroup", data=data)
+        namespaces.mount("cgroup", place, "cgroup", data=data)
         for alias in name.split(","):
             if "," in name:
                 os.symlink(name, f"{ROOT}/{alias}")
@@ -104,7 +93,7 @@ def run_programs(order):
 
 def live(order):
     """Be the first process of the node."""
-    set_host_name(order["name"])
+    namespaces.set_host_name(order["name"])
     print("made", flush=True)
     if not sys.stdin.readline():
         return
@@ -118,7 +107,14 @@ def main():
     with open(sys.argv[1]) as file:
         order = json.load(file)
     join_groups(order["group"])
-    unshare(NEWNS | NEWNET | NEWUTS | NEWIPC | NEWPID | NEWCGROUP)
+    namespaces.unshare(
+        namespaces.NEWNS
+        | namespaces.NEWNET
+        | namespaces.NEWUTS
+        | namespaces.NEWIPC
+        | namespaces.NEWPID
+        | NEWCGROUP
+    )
     pid = os.fork()
     if pid == 0:
         live(order)

@@ -9,27 +9,22 @@ from torchmuster.errors import MissingRecordError
 
 
 def test_a_run_goes_on_without_its_client_and_another_home_follows_it(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     run.kill()
     run.wait()
     step = bench.step()
     wait_until(lambda: bench.step() > step + 20, "steps without a client")
-    code, said = bench.user.run("status", "r", home=bench.other_home)
-    assert code == 0, said
+    said = bench.must("status", "r", home=bench.other_home)
     assert "running" in said
-    code, said = bench.user.run("logs", "r", home=bench.other_home)
-    assert code == 0, said
+    said = bench.must("logs", "r", home=bench.other_home)
     assert "attempt 0 of 2 ranks begins at step 0" in said
     bench.stop()
-    code, said = bench.user.run("wait", "r", home=bench.other_home)
-    assert code == 0, said
+    said = bench.must("wait", "r", home=bench.other_home)
     assert (bench.other_home / "runs" / "r" / "result.json").exists()
 
 
 def test_a_failure_without_a_client_waits_for_one_in_the_first_pod(bench):
-    run = bench.start("--max-restarts", "0")
-    bench.wait_up()
+    run = bench.train("--max-restarts", "0")
     run.kill()
     run.wait()
     pod, _ = bench.pod_of_rank(1)
@@ -46,10 +41,8 @@ def test_a_failure_without_a_client_waits_for_one_in_the_first_pod(bench):
 
 
 def test_a_cancel_leaves_nothing_on_the_cluster(bench):
-    run = bench.start()
-    bench.wait_up()
-    code, said = bench.user.run("cancel", "r")
-    assert code == 0, said
+    run = bench.train()
+    bench.must("cancel", "r")
     bench.wait_nothing_left()
     bench.end(run)
     assert bench.result()["state"] == "cancelled"
@@ -68,8 +61,7 @@ def test_without_the_right_to_reach_pods_their_logs_are_followed_and_the_volume_
     home = bench.shared / "home"
     bench.site(home=str(home))
     with bench.without_rule("pods/portforward"):
-        run = bench.start()
-        bench.wait_up()
+        run = bench.train()
         bench.wait_said("pods can't be reached from here, so their logs are followed instead")
         bench.wait_said("attempt 0 of 2 ranks begins at step 0")
         bench.stop()
@@ -79,26 +71,21 @@ def test_without_the_right_to_reach_pods_their_logs_are_followed_and_the_volume_
 
 
 def test_another_home_runs_commands_shows_stacks_and_cancels(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     host = bench.rank(1)["host"]
     words = ("exec", "r", "--rank", "1", "--", "sh", "-c", "echo rank $RANK is on $(uname -n)")
-    code, said = bench.user.run(*words, home=bench.other_home)
-    assert code == 0, said
+    said = bench.must(*words, home=bench.other_home)
     assert f"rank 1 is on {host}" in said
-    code, said = bench.user.run("stacks", "r", home=bench.other_home)
-    assert code == 0, said
+    said = bench.must("stacks", "r", home=bench.other_home)
     assert "train.py" in said
-    code, said = bench.user.run("cancel", "r", home=bench.other_home)
-    assert code == 0, said
+    said = bench.must("cancel", "r", home=bench.other_home)
     bench.end(run)
     bench.wait_nothing_left()
     assert bench.result()["state"] == "cancelled"
 
 
 def test_a_client_whose_way_to_the_pod_is_cut_goes_on_following(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     bench.wait_said("attempt 0 of 2 ranks begins at step 0")
     ways = wait_until(lambda: bench.ways_to_pods(run), "a way to the pod")
     for pid in ways:
@@ -109,8 +96,7 @@ def test_a_client_whose_way_to_the_pod_is_cut_goes_on_following(bench):
     bench.wait_said("attempt 1 of 2 ranks begins at step")
     for pid in new:
         os.kill(pid, signal.SIGKILL)
-    bench.stop()
-    assert bench.end(run) == 0
+    bench.end_well(run)
     assert bench.said.count("attempt 1 of 2 ranks begins at step") == 1
     assert "attempt 1 ends with step" in bench.said
     bench.wait_nothing_left()

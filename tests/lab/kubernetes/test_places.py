@@ -23,15 +23,13 @@ def test_a_restricted_namespace_takes_pods_with_a_root_that_is_read_only(restric
     container = "spec.template.spec.containers.0"
     frozen = f"{container}.securityContext.readOnlyRootFilesystem=true"
     restricted.site(directives=[frozen], run_as=run_as)
-    run = restricted.start()
-    restricted.wait_up()
+    run = restricted.train()
     pod, _ = restricted.pod_of_rank(1)
     script = 'id -u; (: >/etc/here) 2>/dev/null || echo "no file in /etc"'
     user, *said = restricted.in_pod(pod, "/bin/sh", "-c", script).splitlines()
     assert int(user) == (run_as or 1000)
     assert said == ["no file in /etc"]
-    restricted.stop()
-    assert restricted.end(run) == 0
+    restricted.end_well(run)
     assert restricted.result()["state"] == "succeeded"
     restricted.wait_nothing_left()
 
@@ -56,8 +54,7 @@ def test_a_home_on_a_volume_keeps_runs_and_code(bench):
         for run_id in ("first", "second"):
             run = bench.start(run_id=run_id)
             bench.wait_up(process=run)
-            bench.stop()
-            assert bench.end(run) == 0
+            bench.end_well(run)
             bench.wait_nothing_left()
             assert (home / "runs" / run_id / "result.json").exists()
             for path in bench.shared.glob("*[0-9p]"):

@@ -12,11 +12,9 @@ GIVEN_UP_LIMIT_S = 150.0  # until the cluster gives up a node and its pods, and 
 
 
 def test_two_pods_train_with_the_rights_of_the_page(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     assert {bench.rank(0)["host"], bench.rank(1)["host"]} == {"r-0", "r-1"}
-    bench.stop()
-    assert bench.end(run) == 0
+    bench.end_well(run)
     assert bench.result()["state"] == "succeeded"
     assert "attempt 0 of 2 ranks begins at step 0" in bench.said
     bench.wait_nothing_left()
@@ -30,28 +28,24 @@ def test_a_name_that_comes_late_is_said_and_waited_for(bench):
     bench.note_said("the second pod's name is not known", text, running_at)
     bench.cluster.hidden.unlink()
     bench.wait_up()
-    bench.stop()
-    assert bench.end(run) == 0
+    bench.end_well(run)
 
 
 def test_a_killed_worker_restarts_inside_the_living_pods(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     uids = bench.uids()
     pod, _ = bench.pod_of_rank(1)
     killed_at = time.time()
     bench.in_pod(pod, "/usr/bin/kill", "-9", str(bench.rank(1)["pid"]))
     bench.wait_up(attempt=1)
     assert bench.uids() == uids
-    bench.stop()
-    assert bench.end(run) == 0
+    bench.end_well(run)
     assert bench.note_next_attempt("a worker is killed", killed_at) < SOON_S
     assert bench.result()["restarts_spent"] == 1
 
 
 def test_a_process_out_of_memory_is_named_and_restarts_inside_the_pod(bench):
-    run = bench.start("--max-restarts", "1")
-    bench.wait_up()
+    run = bench.train("--max-restarts", "1")
     uids = bench.uids()
     _, node = bench.pod_of_rank(1)
     where = f"{bench.rank(1)['host']} ({node})"
@@ -78,8 +72,7 @@ def test_a_container_that_is_killed_as_a_whole_for_its_memory_is_the_verdict(ben
     bench.site(
         memory="1Gi", shm="2Gi", directives=equal
     )  # a full /dev/shm of half of it is an error
-    run = bench.start("--max-restarts", "0")
-    bench.wait_up()
+    run = bench.train("--max-restarts", "0")
     pod, node = bench.pod_of_rank(rank)
     host = bench.rank(rank)["host"]
     # The record has come to the other pod by then: one that goes with the first pod knows nothing of the budget.
@@ -99,36 +92,31 @@ def test_a_container_that_is_killed_as_a_whole_for_its_memory_is_the_verdict(ben
 
 
 def test_a_first_process_that_is_killed_costs_a_restart_and_its_pod_is_made_again(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     uids = bench.uids()
     bench.kill_container("r-1")
     bench.wait_up(attempt=1)
     assert bench.uids()[0] == uids[0]
     assert bench.uids()[1] != uids[1]
-    bench.stop()
-    assert bench.end(run) == 0
+    bench.end_well(run)
     assert bench.result()["restarts_spent"] == 1
 
 
 def test_a_deleted_pod_comes_again_and_no_restart_is_spent(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     step = bench.step()
     pod, _ = bench.pod_of_rank(1)
     deleted_at = time.time()
     bench.kubectl("delete", "pod", pod, "--wait=false")
     bench.wait_up(attempt=1)
-    bench.stop()
-    assert bench.end(run) == 0
+    bench.end_well(run)
     bench.note_next_attempt("a pod is deleted", deleted_at)
     assert bench.begun_at() >= step
     assert bench.result()["restarts_spent"] == 0
 
 
 def test_a_drained_node_is_left_and_no_restart_is_spent(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     step = bench.step()
     _, node = bench.pod_of_rank(1)
     words = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s", "--force")
@@ -137,8 +125,7 @@ def test_a_drained_node_is_left_and_no_restart_is_spent(bench):
     try:
         bench.wait_up(attempt=1)
         assert bench.pod_of_rank(1)[1] != node
-        bench.stop()
-        assert bench.end(run) == 0
+        bench.end_well(run)
     finally:
         bench.cluster.kubectl("uncordon", node)
     bench.note_next_attempt("a node is drained", drained_at)
@@ -147,8 +134,7 @@ def test_a_drained_node_is_left_and_no_restart_is_spent(bench):
 
 
 def test_the_first_pod_that_is_deleted_comes_again_and_goes_on(bench):
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     step = bench.step()
     uids = bench.uids()
     pod, _ = bench.pod_of_rank(0)
@@ -157,8 +143,7 @@ def test_the_first_pod_that_is_deleted_comes_again_and_goes_on(bench):
     bench.wait_up(attempt=1)
     assert bench.uids()[0] != uids[0]
     assert bench.uids()[1] == uids[1]
-    bench.stop()
-    assert bench.end(run) == 0
+    bench.end_well(run)
     bench.note_next_attempt("the first pod is deleted", deleted_at)
     assert bench.result()["state"] == "succeeded"
     assert bench.begun_at() >= step
@@ -167,16 +152,14 @@ def test_the_first_pod_that_is_deleted_comes_again_and_goes_on(bench):
 
 def test_a_job_that_is_suspended_goes_on_when_it_is_resumed(bench):
     bench.site(home=str(bench.shared / "home"))
-    run = bench.start()
-    bench.wait_up()
+    run = bench.train()
     step = bench.step()
     suspend = '{"spec": {"suspend": %s}}'
     bench.kubectl("patch", "jobs.batch", "r", "--type=merge", "-p", suspend % "true")
     wait_until(lambda: not bench.user.objects("pods"), "no pods", GIVEN_UP_LIMIT_S)
     bench.kubectl("patch", "jobs.batch", "r", "--type=merge", "-p", suspend % "false")
     bench.wait_up(attempt=1)
-    bench.stop()
-    assert bench.end(run) == 0
+    bench.end_well(run)
     assert bench.begun_at() >= step
     assert (bench.result()["attempts"], bench.result()["restarts_spent"]) == (2, 0)
 
@@ -184,8 +167,7 @@ def test_a_job_that_is_suspended_goes_on_when_it_is_resumed(bench):
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_node_without_power_is_replaced(bench, spares):
     bench.site(devices=bench.whole_nodes)
-    run = bench.start("--spares", str(spares))
-    bench.wait_up()
+    run = bench.train("--spares", str(spares))
     _, first = bench.pod_of_rank(0)
     _, node = bench.pod_of_rank(1)
     assert node != first
@@ -194,8 +176,7 @@ def test_a_node_without_power_is_replaced(bench, spares):
     try:
         bench.wait_up(attempt=1, limit_s=LOST_LIMIT_S if spares else GIVEN_UP_LIMIT_S)
         assert bench.pod_of_rank(1)[1] != node
-        bench.stop()
-        assert bench.end(run) == 0
+        bench.end_well(run)
     finally:
         bench.cluster.start_node(node)
         bench.cluster.wait_ready(node)

@@ -88,10 +88,8 @@ def end(bench, run_id, process):
 
 
 def test_a_run_in_a_queue_trains_and_leaves_nothing(queue):
-    run = queue.start("--gpus-per-node", "1")
-    queue.wait_up()
-    queue.stop()
-    assert queue.end(run) == 0
+    run = queue.train("--gpus-per-node", "1")
+    queue.end_well(run)
     queue.wait_nothing_left()
 
 
@@ -104,8 +102,7 @@ def test_more_than_the_whole_quota_ends_with_the_sentence_of_the_queue(queue):
 
 
 def test_a_run_whose_place_is_taken_goes_on_later_as_the_same_run(queue):
-    run = queue.start("--gpus-per-node", "2")
-    queue.wait_up()
+    run = queue.train("--gpus-per-node", "2")
     step = queue.step()
     urgent = submit(queue, "u", queue_priority=URGENT)
     queue.wait_said("a run of a higher priority has its place", run_id="r")
@@ -114,8 +111,7 @@ def test_a_run_whose_place_is_taken_goes_on_later_as_the_same_run(queue):
     assert end(queue, "u", urgent) == 0
     queue.run_id = "r"
     queue.wait_up(attempt=1, process=run)
-    queue.stop()
-    assert queue.end(run) == 0
+    queue.end_well(run)
     assert queue.begun_at() >= step
     assert (queue.result()["attempts"], queue.result()["restarts_spent"]) == (2, 0)
 

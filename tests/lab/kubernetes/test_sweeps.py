@@ -36,8 +36,7 @@ def sweep(bench):
 
 
 def status(bench):
-    code, said = bench.user.run("status", "s", "--json")
-    assert code == 0, said
+    said = bench.must("status", "s", "--json")
     return json.loads(said[said.index("{") :])
 
 
@@ -89,8 +88,7 @@ def test_what_failed_runs_again_by_one_command(bench, sweep):
     bench.wait_nothing_left()
     (bench.shared / "fail-1").unlink()
     before = began(bench, 0)
-    code, said = bench.user.run("restart", "s", limit_s=RUN_LIMIT_S)
-    assert code == 0, said
+    bench.must("restart", "s", limit_s=RUN_LIMIT_S)
     assert states(bench) == ["succeeded"] * 3
     assert began(bench, 0) == before
     bench.wait_nothing_left()
@@ -115,12 +113,10 @@ def test_cancel_leaves_nothing_and_a_detached_sweep_is_found_from_elsewhere(benc
     hold(bench, 0, 1)
     assert bench.end(sweep("--detach", members=3)) == 0
     wait_until(lambda: began(bench, 0) and began(bench, 1), "two members", RUN_LIMIT_S)
-    code, said = bench.user.run("status", "s", "--json", home=bench.other_home)
-    assert code == 0, said
+    said = bench.must("status", "s", "--json", home=bench.other_home)
     found = json.loads(said[said.index("{") :])
     assert [member["state"] for member in found["members"]] == ["running", "running", "waiting"]
-    code, said = bench.user.run("cancel", "s")
-    assert code == 0, said
+    said = bench.must("cancel", "s")
     assert set(states(bench)) == {"cancelled"}
     bench.wait_nothing_left()
 
@@ -130,14 +126,12 @@ def test_a_sweep_on_a_volume_goes_on_in_its_folder(bench, sweep):
     (bench.shared / "fail-1").touch()
     assert bench.end(sweep(members=2)) == 1
     (bench.shared / "fail-1").unlink()
-    code, said = bench.user.run("restart", "s", limit_s=RUN_LIMIT_S)
-    assert code == 0, said
+    bench.must("restart", "s", limit_s=RUN_LIMIT_S)
     assert [m["attempt"] for m in status(bench)["members"]] == [0, 2]
 
 
 def test_a_server_takes_the_manifest(bench, sweep):
     words = ("sweep", "--on", "kubernetes", "--grid", "n=0:3", "--dry-run", "member.py")
-    code, said = bench.user.run(*words)
-    assert code == 0, said
+    said = bench.must(*words)
     manifest = said[said.index("{") : said.rindex("}") + 1]
     bench.cluster.kubectl("create", "--dry-run=server", "-n", NAMESPACE, "-f", "-", text=manifest)

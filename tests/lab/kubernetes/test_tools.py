@@ -6,16 +6,14 @@ import json
 def test_a_first_section_is_written_from_what_the_cluster_has(bench):
     path = bench.user.folder / "muster.toml"
     path.unlink()
-    code, said = bench.user.run("init")
-    assert code == 0, said
+    bench.must("init")
     text = path.read_text()
     assert 'kind = "kubernetes"' in text
     assert 'context = "lab"' in text
 
 
 def test_the_check_of_a_cluster_finds_all_that_a_run_needs(bench):
-    code, said = bench.user.run("engines", "check", "kubernetes")
-    assert code == 0, said
+    said = bench.must("engines", "check", "kubernetes")
     lines = said.splitlines()
     assert any(line.startswith("rights ") and "all that a run needs" in line for line in lines)
     assert any(line.startswith("volume shared ") and "ReadWriteMany" in line for line in lines)

@@ -120,8 +120,7 @@ def test_the_template_of_the_tutorial_trains_on_three_pods_and_keeps_the_leads_m
     run = submit(bench, "--set", "n_nodes=3", "n_gpus_per_node=1")
     assert bench.end(run, LIMIT_S) == 0
     assert len(re.findall(r"epoch 9: loss .* on 3 workers", bench.said)) == 1
-    code, said = bench.user.run("dataset", "info", "my-trained-model", "--json")
-    assert code == 0, said
+    said = bench.must("dataset", "info", "my-trained-model", "--json")
     assert json.loads(said)["version"] == 1
     assert [file["path"] for file in json.loads(said)["files"]] == ["models/snapshot.pth"]
     bench.wait_nothing_left()

@@ -26,26 +26,35 @@ def never_says(files, words):
     assert not any(words in text for text in texts), "\n---\n".join(texts)
 
 
+def explained(bench, said=None, never=None, **parts):
+    """Train so, look that the fault has taken place by what the logs say, and return what explain says of them."""
+    files = trained(bench, **parts)
+    if said is not None:
+        says(files, said)
+    if never is not None:
+        never_says(files, never)
+    return bench.explain(files)
+
+
+def muster_run(bench, *options, **parts):
+    """Write a script of these parts, do `muster run` with it, and return what explain says of that."""
+    bench.script.write_text(train(**parts))
+    return bench.muster(*options, str(bench.script))
+
+
 @fault("exception", quick=True)
 def one_rank_raises(bench):
-    bench.script.write_text(
-        train(at_step="if RANK == 1 and step == 3: raise ValueError('bad batch')")
-    )
-    return bench.explain(bench.torchrun())
+    return explained(bench, at_step="if RANK == 1 and step == 3: raise ValueError('bad batch')")
 
 
 @fault("exception")
 def one_rank_has_a_breakpoint(bench):
-    files = trained(bench, at_step="if RANK == 1 and step == 2: breakpoint()")
-    says(files, "BdbQuit")
-    return bench.explain(files)
+    return explained(bench, "BdbQuit", at_step="if RANK == 1 and step == 2: breakpoint()")
 
 
 @fault("exit-code")
 def one_rank_leaves_with_a_code_and_no_word(bench):
-    files = trained(bench, at_step="if RANK == 1 and step == 2: os._exit(7)")
-    says(files, "exitcode: 7")
-    return bench.explain(files)
+    return explained(bench, "exitcode: 7", at_step="if RANK == 1 and step == 2: os._exit(7)")
 
 
 @fault("bad-arguments")
@@ -69,16 +78,14 @@ def script_is_started_without_a_launcher(bench):
 
 @fault("no-gpu")
 def cuda_is_asked_for_where_there_is_none(bench):
-    files = trained(bench, at_step="torch.ones(1).to('cuda:0')")
-    says(files, "CUDA")
-    return bench.explain(files)
+    return explained(bench, "CUDA", at_step="torch.ones(1).to('cuda:0')")
 
 
 @fault("collectives-differ", "rank-missing-in-collective")
 def one_rank_takes_another_branch(bench):
-    files = trained(bench, at_step="if RANK == 1 and step == 3: dist.barrier()", timeout_s=4)
-    never_says(files, "step 7 ")
-    return bench.explain(files)
+    return explained(
+        bench, never="step 7 ", at_step="if RANK == 1 and step == 3: dist.barrier()", timeout_s=4
+    )
 
 
 @fault("collectives-differ")
@@ -92,32 +99,26 @@ def one_rank_takes_another_branch_and_torch_looks(bench):
 
 @fault("rank-ended-early")
 def one_rank_has_fewer_batches(bench):
-    files = trained(bench, at_step="if RANK == 1 and step == 5: break", timeout_s=6)
-    says(files, "exitcode: 1")
-    return bench.explain(files)
+    return explained(bench, "exitcode: 1", at_step="if RANK == 1 and step == 5: break", timeout_s=6)
 
 
 @fault("rank-missing-in-collective", "ranks-missing-at-barrier")
 def one_rank_is_slower_than_the_time_out(bench):
-    files = trained(bench, at_step="if RANK == 1 and step == 3: time.sleep(12)", timeout_s=4)
-    says(files, "imed out")
-    return bench.explain(files)
+    return explained(
+        bench, "imed out", at_step="if RANK == 1 and step == 3: time.sleep(12)", timeout_s=4
+    )
 
 
 @fault("collectives-differ")
 def ranks_reduce_tensors_of_different_size(bench):
     wrong = "if step == 3: dist.all_reduce(torch.ones(4 + 60000 * RANK))"
-    files = trained(bench, at_step=wrong, timeout_s=5)
-    never_says(files, "step 7 ")
-    return bench.explain(files)
+    return explained(bench, never="step 7 ", at_step=wrong, timeout_s=5)
 
 
 @fault("models-differ")
 def ranks_build_different_models(bench):
     wrong = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4 + RANK, 2)) if step == 1 else None"
-    files = trained(bench, at_step=wrong, timeout_s=8)
-    never_says(files, "step 7 ")
-    return bench.explain(files)
+    return explained(bench, never="step 7 ", at_step=wrong, timeout_s=8)
 
 
 @fault("unused-parameters")
@@ -139,25 +140,24 @@ class Net(torch.nn.Module):
 
 @fault("killed", quick=True)
 def one_rank_is_killed(bench):
-    files = trained(bench, at_step="if RANK == 1 and step == 3: os.kill(os.getpid(), 9)")
-    says(files, "exitcode: -9")
-    return bench.explain(files)
+    return explained(
+        bench, "exitcode: -9", at_step="if RANK == 1 and step == 3: os.kill(os.getpid(), 9)"
+    )
 
 
 @fault("segfault")
 def one_rank_reads_address_zero(bench):
-    files = trained(
-        bench, before="import ctypes", at_step="if RANK == 1 and step == 3: ctypes.string_at(0)"
+    return explained(
+        bench,
+        "exitcode: -11",
+        before="import ctypes",
+        at_step="if RANK == 1 and step == 3: ctypes.string_at(0)",
     )
-    says(files, "exitcode: -11")
-    return bench.explain(files)
 
 
 @fault("aborted")
 def one_rank_aborts_in_native_code(bench):
-    files = trained(bench, at_step="if RANK == 1 and step == 3: os.abort()")
-    says(files, "exitcode: -6")
-    return bench.explain(files)
+    return explained(bench, "exitcode: -6", at_step="if RANK == 1 and step == 3: os.abort()")
 
 
 LOADER = """
@@ -174,31 +174,31 @@ class Data(torch.utils.data.Dataset):
 @fault("killed")
 def loader_process_is_killed(bench):
     loading = "if step == 1: list(torch.utils.data.DataLoader(Data(), num_workers=1, batch_size=4))"
-    files = trained(bench, before=LOADER, at_step=loading)
-    says(files, "DataLoader worker")
-    return bench.explain(files)
+    return explained(bench, "DataLoader worker", before=LOADER, at_step=loading)
 
 
 @fault("rank-missing-in-collective")
 def one_rank_waits_for_data_for_ever(bench):
-    bench.script.write_text(
-        train(at_step="if RANK == 1 and step == 60: time.sleep(600)", steps=100, timeout_s=600)
+    told = muster_run(
+        bench,
+        *IMPATIENT,
+        at_step="if RANK == 1 and step == 60: time.sleep(600)",
+        steps=100,
+        timeout_s=600,
     )
-    told = bench.muster(*IMPATIENT, str(bench.script))
     assert "rank 1 stood still" in told.text
     return told
 
 
 @fault("rank-missing-in-collective")
 def one_rank_is_stopped_by_a_signal(bench):
-    bench.script.write_text(
-        train(
-            at_step="if RANK == 1 and step == 60: os.kill(os.getpid(), 19)",
-            steps=100,
-            timeout_s=600,
-        )
+    told = muster_run(
+        bench,
+        *IMPATIENT,
+        at_step="if RANK == 1 and step == 60: os.kill(os.getpid(), 19)",
+        steps=100,
+        timeout_s=600,
     )
-    told = bench.muster(*IMPATIENT, str(bench.script))
     assert "SIGSTOP" in told.text
     return told
 
@@ -206,8 +206,7 @@ def one_rank_is_stopped_by_a_signal(bench):
 @fault("collectives-differ")
 def one_rank_is_in_another_branch_and_hangs(bench):
     branch = "if RANK == 1 and step == 60: dist.recv(torch.ones(1), 0)"
-    bench.script.write_text(train(at_step=branch, steps=100, timeout_s=600))
-    return bench.muster(*IMPATIENT, str(bench.script))
+    return muster_run(bench, *IMPATIENT, at_step=branch, steps=100, timeout_s=600)
 
 
 WATCHED = """

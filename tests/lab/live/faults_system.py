@@ -3,20 +3,11 @@
 import errno
 
 from kit import missing
+from lab.live import making
 from lab.live.case import CAREFUL, NAMES, PYTHON, fault, train
-from lab.live.faults_program import IMPATIENT, says, trained
-from lab.live.making import (
-    dead_mount,
-    disk,
-    done,
-    home,
-    may_limit_memory,
-    memory_limit,
-    open_files_limit,
-)
+from lab.live.faults_program import IMPATIENT, explained, muster_run, says, trained
 from lab.netlab import Host
 
-ON_N2 = "os.uname().nodename == 'n2'"
 APART = (Host("n1", hosts=NAMES), Host("n2", hosts=NAMES, shared=False))
 MEMORY_BYTES = 700 << 20
 SUMMARY = "Root Cause (first"  # what torchrun says at its end
@@ -32,12 +23,12 @@ def folder_of(bench, name):
 
 @fault("package-missing", quick=True)
 def one_node_lacks_a_package(bench):
-    package = home(bench, "n1") / "packages" / "ourmodel.py"
+    package = making.home(bench, "n1") / "packages" / "ourmodel.py"
     package.parent.mkdir(exist_ok=True)
     package.write_text("")
     path = folder_of(bench, "packages")
     before = f"sys.path.insert(0, {path!r})\nimport ourmodel"
-    return bench.explain(trained(bench, before=before, until=SUMMARY))
+    return explained(bench, before=before, until=SUMMARY)
 
 
 @fault("package-missing", hosts=(CAREFUL[0], Host("n2", hosts=NAMES, python="/usr/bin/python3")))
@@ -66,11 +57,9 @@ def nodes_have_different_scripts(bench):
 
 @fault("file-missing")
 def one_node_lacks_the_data(bench):
-    (home(bench, "n1") / "data.bin").write_bytes(b"1234")
+    (making.home(bench, "n1") / "data.bin").write_bytes(b"1234")
     reading = f"if step == 0: open({folder_of(bench, 'data.bin')!r}).close()"
-    files = trained(bench, at_step=reading, until=SUMMARY)
-    says(files, "No such file or directory")
-    return bench.explain(files)
+    return explained(bench, "No such file or directory", at_step=reading, until=SUMMARY)
 
 
 @fault("command-missing", quick=True, hosts=(CAREFUL[0], Host("n2", hosts=NAMES, python="none")))
@@ -86,7 +75,7 @@ TORCH = "__version__ = '2.2.1'\ndebug = False\ncuda = None\nhip = None\n"
 @fault("torch-versions-differ", quick=True)
 def one_node_has_another_torch(bench):
     for host in bench.lab.hosts:
-        environment = home(bench, host) / "env"
+        environment = making.home(bench, host) / "env"
         (environment / "torch").mkdir(parents=True, exist_ok=True)
         path = f"{folder_of(bench, 'env')}:" if host == "n2" else ""
         (environment / "torch" / "version.py").write_text(TORCH)
@@ -102,7 +91,7 @@ def one_node_has_another_torch(bench):
 
 @fault("wrong-library")
 def one_node_finds_an_empty_libstdc(bench):
-    library = home(bench, "n2") / "lib" / "libstdc++.so.6"
+    library = making.home(bench, "n2") / "lib" / "libstdc++.so.6"
     library.parent.mkdir(exist_ok=True)
     library.write_bytes(b"")
     bench.script.write_text(train())
@@ -118,19 +107,19 @@ def one_node_finds_an_empty_libstdc(bench):
 def disk_is_full_at_the_snapshot(bench):
     path = folder_of(bench, "snapshots")
     saving = f"if RANK == 1 and step == 2: torch.save(torch.ones(1 << 20), {path + '/last.pt'!r})"
-    with disk(bench, "n2", path, "size=1m"):
-        return bench.explain(trained(bench, at_step=saving, until=SUMMARY))
+    with making.disk(bench, "n2", path, "size=1m"):
+        return explained(bench, at_step=saving, until=SUMMARY)
 
 
 @fault("disk-full", quick=True)
 def disk_of_the_runs_is_full(bench):
-    with disk(bench, "n2", folder_of(bench, ".muster"), "size=4m"):
+    with making.disk(bench, "n2", folder_of(bench, ".muster"), "size=4m"):
         return bench.doctor()
 
 
 @fault("not-started")
 def folder_of_the_runs_is_read_only(bench):
-    with disk(bench, "n2", folder_of(bench, ".muster"), "ro"):
+    with making.disk(bench, "n2", folder_of(bench, ".muster"), "ro"):
         told = bench.doctor()
     assert "n2" in told.text
     assert "Read-only file system" in told.text
@@ -140,9 +129,9 @@ def folder_of_the_runs_is_read_only(bench):
 @fault("read-only")
 def output_folder_is_read_only(bench):
     path = folder_of(bench, "output")
-    with disk(bench, "n2", path, "ro"):
-        return bench.explain(
-            trained(bench, at_step=f"if RANK == 1: open({path + '/log'!r}, 'w')", until=SUMMARY)
+    with making.disk(bench, "n2", path, "ro"):
+        return explained(
+            bench, at_step=f"if RANK == 1: open({path + '/log'!r}, 'w')", until=SUMMARY
         )
 
 
@@ -159,20 +148,20 @@ if __name__ == "__main__":
 
 @fault("small-dev-shm")
 def shared_memory_is_too_small_for_the_loader(bench):
-    done(bench, "n2", "mount", "-o", "remount,size=2m", "/dev/shm")
+    making.done(bench, "n2", "mount", "-o", "remount,size=2m", "/dev/shm")
     try:
-        return bench.explain(trained(bench, before=LOADING, at_step="if step == 1: list(loader)"))
+        return explained(bench, before=LOADING, at_step="if step == 1: list(loader)")
     finally:
-        done(bench, "n2", "mount", "-o", "remount,size=50%", "/dev/shm")
+        making.done(bench, "n2", "mount", "-o", "remount,size=50%", "/dev/shm")
 
 
 @fault("small-dev-shm")
 def shared_memory_is_small_before_the_job(bench):
-    done(bench, "n2", "mount", "-o", "remount,size=8m", "/dev/shm")
+    making.done(bench, "n2", "mount", "-o", "remount,size=8m", "/dev/shm")
     try:
         return bench.doctor()
     finally:
-        done(bench, "n2", "mount", "-o", "remount,size=50%", "/dev/shm")
+        making.done(bench, "n2", "mount", "-o", "remount,size=50%", "/dev/shm")
 
 
 @fault("open-files")
@@ -185,7 +174,7 @@ def one_rank_opens_too_many_files(bench):
 
 @fault("too-few-files")
 def limit_of_open_files_is_low(bench):
-    with open_files_limit(bench, "n2", 512):
+    with making.open_files_limit(bench, "n2", 512):
         return bench.doctor()
 
 
@@ -205,9 +194,9 @@ def output_belongs_to_somebody_else(bench):
 @fault("memory")
 def address_space_is_limited(bench):
     limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))"
-    files = trained(bench, before=limited, at_step="if RANK == 1: torch.empty(3 << 30)")
-    says(files, "llocate memory")
-    return bench.explain(files)
+    return explained(
+        bench, "llocate memory", before=limited, at_step="if RANK == 1: torch.empty(3 << 30)"
+    )
 
 
 GROWING = "if RANK == 1 and step == 2:\n    kept = [bytearray(1 << 24) for _ in range(100)]"
@@ -215,7 +204,7 @@ GROWING = "if RANK == 1 and step == 2:\n    kept = [bytearray(1 << 24) for _ in 
 
 def needs_groups():
     """Skip the test where no control group can be made; see `missing.stop`."""
-    if (reason := may_limit_memory()) is not None:
+    if (reason := making.may_limit_memory()) is not None:
         missing.stop(reason)
 
 
@@ -223,7 +212,7 @@ def needs_groups():
 def memory_of_the_job_runs_out(bench):
     needs_groups()
     bench.script.write_text(train(at_step=GROWING))
-    with memory_limit(bench, "n2", MEMORY_BYTES):
+    with making.memory_limit(bench, "n2", MEMORY_BYTES):
         told = bench.muster("--max-restarts", "0", "--tee", "none", str(bench.script))
     assert "SIGKILL" in told.text
     return told
@@ -232,7 +221,7 @@ def memory_of_the_job_runs_out(bench):
 @fault("out-of-memory")
 def job_gets_too_little_memory(bench):
     needs_groups()
-    with memory_limit(bench, "n2", MEMORY_BYTES):
+    with making.memory_limit(bench, "n2", MEMORY_BYTES):
         return bench.doctor()
 
 
@@ -251,9 +240,7 @@ if RANK == 1 and step == 2:
 @fault("bus-error")
 def file_shrinks_under_one_rank(bench):
     path = folder_of(bench, "mapped")
-    files = trained(bench, before=f"PATH = {path!r}", at_step=SHRINKING.strip())
-    says(files, "exitcode: -7")
-    return bench.explain(files)
+    return explained(bench, "exitcode: -7", before=f"PATH = {path!r}", at_step=SHRINKING.strip())
 
 
 # Mounts that stop.
@@ -262,9 +249,9 @@ def file_shrinks_under_one_rank(bench):
 def read_from_a_mount(bench, error):
     """Train with data on a mount of n2 that answers with an error."""
     path = folder_of(bench, "data")
-    done(bench, "n1", "mkdir", "-p", path)
+    making.done(bench, "n1", "mkdir", "-p", path)
     reading = f"if RANK == 1 and step == 2: open({path + '/part-1'!r}).read()"
-    with dead_mount(bench, "n2", path, error):
+    with making.dead_mount(bench, "n2", path, error):
         return trained(bench, at_step=reading)
 
 
@@ -281,7 +268,7 @@ def file_on_the_network_was_replaced(bench):
 @fault("mount-lost", hosts=CAREFUL)
 def client_of_a_mount_has_died(bench):
     path = folder_of(bench, "data")
-    with dead_mount(bench, "n2", path) as server:
+    with making.dead_mount(bench, "n2", path) as server:
         server.kill()
         server.wait()
         files = trained(bench, at_step=f"if RANK == 1 and step == 2: open({path + '/part-1'!r})")
@@ -291,10 +278,10 @@ def client_of_a_mount_has_died(bench):
 @fault("rank-missing-in-collective", hosts=CAREFUL)
 def mount_stops_answering_in_training(bench):
     path = folder_of(bench, "data")
-    done(bench, "n1", "mkdir", "-p", path)
+    making.done(bench, "n1", "mkdir", "-p", path)
     reading = f"if RANK == 1 and step == 60: open({path + '/part-1'!r}).read()"
     bench.script.write_text(train(at_step=reading, steps=100, timeout_s=600))
-    with dead_mount(bench, "n2", path):
+    with making.dead_mount(bench, "n2", path):
         told = bench.muster(*IMPATIENT, str(bench.script))
     assert "rank 1 stood still" in told.text
     return told
@@ -304,9 +291,9 @@ def mount_stops_answering_in_training(bench):
 def mount_of_the_script_stops_answering(bench):
     path = folder_of(bench, "project")
     for host in (bench.lab.controller, "n1"):
-        (home(bench, host) / "project").mkdir()
-        (home(bench, host) / "project" / "train.py").write_text(train())
-    with dead_mount(bench, "n2", path):
+        (making.home(bench, host) / "project").mkdir()
+        (making.home(bench, host) / "project" / "train.py").write_text(train())
+    with making.dead_mount(bench, "n2", path):
         return bench.doctor("--script", f"{path}/train.py")
 
 
@@ -317,14 +304,12 @@ LEAVE = "if RANK == {rank} and step == 5: os.kill(-1, 9)"
 
 @fault("node-failed")
 def head_dies_in_training(bench):
-    bench.script.write_text(train(at_step=LEAVE.format(rank=0)))
-    return bench.muster("--max-restarts", "0", "--tee", "none", str(bench.script))
+    return muster_run(bench, "--max-restarts", "0", "--tee", "none", at_step=LEAVE.format(rank=0))
 
 
 @fault("node-failed")
 def other_node_dies_in_training(bench):
-    bench.script.write_text(train(at_step=LEAVE.format(rank=1)))
-    return bench.muster("--max-restarts", "0", "--tee", "none", str(bench.script))
+    return muster_run(bench, "--max-restarts", "0", "--tee", "none", at_step=LEAVE.format(rank=1))
 
 
 # What slurmstepd does at the limit: SIGTERM to all of the step, and its line in the job's output.
@@ -347,6 +332,4 @@ def time_of_the_job_is_over(bench):
 @fault("cancelled")
 def launcher_gets_sigterm(bench):
     leaving = "if RANK == 1 and step == 4: os.kill(os.getppid(), 15); time.sleep(30)"
-    files = trained(bench, at_step=leaving)
-    says(files, "SIGTERM")
-    return bench.explain(files)
+    return explained(bench, "SIGTERM", at_step=leaving)

@@ -1,7 +1,9 @@
-"""What docs/sessions.md shows is run: here what needs one machine, in tests/cluster and tests/ssh the rest."""
+"""What docs/sessions.md and docs/sweeps.md show is run: here what needs one machine, in tests/cluster and tests/ssh the rest."""
 
 import re
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +63,23 @@ def test_the_python_of_the_page_works(tmp_path, env):
     assert done.returncode == 0, done.stderr
     listed = run_muster("session", "list", "--json", env=env, cwd=tmp_path)
     assert listed.stdout.strip() in ("[]", ""), listed.stdout
+
+
+# And docs/sweeps.md.
+
+SWEEPS = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+SWEPT_FILES = dict(re.findall(r'```python title="(.+?)"\n(.*?)```', SWEEPS, re.DOTALL))
+SWEPT_BLOCKS = re.findall(r"```console\n(.*?)```", SWEEPS, re.DOTALL)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("block", SWEPT_BLOCKS, ids=range(len(SWEPT_BLOCKS)))
+def test_the_commands_of_the_page_of_sweeps_work(block, tmp_path):
+    for name, text in SWEPT_FILES.items():
+        (tmp_path / name).write_text(text)
+    env = muster_env(tmp_path / "home", CUDA_VISIBLE_DEVICES="")
+    for line in block.splitlines():
+        program, *words = shlex.split(line.removeprefix("$ "))
+        assert program == "muster"
+        done = run_muster(*words, env=env, cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stdout, done.stderr)

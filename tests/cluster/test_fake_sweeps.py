@@ -1,16 +1,13 @@
-"""`muster sweep --on slurm` against pretended commands: how often the scheduler is asked, and what its limits make."""
+"""`muster sweep --on slurm` and `--on pbs` against pretended commands: how often the scheduler is asked, and what its limits make."""
 
-import json
-import os
 import sys
-from pathlib import Path
 
 import pytest
 
-from kit.command import muster_env, ran, run_muster
+from cluster.slurm import FakeSlurm
+from kit.command import ran
 from kit.waiting import wait_until
 
-FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
 SCRIPT = """
 import os
 import subprocess
@@ -24,49 +21,14 @@ if x >= 100:
 ON = ("sweep", "--on", "slurm", "--run-id", "s", "--style", "env")
 
 
-class Cluster:
-    """A pretended cluster, and its user."""
-
-    def __init__(self, folder):
-        self.folder, self.queue = folder, folder / "queue"
-        self.queue.mkdir()
-        (folder / "train.py").write_text(SCRIPT)
-        fakes = {"PATH": f"{FAKES}:{os.environ['PATH']}", "FAKE_SLURM": str(self.queue)}
-        self.env = muster_env(folder / "home", **fakes)
-
-    def set(self, **settings):
-        (self.queue / "settings").write_text(json.dumps(settings))
-
-    def __call__(self, *words):
-        return run_muster(*words, env=self.env, cwd=self.folder)
-
-    def commands(self, name):
-        lines = (self.queue / "commands.log").read_text().splitlines()
-        return [words for line in lines if (words := json.loads(line))[0] == name]
-
-    def members(self):
-        return json.loads(self("status", "s", "--json").stdout)["members"]
-
-    def states(self):
-        return [member["state"] for member in self.members()]
-
-    def jobs(self):
-        return [json.loads(path.read_text()) for path in sorted(self.queue.glob("*.json"))]
-
-    def lives(self, pid):
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            return False
-
-
 @pytest.fixture
 def cluster(tmp_path):
-    made = Cluster(tmp_path)
+    """Return a pretended Slurm whose user has the script above, and cancels his sweep at the end."""
+    made = FakeSlurm(tmp_path)
+    made.script(SCRIPT)
     yield made
     made("cancel", "s", "--now")
-    for job in made.jobs():
-        wait_until(lambda job=job: not made.lives(job["pid"]), "the end of an array", limit_s=60)
+    made.wait_for_end()
 
 
 def test_a_thousand_members_cost_one_submission_and_one_question_for_their_states(cluster):
@@ -94,7 +56,7 @@ def test_more_members_than_an_array_may_have_are_several_arrays_that_share_the_s
         for words in cluster.commands("sbatch")
     ]
     assert arrays == ["--array=0-2%2", "--array=0-2%1", None]
-    assert [member["value"] for member in cluster.members()] == [0, 1, 2, 3, 4, 5, 6]
+    assert [member["value"] for member in cluster.status("s")["members"]] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_with_fewer_slots_than_arrays_one_begins_when_the_other_has_ended(cluster):
@@ -135,7 +97,7 @@ def test_the_command_that_follows_ends_the_worst_elements_early(cluster):
 
     assert done.returncode == 0, done.stderr
     assert cluster.states() == ["succeeded", "stopped", "succeeded"]
-    assert cluster.members()[1]["why"] == "the rule `rules:Above` has ended it early"
+    assert cluster.status("s")["members"][1]["why"] == "the rule `rules:Above` has ended it early"
     assert [words[-1] for words in cluster.commands("scancel")] == ["1_1"]
     assert "have succeeded" in cluster("restart", "s").stderr
 
@@ -158,3 +120,62 @@ def test_a_function_travels_to_the_elements_and_its_values_come_back(cluster):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[{'loss': 1.0}, {'loss': 1.5}] 0\n"
     assert len(cluster.commands("sbatch")) == 1
+
+
+# On PBS: one array, failures, one element less.
+
+PBS_SCRIPT = """
+import os, sys
+x = int(os.environ["MUSTER_SWEEP_X"])
+print(f"loss={x * 10}", flush=True)
+if x == 1 and not os.path.exists("mended"):
+    raise ValueError("x is 1")
+if sys.argv[1:] == ["wait"]:
+    import signal
+    signal.pause()
+"""
+ON_PBS = ("sweep", "--on", "pbs", "--run-id", "s", "--style", "env", "--cpus-per-node", "1")
+
+
+@pytest.fixture
+def muster(pbs):
+    """Return a function that runs `muster` on the login node of the pretended PBS."""
+    pbs.muster.script(PBS_SCRIPT)
+    return pbs.muster
+
+
+def test_a_sweep_is_one_array_and_failed_members_run_again(muster, tmp_path):
+    done = muster(*ON_PBS, "--metric", "loss", "--grid", "x=0:3", "train.py")
+
+    assert done.returncode == 1, done.stderr
+    assert "[]" in done.stderr.partition("is job ")[2].split()[0]
+    assert muster.states() == ["succeeded", "failed", "succeeded"]
+    assert [member["value"] for member in muster.status("s")["members"]] == [0.0, 10.0, 20.0]
+    (tmp_path / "mended").touch()
+    again = muster("restart", "s")
+    assert again.returncode == 0, again.stderr
+    assert muster.states() == ["succeeded"] * 3
+
+
+def test_an_array_is_cancelled_as_one(muster):
+    assert muster(*ON_PBS, "--detach", "--grid", "x=2:4", "train.py", "--", "wait").stdout == "s\n"
+    wait_until(lambda: muster.states() == ["running"] * 2, "two members", limit_s=90)
+    assert muster("cancel", "s").returncode == 0
+    wait_until(lambda: muster.states() == ["cancelled"] * 2, "their ends", limit_s=90)
+
+
+def test_what_pbs_says_of_one_element_is_told_of_that_member_alone(pbs, muster, tmp_path):
+    assert muster(*ON_PBS, "--detach", "--grid", "x=2:5", "train.py", "--", "wait").stdout == "s\n"
+    wait_until(lambda: muster.states() == ["running"] * 3, "three members", limit_s=90)
+    logs = [tmp_path / f"home/runs/s/members/s.{n}/logs" for n in range(3)]
+    wait_until(lambda: all(list(log.rglob("rank-0.log")) for log in logs), "their workers")
+
+    pbs.end("0[1].ctl", "mem 799544kb exceeded limit 716800kb")
+
+    # Its head knows only of a signal, until it has asked PBS.
+    wait_until(lambda: muster.states()[1] == "failed", "its end", limit_s=60)
+    (ended,) = [member for member in muster.status("s")["members"] if member["state"] != "running"]
+    assert ended["exit_code"] == 137
+    assert "memory" in ended["why"]
+    assert muster.states()[::2] == ["running"] * 2
+    assert muster("cancel", "s").returncode == 0
