@@ -131,7 +131,10 @@ def test_three_links_train_exactly_what_one_job_would(kind, way, request, undist
     words = (*ON, "--detach", str(CHAIN_SCRIPT), str(user.folder), "--hold", "2")
     assert user(*words).returncode == 0
     for attempt in (0, 1):
-        three = lambda attempt=attempt: [one for one, _ in steps(user)].count(attempt) >= 3  # noqa: E731
+
+        def three(attempt=attempt):
+            return [one for one, _ in steps(user)].count(attempt) >= 3
+
         wait_until(three, "three steps", 90.0)
         site.warn()
     done = user("wait", "r")

@@ -225,7 +225,10 @@ def test_a_suspended_job_stands_still(pbs, tmp_path):
     assert suspended["substate"] == 43
     assert (suspended["comment"], suspended["exec_host"]) == (view["comment"], view["exec_host"])
     script = pbs.pids_of(job, "script")[0]
-    state = lambda: Path(f"/proc/{script}/stat").read_text().rpartition(")")[2].split()[0]  # noqa: E731
+
+    def state():
+        return Path(f"/proc/{script}/stat").read_text().rpartition(")")[2].split()[0]
+
     wait_until(lambda: state() == "T", "the script to stand still")
     pbs.call("qsig", "-s", "resume", job)
     pbs.wait(job, "R")

@@ -149,7 +149,10 @@ def test_suspended_time_does_not_count(login, pbs_lab):
     wait_until(lambda: login.state() == "waiting", "the suspension", 60.0)
     assert "is suspended: no process of it answers" in login("stacks", "r").stderr
     before = time.monotonic()
-    passed = lambda: time.monotonic() > before + 100.0  # noqa: E731
+
+    def passed():
+        return time.monotonic() > before + 100.0
+
     wait_until(passed, "more than what was left until the warning", 120.0)
     pbs_lab.must("qsig", "-s", "resume", login.job())
     wait_for_steps(login, 300)

@@ -84,7 +84,10 @@ def test_a_client_that_missed_the_end_does_not_run_the_job_again(job):
     wait_until(lambda: any(map(_is_agent, proc.children_of(client))), "the agent")
     os.kill(client, signal.SIGSTOP)
     wait_until(lambda: (run.home / "runs").is_dir() and run.events("run_ended"), "the end")
-    lives = lambda pid: _is_agent(pid) and proc.is_running(pid)  # noqa: E731
+
+    def lives(pid):
+        return _is_agent(pid) and proc.is_running(pid)
+
     wait_until(lambda: not any(map(lives, proc.children_of(client))), "the agent's end")
     os.kill(client, signal.SIGCONT)
     assert run.wait() == 0

@@ -195,7 +195,10 @@ def _check_files(world, fault, before, found):
 
 
 def _wait_clean(world):
-    ours = lambda: [line[:80] for line in world.processes() if OTHERS not in line]  # noqa: E731
+
+    def ours():
+        return [line[:80] for line in world.processes() if OTHERS not in line]
+
     _wait_none("processes", ours, LEFT_WITHIN_S)
     _wait_none("jobs of the scheduler", world.jobs, _job_within_s(world))
 

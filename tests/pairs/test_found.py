@@ -113,7 +113,10 @@ def test_a_member_that_is_one_process_has_no_head_and_that_is_said(user):
     )
     with user.popen(*words, stderr=subprocess.DEVNULL) as sweep:
         (path,) = wait_until(lambda: user.run_dirs("*-k-*"), "the sweep")
-        records = lambda: [one.read_text() for one in path.glob("members/*/events.jsonl")]  # noqa: E731
+
+        def records():
+            return [one.read_text() for one in path.glob("members/*/events.jsonl")]
+
         wait_until(lambda: any("worker_process" in text for text in records()), "its process")
         asked = user("exec", "k.0", "--", "true")
         assert "is a single process of a sweep, which has no head" in asked.stderr

@@ -74,7 +74,10 @@ def test_a_host_that_dies_costs_its_slot_and_not_its_members(two):
         MUSTER_PROGRESS="off",
     )
     wait_until((two.home / "runs/s/sweep.json").exists, "the sweep", limit_s=90)
-    first = lambda: all("loss" in log for log in logs_of(two, 2))  # noqa: E731
+
+    def first():
+        return all("loss" in log for log in logs_of(two, 2))
+
     wait_until(first, "the first lines of two members", limit_s=90)
     owner = json.loads((two.home / "runs" / logins(two)[0] / "owner.json").read_text())
     os.kill(owner["pid"], signal.SIGKILL)  # with it the connection to its host

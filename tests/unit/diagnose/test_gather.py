@@ -181,7 +181,10 @@ def test_the_folder_of_a_doctor_in_a_job_is_kept_until_the_job_has_ended(tmp_pat
     run_dir = RunDir(str(tmp_path))
     atomic.write_json(run_dir.job, {"engine": "pbs", "job_id": "7.ctl"})
     states = [JobState.RUNNING, JobState.ENDING, JobState.SUCCEEDED]
-    view = lambda _: JobView(job_id="7.ctl", state=states.pop(0))  # noqa: E731
+
+    def view(_):
+        return JobView(job_id="7.ctl", state=states.pop(0))
+
     monkeypatch.setattr("torchmuster.launcher.jobs.jobs.view_newest", view)
     wait_for_job(run_dir)
     assert states == []

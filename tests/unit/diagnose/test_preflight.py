@@ -254,7 +254,10 @@ class Bench:
         self.members = [SimpleNamespace(hello=SimpleNamespace(network_id=one)) for one in ids]
         self.sent, self.now_s = [], 0.0
         addresses = [f"10.0.0.{node}" for node in range(num)]
-        send = lambda member, message: self.sent.append((self.members.index(member), message))  # noqa: E731
+
+        def send(member, message):
+            return self.sent.append((self.members.index(member), message))
+
         self.matrix = Matrix(self.members, addresses, send, lambda: self.now_s)
 
     def sent_of(self, kind):

@@ -171,7 +171,10 @@ def test_a_record_that_cannot_be_read_is_a_row_that_says_so(run_dir, monkeypatch
 
 def test_an_ended_run_is_read_once_until_its_files_change(run_dir, monkeypatch):
     looks = []
-    look = lambda where, record: looks.append(where.path) or view_run(where, record)  # noqa: E731
+
+    def look(where, record):
+        return looks.append(where.path) or view_run(where, record)
+
     monkeypatch.setattr(live_list, "view_run", look)
     write(run_dir.events, STARTED)
     reader = ListReader()

@@ -368,7 +368,10 @@ def test_a_run_with_a_limit_of_its_own_is_stopped_at_the_end(timed):
 
 def test_an_end_is_asked_for_where_it_is_unknown():
     asked = []
-    ask = lambda: asked.append(1) or 5.0  # noqa: E731
+
+    def ask():
+        return asked.append(1) or 5.0
+
     Deadline(owner_policy.JobTime(9.0, ends_at=1.0), ask=ask).find_out()
     assert asked == []
     deadline = Deadline(owner_policy.JobTime(0.0), ask=ask)

@@ -327,7 +327,10 @@ async def test_the_end_of_the_agent_during_a_call_of_a_stranger_prints_nothing()
 
     looks, said = [], []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told))
-    find = lambda: looks.append(1) or set()  # noqa: E731
+
+    def find():
+        return looks.append(1) or set()
+
     agent = IpcServer(path, find, Asked, echo, unknown_s=DEADLINE_S)
     await agent.open()
     before = asyncio.all_tasks()

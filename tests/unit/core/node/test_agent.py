@@ -267,7 +267,10 @@ def test_files_of_a_second_run_are_written_after_a_head_began_anew(tmp_path):
     lost: list[str] = []
     disk = DiskWriter(lambda lines, why: lost.append(why))
     disk.start()
-    folder = lambda run_id: RunDir(str(tmp_path / run_id))  # noqa: E731
+
+    def folder(run_id):
+        return RunDir(str(tmp_path / run_id))
+
     agent = SimpleNamespace(
         welcome=None,
         disk=disk,

@@ -167,7 +167,10 @@ WRAPPER = "#!/bin/sh\necho mpiexec:  unexpected error - no non-PBS mpiexec in PB
 )
 def test_pbs_s_own_mpiexec_is_no_way(path, text, kind):
     there = {"mpiexec": path, "pbs_tmrsh": "/opt/pbs/bin/pbs_tmrsh", path: path}
-    read = lambda name: text if name == path else no_file(name)  # noqa: E731
+
+    def read(name):
+        return text if name == path else no_file(name)
+
     wanted = (NodeLauncher.MPIEXEC, NodeLauncher.TMRSH)
     assert allocation.choose_launcher(PBS, wanted, {}, there.get, read).kind is kind
 

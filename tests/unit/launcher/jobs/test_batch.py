@@ -148,7 +148,10 @@ def test_ctrl_c_leaves_the_jobs_by_their_present_name_after_the_question_in_prog
 
 def test_a_second_ctrl_c_cancels():
     jobs = Jobs(0.0)
-    press = lambda: os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+
+    def press():
+        return os.kill(os.getpid(), signal.SIGINT)
+
     steps = (
         (lambda: jobs.num_asked, press),
         (lambda: jobs.said, press),

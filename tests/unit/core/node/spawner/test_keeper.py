@@ -80,7 +80,10 @@ def world(monkeypatch):
 
     pids = iter(range(1001, 1100))
     monkeypatch.setattr(keeper, "make_link", make_link)
-    start = lambda *given: (SimpleNamespace(pid=next(pids)), None)  # noqa: E731
+
+    def start(*given):
+        return (SimpleNamespace(pid=next(pids)), None)
+
     monkeypatch.setattr(keeper, "start_spawner", start)
     monkeypatch.setattr(keeper, "in_two_turns", lambda hear: hear)
     monkeypatch.setattr(keeper.proc, "end_children", lambda keep: False)
