@@ -39,6 +39,7 @@ def test_the_commands_of_the_page_work(tmp_path, env):
         assert re.search(pattern, said), pattern
 
 
+@pytest.mark.slow
 def test_a_save_runs_again_as_the_page_shows_it(tmp_path, env, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ((program, *words),) = page.commands(page.DEV)
@@ -57,6 +58,7 @@ def test_a_save_runs_again_as_the_page_shows_it(tmp_path, env, monkeypatch):
         assert terminal.wait_for_end(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_works(tmp_path, env):
     (tmp_path / "hold.py").write_text(page.CODE[0])
     done = ran([sys.executable, "hold.py"], limit_s=LIMIT_S, cwd=tmp_path, env=env)

@@ -167,6 +167,7 @@ def test_an_expression_is_shown_as_a_message(book, wording, shown):
     assert book.readable(wording) == shown
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_loads_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > len(CAUSES) + 30
@@ -176,6 +177,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(site):
     assert (site / "assets" / "iframe-worker.js").exists()
 
 
+@pytest.mark.slow
 def test_errors_are_found_by_the_search(site):
     index = (site / "search" / "search_index.js").read_text()
     assert "ibv_modify_qp failed with error" in index
@@ -242,6 +244,7 @@ def first_hits(look, site, query):
     return [re.sub(r"\.html.*", "", address.removeprefix(begin)) for address in addresses]
 
 
+@pytest.mark.slow
 def test_the_searches_and_their_weights_name_pages_that_are_there(site, book):
     import found_by
 
@@ -262,6 +265,7 @@ def test_a_page_says_the_words_that_it_is_found_by(book):
             assert all(part.strip("-") in text for part in told), (name, word)
 
 
+@pytest.mark.slow
 def test_the_navigation_has_every_page(site):
     front = (site / "index.html").read_text()
     for path in ROOT.glob("docs/*.md"):

@@ -12,6 +12,8 @@ from kit.command import MUSTER, muster_env, run_muster
 from kit.waiting import wait_until
 from torchmuster.core import proc
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json, os, sys, pathlib
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]

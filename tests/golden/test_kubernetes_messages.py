@@ -14,6 +14,8 @@ from kit.packages import keep_package
 from kit.transcripts import GOLDEN, read_sections
 from unit.kubernetes.pods.conftest import FAKES, shown_job, shown_pod
 
+pytestmark = pytest.mark.slow
+
 SITE = {"kind": "kubernetes", "image": "example.com/team/train:7"}
 USER = 'User "system:serviceaccount:research:guest"'
 

@@ -71,6 +71,7 @@ def test_variables_of_jobs_and_settings_are_gone_and_what_asks_for_more_tests_st
     assert found["HOME"] == str(tmp_path / "user")
 
 
+@pytest.mark.slow
 def test_on_a_login_node_inside_a_job_the_tests_pass_and_call_nothing_real(evil):
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *REPRESENTATIVES]
     done = subprocess.run(argv, cwd=TESTS.parent, env=evil, capture_output=True, text=True)
