@@ -31,6 +31,7 @@ CASES = {
     "replay_of_a_replay": "replay train-ab12",
     "workflow": "replay train-ab12",
 }
+NOT_FOUND = ("misspelled_run", "no_snapshot_before_it", "snapshots_out_of_sight")
 
 
 def plan_of(work, *environment):
@@ -86,7 +87,7 @@ def place(tmp_path, request):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_that_can_t_be_made_again_is_refused_in_these_words(name, place, golden):
-    done = refused(place, CASES[name], 4 if name == "misspelled_run" else 2)
+    done = refused(place, CASES[name], 4 if name in NOT_FOUND else 2)
     stderr = done.stderr.replace(str(place), "$TMP")
     golden(FILE, name, f"$ muster {CASES[name]}\n{stderr}exit {done.returncode}\n")
 
