@@ -18,38 +18,6 @@ SENTENCES = [
         "waiting for 1 of 2 nodes: n2 (no agent has connected); 9 min 55 s left",
     ),
     (
-        "network",
-        {
-            "interface": "hsn0",
-            "subnet": "10.10.0.0/24",
-            "num_nodes": 2,
-            "gbit_per_s": "23",
-            "latency_s": 0.0000503,
-            "unused": [
-                {"name": "mgmt0", "why": "not reachable from n2"},
-                {"name": "docker0", "why": "same address on 2 nodes"},
-            ],
-        },
-        (
-            "network: hsn0 (10.10.0.0/24), 2 nodes, 23 Gbit/s, 0.05 ms;"
-            " not used: mgmt0 (not reachable from n2), docker0 (same address on 2 nodes)"
-        ),
-    ),
-    (
-        "network",
-        {
-            "interface": "eth0",
-            "subnet": "2 subnets",
-            "num_nodes": 3,
-            "gbit_per_s": None,
-            "latency_s": None,
-            "unused": [{"name": f"ib{i}", "why": "not reachable from n3"} for i in range(9)],
-        },
-        "network: eth0 (2 subnets), 3 nodes; not used: "
-        + ", ".join(f"ib{i} (not reachable from n3)" for i in range(8))
-        + ", 1 more",
-    ),
-    (
         "attempt_started",
         {"attempt": 1, "world_size": 1, "num_nodes": 1, "why": "after SIGKILL"},
         "attempt 1: 1 worker on 1 node (after SIGKILL)",
@@ -120,15 +88,6 @@ def test_the_first_attempt_of_a_run_is_not_worth_a_sentence():
 )
 def test_what_only_the_record_needs_has_no_sentence(name, fields):
     assert narrate(event_of(name, fields)) is None
-
-
-def test_a_preflight_says_failures_and_warnings_and_no_notes():
-    finding = {"error": "e1", "because": ["b"], "hint": "h", "at": "n1", "cause": "c"}
-    findings = [finding | {"level": level} for level in ("failure", "warning", "note")]
-    said = narrate(event_of("preflight", {"form": "short", "findings": findings}))
-    assert said.splitlines() == ["preflight failure: e1 (b); h", "preflight warning: e1 (b); h"]
-    assert narrate(event_of("preflight", {"form": "short", "findings": findings[2:]})) is None
-    assert narrate(event_of("preflight", {"form": "long", "findings": findings})) is None
 
 
 # A traceback is shown once.

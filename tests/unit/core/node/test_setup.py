@@ -64,7 +64,7 @@ def test_a_plain_setup_starts_the_program_and_makes_the_scratch_folder(tmp_path)
 )
 def test_what_needs_a_shell_is_refused_rather_than_left_out(tmp_path, setup):
     host, work = Host(), work_of(tmp_path, NodeSetup(**setup))
-    with pytest.raises(MusterError, match="runs setup lines"):
+    with pytest.raises(MusterError, match="setup lines and staging need"):
         asyncio.run(work.run(host.tell, host.start_with))
     assert not work.is_done
     assert not host.started
