@@ -13,14 +13,14 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "torchmuster"
 
 BOUNDS = {
-    "core": 14_240,
-    "launcher": 26_350,
-    "diagnose": 11_300,
+    "core": 14_250,
+    "launcher": 26_360,
+    "diagnose": 11_310,
     "workflow": 11_640,
     "train": 7_520,
     "kubernetes": 7_770,
     "multirun": 6_190,
-    "report": 4_020,
+    "report": 4_030,
     "gpucheck": 1_410,
     "(top)": 120,
 }

@@ -33,7 +33,7 @@ PLUGS = {
         "skill": (
             "Diagnose",
             "Print what an agent needs to know to use muster.",
-            "launcher.cli.skill:skill",
+            "launcher.cli.echo:skill",
         ),
         "engines": (
             "Clusters",

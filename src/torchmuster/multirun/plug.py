@@ -41,11 +41,12 @@ PLUGS = {
         "sweep restart": "multirun.cli.sweep:restart_sweep",
         "sweep own": "multirun.sweep.owner:own_sweep",
     },
-    "run_owners": {"session": "multirun.engine:own_in_session"},
+    "run_owners": {"session": "multirun.background:own_in_session"},
     "fork_servers": {"warm": "multirun.server.remote:pod_fork_server"},
     "entries": {"session_server": "multirun/server/main.py"},
     "travels": {
         "multirun/api": "as launcher/api",
+        "multirun/background.py": "owns runs in sessions",
         "multirun/server": "runs on each node that a session holds",
         "multirun/engine.py": "starts agents of a session's runs",
         "multirun/held.py": "the owner of a run in a session",

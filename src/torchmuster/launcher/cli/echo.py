@@ -1,4 +1,4 @@
-"""Print text with foreign names and paths in it, without control characters for the terminal."""
+"""Print text with foreign names and paths in it, without control characters for the terminal; print SKILL.md."""
 
 import json
 import math
@@ -27,3 +27,12 @@ def _finite(plain: Any) -> Any:
     if isinstance(plain, float) and not math.isfinite(plain):
         return str(plain)
     return plain
+
+
+@click.command()
+def skill() -> int:
+    """Print what an agent needs to know to use muster: SKILL.md."""
+    from importlib import resources
+
+    echo(resources.files("torchmuster.launcher.cli").joinpath("skill.md").read_text(), nl=False)
+    return 0

@@ -30,7 +30,6 @@ from torchmuster.launcher.cli.record import clock, commands_of, plain_of, report
 from torchmuster.launcher.model.job import JobState, describe_job
 from torchmuster.launcher.ui.table import render_table
 from torchmuster.launcher.views.account import Account, account_of, how_to_go_on
-from torchmuster.launcher.views.control import offset_of_last_lines
 from torchmuster.launcher.views.elsewhere import copied, elsewhere, is_elsewhere
 from torchmuster.launcher.views.find import all_runs, find_run, look_at, newest_and_open, view_job
 from torchmuster.launcher.views.training import bad_loss_of
@@ -218,6 +217,7 @@ def logs(
 
 
 def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> None:
+    from torchmuster.launcher.views.control import offset_of_last_lines
 
     try:
         with io.TextIOWrapper(open_plain(path), errors="surrogateescape", newline="") as log:

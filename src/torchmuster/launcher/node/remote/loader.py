@@ -30,7 +30,7 @@ TRAVELS = (
     *("launcher/owner", "launcher/programs", "launcher/spec/scalars.py"),
     *("launcher/spec/site.py", "launcher/spec/site_files.py"),
     *("launcher/ui/ranks.py", "launcher/ui/run_lines.py", "launcher/ui/table.py"),
-    *("launcher/views", "multirun/api", "multirun/engine.py"),
+    *("launcher/views", "multirun/api", "multirun/background.py", "multirun/engine.py"),
     *("multirun/held.py", "multirun/server", "multirun/sweep", "multirun/views", "train"),
     *("workflow/data", "workflow/head", "workflow/jobs.py", "workflow/owner"),
     *(
