@@ -164,7 +164,6 @@ def test_a_cancelled_job_gives_every_worker_sigterm_first(pbs, muster, tmp_path,
     assert muster.state() == "cancelled"
 
 
-@pytest.mark.short
 def test_a_rerun_job_goes_on_counting_its_attempts(pbs, muster, tmp_path):
     assert muster(*ON, "--detach", "train.py", "wait").stdout == "r\n"
     muster.wait_for("sum 2")

@@ -10,8 +10,6 @@ from kit.command import MUSTER, muster_env, run_muster
 from kit.odd_records import ODD
 from kit.screen import TerminalOf
 
-pytestmark = pytest.mark.short
-
 # Two ranks; the second is slow, once the first is killed.
 SCRIPT = """
 import os, signal, time
@@ -68,6 +66,7 @@ def top(*words, env, **size):
     return TerminalOf([*MUSTER, "top", *words], env, **size)
 
 
+@pytest.mark.short
 def test_a_live_run_on_a_terminal_of_80_columns(run_id, env, tmp_path):
     with top(env=env) as screen:
         screen.wait_for("RUN", "running", "train.py", limit_s=60)

@@ -164,7 +164,6 @@ def test_sigterm_to_muster_itself_ends_it_with_75_and_the_next_run_goes_on(tmp_p
     assert weights(tmp_path) == undisturbed(2)
 
 
-@pytest.mark.short
 @pytest.mark.parametrize("place", ["step", "data"])
 def test_sigterm_to_every_process_as_schedulers_send_it_saves_too(place, tmp_path, undisturbed):
     run = Interrupted(tmp_path, 2, "--place", place)

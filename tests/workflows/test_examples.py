@@ -39,7 +39,6 @@ def test_every_example_is_valid_without_a_warning(muster, name):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.short
 def test_two_torchrun_tasks_train_together(muster):
     done = muster("submit", "two_nodes.yaml")
 
