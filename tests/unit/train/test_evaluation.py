@@ -57,7 +57,7 @@ def evaluate(folder, *launcher):
     """Run the script; return what each rank wrote."""
     folder.mkdir()
     line = [sys.executable, *map(str, launcher), str(SCRIPT), str(folder)]
-    ended = ran(line, limit_s=120, env=muster_env(folder))
+    ended = ran(line, limit_s=120, env=muster_env(folder, OMP_NUM_THREADS="1"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
