@@ -298,9 +298,17 @@ class Exec:
         return 128 - status if status < 0 else status
 
     def _is_quiet(self, ended_at: float) -> bool:
-        quiet_s = time.monotonic() - max(self.heard_at, ended_at)
+        if self._quiet_s(ended_at) <= 0:
+            return False
+        for fd in tuple(self._outputs):  # a busy event loop may not have read what is there
+            self._read(fd)
+        return self._quiet_s(ended_at) > 0
+
+    def _quiet_s(self, ended_at: float) -> float:
+        """Return the seconds since output was last heard, beyond the limit."""
         is_full = self._unacknowledged_bytes >= self._window_bytes
-        return quiet_s > (self._patience_s if is_full else _QUIET_S)
+        limit_s = self._patience_s if is_full else _QUIET_S
+        return time.monotonic() - max(self.heard_at, ended_at) - limit_s
 
     def kill(self) -> None:
         """Send SIGKILL to its session and to all its descendants."""

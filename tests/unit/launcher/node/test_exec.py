@@ -122,6 +122,19 @@ async def test_no_more_than_a_window_is_sent_until_it_was_taken(target):
         assert len(stage.output()) == window + 5
 
 
+async def test_what_a_busy_loop_has_not_read_is_sent_before_the_end(target, monkeypatch):
+    async with staged() as stage:
+        stage.start(target, "printf", "12345678", window_bytes=4)
+        await stage.until(lambda: stage.output() == b"1234")
+        await asyncio.sleep(0.2)  # the command has ended; the rest is in its pipe
+        monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)  # busy
+        stage.say(part_messages.ExecAcknowledged(exec_id="1", size_bytes=4))
+        await stage.until(lambda: len(stage.output()) == 8 or stage.of(part_messages.ExecEnded))
+        stage.say(part_messages.ExecAcknowledged(exec_id="1", size_bytes=4))
+        assert (await stage.end()).code == 0
+        assert stage.output() == b"12345678"
+
+
 async def test_a_client_that_sends_more_than_its_window_loses_the_command(target):
     async with staged() as stage:
         stage.start(target, "sleep", "60")
