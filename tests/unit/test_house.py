@@ -24,13 +24,18 @@ def name_of(path):
 
 
 @cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports():
     """Return what each module imports of ours, also within functions and under TYPE_CHECKING."""
     files = {name_of(path): path for path in PACKAGE.rglob("*.py")}
     found = {}
     for name, path in files.items():
         named = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -90,7 +95,7 @@ def test_a_class_has_its_name_alone():
     names = [
         node.name
         for path in PACKAGE.rglob("*.py")
-        for node in ast.parse(path.read_text()).body
+        for node in tree_of(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
 
@@ -128,7 +133,7 @@ MAY_NAME_SCHEDULERS = {
 
 def words_of_code(path):
     """Give names and texts of a file that are no prose: prose has spaces."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     for node in ast.walk(tree):
         for field in ("id", "attr", "arg", "name", "module"):
             if isinstance(word := getattr(node, field, None), str):
@@ -143,7 +148,7 @@ def test_no_two_members_of_an_enum_have_one_value():
             ast.unparse(n.value) for n in node.body if isinstance(n, ast.Assign)
         ]
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(b) for b in node.bases)
     }
 
@@ -212,7 +217,7 @@ def test_no_module_and_no_class_is_named_in_the_old_words():
         for name in (
             path.stem,
             path.parent.stem,
-            *(n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)),
+            *(n.name for n in ast.walk(tree_of(path)) if isinstance(n, ast.ClassDef)),
         )
     }
 
@@ -223,7 +228,7 @@ def test_no_name_has_a_word_that_is_read_twice():
     found = {
         f"{path.relative_to(PACKAGE)}: {name}"
         for path in PACKAGE.rglob("*.py")
-        for name in names_in(ast.parse(path.read_text()))
+        for name in names_in(tree_of(path))
         if set(words_of(name)) & EVERYWHERE
     }
 
@@ -245,7 +250,7 @@ def test_the_design_lists_the_vocabularies_between_processes():
     listed = set(re.findall(r"^\| `([\w/]+(?:\.py|/))` \|", table, re.MULTILINE))
     found = set()
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and "TypedMessage" in map(ast.unparse, node.bases):
                 inside = path.relative_to(PACKAGE)
                 found.add(f"{inside.parent}/" if path.stem == "base" else str(inside))

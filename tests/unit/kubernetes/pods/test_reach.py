@@ -7,6 +7,7 @@ import pytest
 
 from kit.waiting import wait_until
 from torchmuster.core.files.layout import RunDir
+from torchmuster.kubernetes.pods import reach
 from torchmuster.kubernetes.pods.reach import (
     NotAllowedError,
     PodWatch,
@@ -120,7 +121,8 @@ def test_a_change_of_a_pod_wakes_who_waits(cluster):
     assert asked == "get pods -l app.kubernetes.io/managed-by=torchmuster -o name --watch"
 
 
-def test_a_burst_of_changes_is_one(cluster):
+def test_a_burst_of_changes_is_one(cluster, monkeypatch):
+    monkeypatch.setattr(reach, "_AGAIN_S", 0.1)
     names = "\n".join(f"pod/run-7f3a-{i}-x" for i in range(64))
     cluster.say(answers={"--watch": "\n".join([names] * 5)})
     with watched() as watch:
@@ -145,7 +147,8 @@ def test_the_last_who_leaves_ends_the_request_and_the_next_begins_another(cluste
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_who_may_not_watch_pods_looks_at_them_and_hears_why_once(cluster, number):
+def test_who_may_not_watch_pods_looks_at_them_and_hears_why_once(cluster, monkeypatch, number):
+    monkeypatch.setattr(reach, "_FIRST_POLL_S", 0.1)
     cluster.say(refuse={"--watch": forbidden("pods", "watch", "pods")})
     said = [[] for _ in range(number)]
     with contextlib.ExitStack() as stack:
