@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/install
 demo: $(STAMP) ## train on real digits on two simulated nodes, kill a worker, recover
 	@$(BIN)/python examples/digits/demo.py
 
-test: $(STAMP) ## checks, unit tests and a short run of all else: about six minutes on two cores
+test: $(STAMP) ## checks, unit tests and a short run of all else: about five minutes on two cores
 	@scripts/test $(VENV) quick
 
 test-all: $(STAMP) system-packages ## all checks and tests (CI calls both; as root on Debian it installs what they need)

@@ -43,7 +43,6 @@ def test_a_killed_agent_is_seen_by_its_closed_connection_and_its_place_filled(jo
     assert "n2: its agent has gone" in run.stderr
 
 
-@pytest.mark.short
 def test_a_killed_spawner_ends_its_workers_and_costs_one_restart(job):
     run = job().start()
     first = run.wait_up(0)
@@ -349,7 +348,6 @@ def test_a_node_of_an_elastic_job_that_is_called_back_leaves_alone(job, port):
     assert head.result()["restarts_spent"] == 0
 
 
-@pytest.mark.short
 def test_a_spare_node_takes_the_place_of_a_lost_one_at_once(job):
     run = job("--nodes", "2", "--spares", "1", "--nproc-per-node", "2").start()
     run.wait_up(0)

@@ -84,6 +84,5 @@ def test_a_collective_that_only_one_rank_makes_is_found_in_the_first_steps(
     assert "(`if rank == 0:`, an early `continue`)" in ended.stderr
 
 
-@pytest.mark.short
 def test_ranks_in_lockstep_are_left_alone(tmp_path):
     muster(tmp_path / "home", 3, UNEVEN, -1, 0, 1)

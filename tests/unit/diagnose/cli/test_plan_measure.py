@@ -87,6 +87,7 @@ def muster_plan(folder, *words):
     return run_muster("plan", *words, env=env, cwd=folder, limit_s=150)
 
 
+@pytest.mark.slow
 def test_a_script_and_a_network_are_measured_by_ordinary_runs(tmp_path):
     words = ("--on", "local", "--nodes", "2", "--json", "--script", "train.py", "1000")
     done = muster_plan(tmp_path, *words)

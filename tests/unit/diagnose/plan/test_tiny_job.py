@@ -55,6 +55,7 @@ def test_two_ranks_sum_right_and_rank_0_alone_says_how_fast(tmp_path):
     assert found["inside"] is None
 
 
+@pytest.mark.slow
 def test_ranks_of_one_node_are_measured_apart(tmp_path):
     first, *_ = run_all(tmp_path, 4, "--seconds", "0.3", "--bytes", "4096", nodes=[0, 0, 1, 1])
     found = json.loads(first)

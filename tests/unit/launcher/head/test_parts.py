@@ -140,6 +140,7 @@ def weeks_of(num_ranks, begin_bytes=0, days=7):
     return sum(sizes), len(sizes)
 
 
+@pytest.mark.slow
 def test_a_week_of_512_ranks_takes_less_than_50_mib():
     size, num_lines = weeks_of(512)
     assert size < 50 << 20
