@@ -469,11 +469,12 @@ def settled_result(run_dir: RunDir) -> Result | None:
     view = view_newest(run_dir)
     if view is not None and not view.state.is_final:
         return None
+    now = read_links(run_dir)
+    if now is None or now.newest != links.newest:
+        return None  # the next link was recorded while the scheduler was asked about this one
     result = read_result(run_dir)  # the head may have written it just now
-    if result is not None and result.state is RunState.PREEMPTED and is_cancelled(run_dir):
-        links = read_links(run_dir)
-        return result if links is not None and links.ended is not None else None
-    return result
+    is_preempted = result is not None and result.state is RunState.PREEMPTED
+    return None if is_preempted and now.ended is None and is_cancelled(run_dir) else result
 
 
 def _comes_back(run_dir: RunDir, links: Links) -> bool:

@@ -9,7 +9,7 @@ from kit.values import command_output, run_result
 from torchmuster.core.files import atomic
 from torchmuster.core.files.layout import RunDir
 from torchmuster.core.model import codec
-from torchmuster.core.model.links import Links
+from torchmuster.core.model.links import Link, Links, ResubmitMethod
 from torchmuster.core.model.states import RunState
 from torchmuster.launcher.engines.base import EngineError
 from torchmuster.launcher.engines.registry import load_dialect
@@ -73,6 +73,29 @@ def test_a_preempted_run_is_over_when_its_job_is(run_dir, says, state):
     leave(run_dir, PREEMPTED)
     says(state)
     assert (jobs.settled_result(run_dir) is None) is (state in COMES_BACK)
+
+
+@pytest.mark.parametrize("way", [ResubmitMethod.SUBMIT, ResubmitMethod.REQUEUE])
+def test_a_link_that_follows_while_the_scheduler_is_asked_is_no_end(run_dir, monkeypatch, way):
+    leave(run_dir, PREEMPTED)
+    links = Links(most=3, links=(Link(job_id="5"),))
+    jobs.write_links(run_dir, links)
+
+    def view_while_the_next_link_follows(_):
+        job_id = "6" if way is ResubmitMethod.SUBMIT else "5"
+        following = Link(job_id=job_id, way=way, first_attempt=1)
+        jobs.write_links(run_dir, replace(links, links=(*links.links, following)))
+        return JobView(job_id="5", state=JobState.SUCCEEDED)
+
+    monkeypatch.setattr(jobs, "view_newest", view_while_the_next_link_follows)
+    assert jobs.settled_result(run_dir) is None
+
+
+def test_the_last_link_is_the_end_when_its_job_is_though_its_head_said_nothing(run_dir, says):
+    leave(run_dir, PREEMPTED)
+    jobs.write_links(run_dir, Links(most=3))
+    says(JobState.FAILED)
+    assert jobs.settled_result(run_dir) == PREEMPTED
 
 
 def test_a_cancelled_one_is_over_whatever_the_scheduler_says(run_dir, says):
