@@ -63,7 +63,7 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_a_folder_says_what_it_is_for_and_is_small(folder):
     modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
 
-    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert ast.get_docstring(tree_of(folder / "__init__.py"))
     assert len(modules) <= MAX_MODULES
 
 

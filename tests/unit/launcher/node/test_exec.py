@@ -126,7 +126,8 @@ async def test_what_a_busy_loop_has_not_read_is_sent_before_the_end(target, monk
     async with staged() as stage:
         stage.start(target, "printf", "12345678", window_bytes=4)
         await stage.until(lambda: stage.output() == b"1234")
-        await asyncio.sleep(0.2)  # the command has ended; the rest is in its pipe
+        (pid,) = stage.execs.pids
+        await stage.until(lambda: proc.read_process(pid) is None)  # the rest is in its pipe
         monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)  # busy
         stage.say(part_messages.ExecAcknowledged(exec_id="1", size_bytes=4))
         await stage.until(lambda: len(stage.output()) == 8 or stage.of(part_messages.ExecEnded))
